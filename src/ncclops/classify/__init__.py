@@ -1,0 +1,1 @@
+"""Failure classification: what failed, which line proves it, may it be retried."""

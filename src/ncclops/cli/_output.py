@@ -1,0 +1,28 @@
+"""How commands print: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document, and nothing else, on stdout."""
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def stdout_console() -> Console:
+    """A console for the answer itself; plain and unwrapped when stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def note(message: str) -> None:
+    """One line for the person at the terminal, on stderr."""
+    sys.stderr.write(f"ncclops: {message}\n")

@@ -1,0 +1,34 @@
+"""Durations as people write them (``"90s"``, ``"120m"``) and as Python uses them.
+
+Everywhere in Python APIs a duration is a ``datetime.timedelta``; in profiles, on the command
+line and in messages it is a number with a unit.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """The duration that ``text`` spells: a non-negative number and a unit, such as ``"1.5h"``.
+
+    Units are ms, s, m, h and d. Raises ``ValueError`` with the accepted form otherwise; a bare
+    number is refused, because nobody can tell whether it meant seconds or minutes.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit, as in 90s or 2h")
+    return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
+
+
+def format_duration(duration: timedelta) -> str:
+    """``duration`` in the largest unit that shows it as a whole number, as ``parse_duration`` reads."""
+    total_ms = round(duration.total_seconds() * 1000)
+    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if total_ms and total_ms % size_ms == 0:
+            return f"{total_ms // size_ms}{unit}"
+    return f"{total_ms}ms"

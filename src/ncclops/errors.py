@@ -1,0 +1,42 @@
+"""The errors a user of the command line can meet, and the exit code each one maps to.
+
+    NcclopsError                exit 1   it ran, and the answer is bad
+    ├── UsageError              exit 2   wrong usage, unreadable or invalid input
+    │   └── ProfileError        exit 2   a profile that cannot be found, read or understood
+    ├── PreflightRefused        exit 3   `launch` found a reason not to start
+    └── ReceiptMissing          exit 4   workers ended well, the required receipt is not there
+
+The message of each is one line in three parts: what is wrong, where, and what to do. The
+command line prints it as ``ncclops: error: <message>`` on stderr, without a traceback.
+``ncclops.restart`` has a tree of its own (it is usable alone); see ``ncclops.restart.exception``.
+"""
+
+from __future__ import annotations
+
+
+class NcclopsError(Exception):
+    """Base of all errors that end a command; ``exit_code`` is what the process exits with."""
+
+    exit_code = 1
+
+
+class UsageError(NcclopsError):
+    """Wrong usage, or input that cannot be read or is not valid."""
+
+    exit_code = 2
+
+
+class ProfileError(UsageError):
+    """A profile that is unknown, unreadable or invalid."""
+
+
+class PreflightRefused(NcclopsError):
+    """`launch` refused to start because a check before the start failed."""
+
+    exit_code = 3
+
+
+class ReceiptMissing(NcclopsError):
+    """All workers exited 0, but the receipt that was required is not complete."""
+
+    exit_code = 4
