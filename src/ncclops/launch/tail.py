@@ -76,9 +76,12 @@ class GrowthWatch:
         if self._inotify >= 0:
             watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(path), _IN_MODIFY)
             if watch < 0:
-                self._poller.unregister(self._inotify)
-                os.close(self._inotify)
-                self._inotify = -1
+                self._give_up_inotify()
+
+    def _give_up_inotify(self) -> None:
+        self._poller.unregister(self._inotify)
+        os.close(self._inotify)
+        self._inotify = -1
 
     def wait(self) -> None:
         """Return when a file has grown since the last call, or someone woke us."""

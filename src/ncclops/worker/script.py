@@ -24,7 +24,8 @@ _launcher_main = sys.modules.get("__main__")
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Run the file ``path``; its exceptions and ``SystemExit`` come out as they are."""
-    absolute = os.path.abspath(path)  # noqa: PTH100 - like the interpreter, no symlink resolved
+    # Like the interpreter: neither symlinks nor dots are resolved.
+    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
     sys.argv = [path, *arguments]
     _set_first_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
     main = ModuleType("__main__")
