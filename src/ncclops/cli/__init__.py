@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from ncclops._version import __version__
+from ncclops.cli import env as env_commands
+from ncclops.cli import profile as profile_commands
 from ncclops.errors import NcclopsError
 
 app = typer.Typer(
@@ -21,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+app.add_typer(env_commands.app, name="env")
+app.add_typer(profile_commands.app, name="profile")
 
 
 def _print_version(wanted: bool) -> None:
