@@ -111,7 +111,7 @@ def _source_path() -> str:
 
 ENDINGS = {
     "exception": "def f():\n    raise KeyError('boo')\nf()\n",
-    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('x') from e\n",
+    "chained": "try:\n  1 / 0\nexcept ZeroDivisionError as e:\n  raise ValueError('x') from e\n",
     "syntax": "def f(:\n",
     "exit code": "import sys; sys.exit(7)\n",
     "exit text": "import sys; sys.exit('gone')\n",
@@ -119,7 +119,7 @@ ENDINGS = {
     "interrupt": "raise KeyboardInterrupt\n",
     "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n",
     "thread": "import threading\nthreading.Thread(target=lambda: print('late')).start()\n",
-    "own hook": "import sys\nsys.excepthook = lambda k, e, t: print('mine', k, t.tb_lineno)\n1 / 0\n",
+    "own hook": "import sys\nsys.excepthook = lambda k, e, t: print(k, t.tb_lineno)\n1 / 0\n",
     "missing import": "import not_there_at_all\n",
     "coding": "# -*- coding: latin-1 -*-\nprint('\\xe9')\n",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from ncclops.launch.command import Prepared
+    from ncclops.profiles import RestartMode
 
 
 class Restart(StrEnum):
@@ -18,6 +20,8 @@ class Restart(StrEnum):
     PROCESS = "process"
     NONE = "none"
 
+
+_MODES: dict[Restart, RestartMode] = {Restart.PROCESS: "process", Restart.NONE: "none"}
 
 _OURS = "Environment and run"
 _WORKERS = "Workers (as torchrun)"
@@ -204,9 +208,18 @@ def launch(
 
     A torchrun command line works with the first word changed. What follows SCRIPT is the script's.
     """
-    from ncclops.env import parse_overrides
+    from ncclops.cli.env import parse_overrides, resolve_profile
     from ncclops.launch import command, options
 
+    nodes = options.parse_nodes(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_endpoint=rdzv_endpoint,
+        standalone=standalone,
+    )
     prepared = command.prepare(
         command.Request(
             target=options.Target(
@@ -214,19 +227,11 @@ def launch(
                 name=script,
                 arguments=tuple(context.args),
             ),
-            profiles=profile or [],
-            overrides=parse_overrides(set_ or [], unset or [], keep or []),
-            nodes=options.parse_nodes(
-                nnodes=nnodes,
-                node_rank=node_rank,
-                master_addr=master_addr,
-                master_port=master_port,
-                rdzv_backend=rdzv_backend,
-                rdzv_endpoint=rdzv_endpoint,
-                standalone=standalone,
-            ),
+            profile=resolve_profile(profile, nnodes=nodes.count),
+            overrides=parse_overrides(set_, unset, keep),
+            nodes=nodes,
             nproc=nproc_per_node,
-            restart=restart.value,
+            restart=_MODES[restart],
             max_restarts=max_restarts,
             job_id=rdzv_id,
             run_dir=run_dir,
@@ -249,3 +254,18 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         _output.print_json({"schema": "ncclops.dry-run/1", **prepared.to_json()})
         return
+    from ncclops.cli._env_table import print_plan
+
+    for remark in prepared.remarks:
+        _output.note(remark)
+    described = prepared.to_json()
+    timeouts = ", ".join(f"{name} {value or '-'}" for name, value in described["timeouts"].items())
+    lines = [
+        f"stack     {prepared.stack.line()}",
+        f"command   {shlex.join(prepared.argv)}",
+        f"workers   {prepared.layout.nproc} on this node, world size {prepared.layout.world_size}",
+        f"restart   {prepared.request.restart}, at most {prepared.request.max_restarts}",
+        f"timeouts  {timeouts}",
+    ]
+    typer.echo("\n".join(lines))
+    print_plan(prepared.plan)

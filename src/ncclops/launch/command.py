@@ -9,18 +9,18 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncclops.env import Overrides, Plan, PlanContext, compute_plan
+from ncclops.durations import format_duration
+from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.launch import options, store, warden, workers
-from ncclops.launch.hardware import find_gpus, has_rdma
-from ncclops.launch.options import Nodes, RestartMode, Shown, Target
+from ncclops.launch.hardware import find_gpus
+from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.rundir import RunDirectory
-from ncclops.launch.stack import Stack, find_stack, package_version
-from ncclops.profiles import Profile, choose_profile, load_profiles
+from ncclops.launch.stack import Stack, find_stack
+from ncclops.profiles import Profile, RestartMode
 from ncclops.worker import variables
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Request:
     """The command line of `launch`, each option parsed as far as it can be alone."""
 
     target: Target
-    profiles: Sequence[str]
+    profile: Profile
     overrides: Overrides
     nodes: Nodes
     nproc: str
@@ -52,7 +52,6 @@ class Prepared:
     """A run that is settled and has not begun."""
 
     request: Request
-    profile: Profile
     plan: Plan
     stack: Stack
     layout: workers.Layout
@@ -62,16 +61,20 @@ class Prepared:
 
     def to_json(self) -> dict[str, Any]:
         """What ``run.json`` and ``--dry-run --json`` share."""
+        profile = self.request.profile
         return {
-            "profile": {"name": self.profile.name, "files": [str(f) for f in self.profile.sources]},
+            "profile": {"name": profile.name, "files": list(profile.sources)},
             "restart": self.request.restart,
             "max_restarts": self.request.max_restarts,
             "nodes": {"count": self.layout.nodes.count, "rank": self.layout.nodes.rank},
             "nproc_per_node": self.layout.nproc,
             "world_size": self.layout.world_size,
             "command": self.argv,
-            "stack": self.stack.__dict__,
-            "timeouts": self.profile.timeouts.to_json(),
+            "stack": asdict(self.stack),
+            "timeouts": {
+                name: value and format_duration(value)
+                for name, value in asdict(profile.timeouts).items()
+            },
             "plan": self.plan.to_json()["changes"],
         }
 
@@ -84,17 +87,12 @@ def prepare(request: Request) -> Prepared:
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)
-    names = list(request.profiles)
-    if not names:
-        names = [choose_profile(nnodes=request.nodes.count, gpus=gpus.count, rdma=has_rdma())]
-        remarks.append(f"profile {names[0]}, chosen for this node (--profile to choose another)")
-    profile = load_profiles(names)
-    context = PlanContext(restart=request.restart, torch=package_version("torch"))
+    request.profile.require_nodes(request.nodes.count)
+    context = PlanContext(restart=request.restart, torch=installed_torch())
     script = Path(request.target.name)
     return Prepared(
         request=request,
-        profile=profile,
-        plan=compute_plan(profile, os.environ, request.overrides, context),
+        plan=compute_plan(request.profile, os.environ, request.overrides, context),
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
@@ -132,7 +130,7 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
     run.write_run({"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd()), **described})
     run.event("run-started", run_id=run.run_id, world_size=prepared.layout.world_size)
     run.event("stack", **described["stack"])
-    run.event("env-applied", profile=prepared.profile.name, changes=described["plan"])
+    run.event("env-applied", profile=prepared.request.profile.name, changes=described["plan"])
 
 
 def _greet(run: RunDirectory, prepared: Prepared) -> None:
@@ -143,8 +141,8 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
     lines = [
         prepared.stack.line(),
         *prepared.remarks,
-        f"{workers_here}{where}, profile {prepared.profile.name}: {changed} variables changed"
-        " (ncclops env diff tells which and why)",
+        f"{workers_here}{where}, profile {prepared.request.profile.name}:"
+        f" {changed} variables changed (ncclops env diff tells which and why)",
         f"run directory {run.shown()}",
     ]
     sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
@@ -162,7 +160,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         # All nodes must say the same, so several of them share torchrun's own default.
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
         max_restarts=0 if request.restart == "none" else request.max_restarts,
-        stop_grace=prepared.profile.timeouts.stop_grace,
+        stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
         listener=listener,
         stdout_is_data=request.stdout_is_data,
@@ -173,6 +171,6 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
     fill = {"run_dir": str(run.path), "rank_dir": str(run.rank_dir(rank))}
     environ = prepared.plan.apply(os.environ, fill)
     environ |= {variables.RUN_DIR: str(run.path), variables.RUN_ID: run.run_id}
-    if (limit := prepared.profile.timeouts.process_group) is not None:
+    if (limit := prepared.request.profile.timeouts.process_group) is not None:
         environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
     return environ

@@ -1,4 +1,4 @@
-"""What this node has: GPUs through NVML, RDMA devices through sysfs. Nothing here needs torch."""
+"""The GPUs of this node, as NVML knows them. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-_RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,6 @@ def find_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
     return Gpus(_visible(names, environ.get("CUDA_VISIBLE_DEVICES")), driver)
-
-
-def has_rdma() -> bool:
-    """Whether the kernel knows an InfiniBand or RoCE device."""
-    try:
-        return any(_RDMA_DEVICES.iterdir())
-    except OSError:
-        return False
 
 
 def _visible(names: list[str], setting: str | None) -> tuple[str, ...]:

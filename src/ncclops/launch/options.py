@@ -10,7 +10,6 @@ from typing import Literal
 
 from ncclops.errors import UsageError
 
-RestartMode = Literal["in-process", "process", "none"]
 # torchrun's default for --master-port, which other nodes need to know beforehand.
 DEFAULT_MASTER_PORT = 29500
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}

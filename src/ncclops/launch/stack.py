@@ -16,6 +16,13 @@ from pathlib import Path
 from ncclops.launch.hardware import Gpus
 
 _MISSING = "-"
+_SHOWN_AS = {
+    "flash_attn": "flash-attn",
+    "nccl": "NCCL",
+    "cuda": "CUDA",
+    "gpu": "GPU",
+    "python": "Python",
+}
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 # Long enough for a cold network file system, short enough not to hold up a start.
 _GIT_LIMIT_S = 3
@@ -38,7 +45,8 @@ class Stack:
     def line(self) -> str:
         """All parts on one line; a missing one reads ``-``."""
         return " | ".join(
-            f"{name.replace('_', '-')} {value or _MISSING}" for name, value in asdict(self).items()
+            f"{_SHOWN_AS.get(name, name)} {value or _MISSING}"
+            for name, value in asdict(self).items()
         )
 
 

@@ -1,0 +1,205 @@
+"""``ncclops env``: what the environment of a job will be, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli._output import note, print_json
+from ncclops.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ncclops.env import Overrides, Plan
+    from ncclops.profiles import Profile
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Show, export and apply the environment that a profile gives a job.",
+)
+
+ProfileOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME|FILE",
+        help="Profile to use; repeat it to put overlays on a lane. Without it the lane is"
+        " chosen for this host.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="Set a variable, whatever the profile says."),
+]
+UnsetOption = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="K", help="Remove a variable, whatever the profile says."),
+]
+KeepOption = Annotated[
+    list[str] | None,
+    typer.Option("--keep", metavar="K", help="Leave a variable as it is here."),
+]
+RestartOption = Annotated[
+    str,
+    typer.Option(
+        "--restart",
+        metavar="MODE",
+        help="How the job restarts: in-process, process or none. Values depend on it.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command()
+def diff(
+    profile: ProfileOption = None,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+    keep: KeepOption = None,
+    restart: RestartOption = "in-process",
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 when anything would change.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a profile changes in this environment, and why.
+
+    It is exactly what `ncclops launch` applies with the same options.
+    """
+    plan, _ = _plan(profile, set_, unset, keep, restart)
+    if as_json:
+        print_json(plan.to_json())
+    else:
+        from ncclops.cli._env_table import print_plan
+
+        print_plan(plan)
+    if exit_code and any(change.action != "keep" for change in plan.changes):
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    profile: ProfileOption = None,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+    keep: KeepOption = None,
+    restart: RestartOption = "in-process",
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="sh, dotenv or json.")
+    ] = "sh",
+) -> None:
+    """Print the environment for a shell to eval, or for another program to read.
+
+    Per-rank paths are filled in with the current directory.
+    """
+    from ncclops.env import render
+
+    if format_ not in ("sh", "dotenv", "json"):
+        raise UsageError(f"--format {format_}: choose sh, dotenv or json")
+    plan, environ = _plan(profile, set_, unset, keep, restart)
+    fill = _current_directory()
+    if format_ == "json":
+        print_json(render.to_document(plan, environ, fill))
+    else:
+        writer = render.to_sh if format_ == "sh" else render.to_dotenv
+        typer.echo(writer(plan, environ, fill), nl=False)
+
+
+@app.command(
+    name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def exec_(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="Command to run.")],
+    profile: ProfileOption = None,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+    keep: KeepOption = None,
+    restart: RestartOption = "in-process",
+) -> None:
+    """Run a command under the environment; ncclops is replaced by it.
+
+    Per-rank paths are filled in with the current directory.
+    """
+    import os
+
+    plan, environ = _plan(profile, set_, unset, keep, restart)
+    try:
+        os.execvpe(command[0], command, plan.apply(environ, _current_directory()))
+    except OSError as error:
+        raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:
+    """The profile of ``--profile``, with the lane chosen for this host when none is named."""
+    from ncclops.env import gpu_count, has_rdma
+    from ncclops.profiles import load_profiles, with_lane
+
+    named = tuple(refs or ())
+    gpus, rdma = gpu_count(), has_rdma()
+    chosen = with_lane(named, nnodes=nnodes, gpus=gpus, rdma=rdma)
+    if chosen != named:
+        note(f"profile {chosen[0]} (chosen: {_plural(nnodes, 'node')}, {_plural(gpus, 'GPU')})")
+    return load_profiles(chosen)
+
+
+def parse_overrides(
+    set_: Sequence[str] | None, unset: Sequence[str] | None, keep: Sequence[str] | None
+) -> Overrides:
+    """``--set``, ``--unset`` and ``--keep`` as values. Raises ``UsageError`` on a bad name."""
+    from ncclops.env import Overrides
+
+    values: dict[str, str] = {}
+    for assignment in set_ or ():
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment}: write it as NAME=VALUE")
+        values[_variable("--set", name)] = value
+    return Overrides(
+        set=values,
+        unset=frozenset(_variable("--unset", name) for name in unset or ()),
+        keep=frozenset(_variable("--keep", name) for name in keep or ()),
+    )
+
+
+def _variable(option: str, name: str) -> str:
+    import re
+
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UsageError(f"{option} {name!r}: not the name of an environment variable")
+    return name
+
+
+def _plan(
+    profile: Sequence[str] | None,
+    set_: Sequence[str] | None,
+    unset: Sequence[str] | None,
+    keep: Sequence[str] | None,
+    restart: str,
+) -> tuple[Plan, dict[str, str]]:
+    """The plan over this process's environment, and that environment."""
+    import os
+
+    from ncclops.env import PlanContext, compute_plan, installed_torch
+    from ncclops.profiles import RESTART_MODES
+
+    modes = {str(mode): mode for mode in RESTART_MODES}
+    if restart not in modes:
+        raise UsageError(f"--restart {restart}: choose {', '.join(modes)}")
+    overrides = parse_overrides(set_, unset, keep)
+    environ = dict(os.environ)
+    context = PlanContext(restart=modes[restart], torch=installed_torch())
+    return compute_plan(resolve_profile(profile), environ, overrides, context), environ
+
+
+def _current_directory() -> dict[str, str]:
+    from pathlib import Path
+
+    here = str(Path.cwd())
+    return {"run_dir": here, "rank_dir": here}
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

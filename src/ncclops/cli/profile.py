@@ -1,0 +1,167 @@
+"""``ncclops profile``: which profiles there are and what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclops.cli._output import print_json, stdout_console
+
+if TYPE_CHECKING:
+    from ncclops.profiles import Entry, Profile
+
+app = typer.Typer(no_args_is_help=True, help="List, show and check launch profiles.")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command(name="list")
+def list_(as_json: JsonOption = False) -> None:
+    """List the profiles that a name can reach: project, user, shipped."""
+    from ncclops.profiles import list_profiles
+
+    summaries = list_profiles()
+    if as_json:
+        rows = [
+            {
+                "name": item.name,
+                "kind": item.kind,
+                "nodes": item.nodes,
+                "description": item.description,
+                "origin": item.origin,
+                "path": str(item.path),
+                "problem": item.problem,
+            }
+            for item in summaries
+        ]
+        print_json({"schema": "ncclops.profile-list/1", "profiles": rows})
+        return
+    _print_list([(i.name, i.kind, i.origin, i.problem or i.description) for i in summaries])
+
+
+@app.command()
+def show(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="A profile, or a lane and overlays.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a profile, or several combined, does with each variable."""
+    from ncclops.profiles import load_profiles
+
+    profile = load_profiles(names)
+    if as_json:
+        print_json(_document(profile))
+    else:
+        _print_profile(profile)
+
+
+@app.command()
+def validate(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A profile file, or a name.")],
+) -> None:
+    """Check a profile file and everything it extends."""
+    from ncclops.profiles import load_profiles
+
+    profile = load_profiles([file])
+    entries = sum(len(entries) for entries in profile.env.values())
+    typer.echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
+
+
+def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("name", "kind", "from", "what for"):
+        table.add_column(header, no_wrap=header != "what for")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    stdout_console().print(table)
+
+
+def _document(profile: Profile) -> dict[str, Any]:
+    from ncclops.durations import format_duration
+
+    group = profile.timeouts.process_group
+    return {
+        "schema": "ncclops.profile/1",
+        "name": profile.name,
+        "description": profile.description,
+        "kind": profile.kind,
+        "nodes": profile.nodes,
+        "parameters": dict(profile.parameters),
+        "timeouts": {
+            "process_group": None if group is None else format_duration(group),
+            "stop_grace": format_duration(profile.timeouts.stop_grace),
+        },
+        "env": {
+            name: [_entry_document(entry) for entry in entries]
+            for name, entries in profile.env.items()
+        },
+        "suppress": dict(profile.suppress),
+        "sources": list(profile.sources),
+    }
+
+
+def _entry_document(entry: Entry) -> dict[str, Any]:
+    when = entry.when
+    return {
+        "action": entry.action,
+        "value": entry.value,
+        "patterns": list(entry.patterns),
+        "follows": entry.follows,
+        "when": {
+            "restart": None if when.restart is None else sorted(when.restart),
+            "torch": when.torch,
+            "absent": list(when.absent),
+        },
+        "why": entry.why,
+        "reference": entry.reference,
+        "source": entry.source,
+    }
+
+
+def _print_profile(profile: Profile) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    document = _document(profile)
+    console = stdout_console()
+    console.print(Text(f"{profile.name}  ({profile.kind}, nodes: {profile.nodes})", style="bold"))
+    console.print(Text(profile.description))
+    for name, value in profile.parameters.items():
+        console.print(Text(f"parameter {name} = {value}"))
+    for name, value in document["timeouts"].items():
+        console.print(Text(f"timeout {name} = {value or 'as torch has it'}"))
+    for name, entries in profile.env.items():
+        console.print()
+        console.print(Text(name, style="bold"))
+        for entry in entries:
+            console.print(Padding(Text(_entry_line(entry)), (0, 0, 0, 2)))
+            console.print(Padding(Text(entry.why, style="dim"), (0, 0, 0, 4)))
+            if entry.reference:
+                console.print(Padding(Text(f"see {entry.reference}", style="dim"), (0, 0, 0, 4)))
+    console.print()
+    for source in profile.sources:
+        console.print(Text(f"from {Path(source)}", style="dim"))
+
+
+def _entry_line(entry: Entry) -> str:
+    what: str = entry.action
+    if entry.value is not None:
+        what = f"{entry.action} {entry.value}"
+    elif entry.patterns:
+        what = f"{entry.action} {' '.join(entry.patterns)}"
+    conditions = []
+    if entry.when.restart is not None:
+        conditions.append(f"restart {' or '.join(sorted(entry.when.restart))}")
+    if entry.when.torch is not None:
+        conditions.append(f"torch {entry.when.torch}")
+    if entry.when.absent:
+        conditions.append(f"{' and '.join(entry.when.absent)} not set")
+    if entry.follows is not None:
+        what += f" (or what {entry.follows} has)"
+    return f"{what}, when {' and '.join(conditions)}" if conditions else what

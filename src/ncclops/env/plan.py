@@ -1,0 +1,205 @@
+"""The environment plan: what is set, unset, scrubbed and kept for a worker, and why.
+
+Precedence, lowest first: profile ``default`` < what the operator has exported < profile
+``set`` < profile ``unset`` and ``scrub`` < the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from ncclops.errors import UsageError
+from ncclops.profiles.model import (
+    DEFAULT_RESTART_MODE,
+    RUN_PLACEHOLDERS,
+    Entry,
+    Profile,
+    RestartMode,
+)
+
+Action = Literal["set", "unset", "scrub", "keep"]
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What conditions in a profile look at: the restart mode and the installed torch."""
+
+    restart: RestartMode = DEFAULT_RESTART_MODE
+    torch: str | None = None
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """The command line's word: ``--set``, ``--unset`` and ``--keep``.
+
+    Raises ``UsageError`` when one variable is in two of them.
+    """
+
+    set: Mapping[str, str] = field(default_factory=dict)
+    unset: frozenset[str] = frozenset()
+    keep: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        groups = {"--set": frozenset(self.set), "--unset": self.unset, "--keep": self.keep}
+        for name in sorted(frozenset().union(*groups.values())):
+            options = [option for option, names in groups.items() if name in names]
+            if len(options) > 1:
+                raise UsageError(f"{name} is given with {' and '.join(options)}: choose one")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of the plan. ``before`` and ``after`` None mean that the variable is not there."""
+
+    name: str
+    action: Action
+    before: str | None
+    after: str | None
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows for one profile, in the profile's order, the command line's own last."""
+
+    profile: str
+    changes: tuple[Change, ...]
+
+    def apply(self, environ: Mapping[str, str], fill: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` under the plan; ``fill`` gives ``run_dir`` and ``rank_dir`` of a worker.
+
+        Raises ``KeyError`` when a value needs a placeholder that ``fill`` does not have.
+        """
+        result = dict(environ)
+        for change in self.changes:
+            if change.action == "keep":
+                continue
+            if change.after is None:
+                result.pop(change.name, None)
+            elif change.action == "set":
+                result[change.name] = _fill(change.after, fill)
+            else:
+                result[change.name] = change.after  # the operator's own words, braces and all
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``ncclops.env-diff/1`` of docs/contracts."""
+        return {
+            "schema": "ncclops.env-diff/1",
+            "profile": self.profile,
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+
+def compute_plan(
+    profile: Profile, environ: Mapping[str, str], overrides: Overrides, context: PlanContext
+) -> Plan:
+    """The plan of ``profile`` over ``environ``. Nothing is changed and nothing else is read."""
+    operator = {
+        name: value
+        for name, value in {**environ, **overrides.set}.items()
+        if name not in overrides.unset
+    }
+    rows: list[Change] = []
+    for name, entries in profile.env.items():
+        entry = _first_match(entries, context, operator)
+        row = _override(name, environ, overrides, entry)
+        if row is None and entry is not None:
+            row = _row(name, entry, environ, operator)
+        if row is not None:
+            rows.append(row)
+    said = {row.name for row in rows}
+    for name in [*overrides.set, *sorted(overrides.unset), *sorted(overrides.keep)]:
+        row = None if name in said else _override(name, environ, overrides, None)
+        if row is not None:
+            rows.append(row)
+    return Plan(profile.name, tuple(rows))
+
+
+def _first_match(
+    entries: tuple[Entry, ...], context: PlanContext, operator: Mapping[str, str]
+) -> Entry | None:
+    for entry in entries:
+        if entry.when.holds(restart=context.restart, torch=context.torch, operator=operator):
+            return entry
+    return None
+
+
+def _override(
+    name: str, environ: Mapping[str, str], overrides: Overrides, entry: Entry | None
+) -> Change | None:
+    """The command line's row for ``name``, saying what it overrules, or None."""
+    before = environ.get(name)
+    overruled = "" if entry is None else f"; {entry.source} would {_intent(entry)}"
+    if name in overrides.set:
+        after: str | None = overrides.set[name]
+        reason = f"--set on the command line{overruled}"
+    elif name in overrides.unset:
+        after, reason = None, f"--unset on the command line{overruled}"
+    elif name in overrides.keep:
+        return Change(
+            name, "keep", before, before, f"--keep on the command line{overruled}", COMMAND_LINE
+        )
+    else:
+        return None
+    if after == before:
+        return Change(name, "keep", before, before, f"{reason}; it is so already", COMMAND_LINE)
+    return Change(name, "unset" if after is None else "set", before, after, reason, COMMAND_LINE)
+
+
+def _intent(entry: Entry) -> str:
+    if entry.action in ("set", "default"):
+        return f"{entry.action} it to {entry.value}"
+    return f"{entry.action} it"
+
+
+def _row(
+    name: str, entry: Entry, environ: Mapping[str, str], operator: Mapping[str, str]
+) -> Change | None:
+    before = environ.get(name)
+    if entry.action in ("unset", "scrub"):
+        return None if before is None else _removal(name, entry, before)
+    if entry.action == "default" and before is not None:
+        return Change(
+            name,
+            "keep",
+            before,
+            before,
+            f"yours is kept; the default is {entry.value}. {entry.why}",
+            entry.source,
+        )
+    after = operator.get(entry.follows, entry.value) if entry.follows else entry.value
+    action: Action = "keep" if after == before else "set"
+    return Change(name, action, before, after, entry.why, entry.source)
+
+
+def _removal(name: str, entry: Entry, before: str) -> Change:
+    if entry.action == "unset":
+        return Change(name, "unset", before, None, entry.why, entry.source)
+    after = _scrub(before, entry.patterns)
+    if after == before:
+        reason = f"no entry to scrub. {entry.why}"
+        return Change(name, "keep", before, before, reason, entry.source)
+    return Change(name, "scrub", before, after or None, entry.why, entry.source)
+
+
+def _scrub(path_list: str, patterns: tuple[str, ...]) -> str:
+    """``path_list`` without the entries that match; order and spelling of the rest stay."""
+    return ":".join(
+        entry
+        for entry in path_list.split(":")
+        if not any(fnmatchcase(entry.rstrip("/"), pattern) for pattern in patterns)
+    )
+
+
+def _fill(text: str, fill: Mapping[str, str]) -> str:
+    for name in RUN_PLACEHOLDERS:
+        if f"{{{name}}}" in text:
+            text = text.replace(f"{{{name}}}", fill[name])
+    return text

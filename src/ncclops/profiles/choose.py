@@ -1,0 +1,59 @@
+"""Which profiles there are, and which one fits when nobody named one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclops.errors import ProfileError
+from ncclops.profiles.files import find, profile_files, read
+
+
+@dataclass(frozen=True)
+class ProfileSummary:
+    """One line of ``profile list``; ``problem`` is set when the file cannot be used."""
+
+    name: str
+    kind: str
+    nodes: str
+    description: str
+    origin: str
+    path: Path
+    problem: str | None = None
+
+
+def list_profiles(cwd: Path | None = None) -> list[ProfileSummary]:
+    """Every profile that a name can reach; a broken file is listed with its problem."""
+    summaries = []
+    for origin, path in profile_files(cwd):
+        try:
+            content = read(path).content
+        except ProfileError as error:
+            summaries.append(ProfileSummary(path.stem, "-", "-", "", origin, path, str(error)))
+        else:
+            summaries.append(
+                ProfileSummary(
+                    path.stem, content.kind, content.nodes, content.description, origin, path
+                )
+            )
+    return summaries
+
+
+def choose_profile(*, nnodes: int, gpus: int, rdma: bool) -> str:
+    """The lane for a job of ``nnodes`` nodes on hosts like this one."""
+    if not gpus:
+        return "local-cpu" if nnodes == 1 else "base"
+    if nnodes == 1:
+        return "single-node-h200"
+    return "multi-host-h200" if rdma else "multi-host-h200-socket"
+
+
+def with_lane(
+    refs: Sequence[str], *, nnodes: int, gpus: int, rdma: bool, cwd: Path | None = None
+) -> tuple[str, ...]:
+    """``refs``, preceded by the chosen lane when all of them are overlays (or there are none)."""
+    kinds = [read(find(ref, cwd=cwd)).content.kind for ref in refs]
+    if "lane" in kinds:
+        return tuple(refs)
+    return (choose_profile(nnodes=nnodes, gpus=gpus, rdma=rdma), *refs)

@@ -1,0 +1,104 @@
+"""A resolved profile: what the rest of ncclops sees once the files are read and combined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from ncclops.errors import ProfileError
+from ncclops.profiles.versions import satisfies
+
+Kind = Literal["lane", "overlay"]
+Nodes = Literal["one", "many", "any"]
+RestartMode = Literal["in-process", "process", "none"]
+EntryAction = Literal["set", "default", "unset", "scrub"]
+Parameter = str | int | float | bool
+
+RESTART_MODES: tuple[RestartMode, ...] = ("in-process", "process", "none")
+DEFAULT_RESTART_MODE: RestartMode = "in-process"
+
+# Filled in for each worker when it starts; everything else in braces is a profile parameter.
+RUN_PLACEHOLDERS = ("run_dir", "rank_dir")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When an entry applies; a field that is left out does not restrict."""
+
+    restart: frozenset[RestartMode] | None = None
+    torch: str | None = None
+    absent: tuple[str, ...] = ()
+
+    def holds(
+        self, *, restart: RestartMode, torch: str | None, operator: Mapping[str, str]
+    ) -> bool:
+        """Whether it applies; an unknown torch version meets no condition on it.
+
+        ``operator`` is what the operator has given, exported or on the command line.
+        """
+        if self.restart is not None and restart not in self.restart:
+            return False
+        if self.torch is not None and (torch is None or not satisfies(torch, self.torch)):
+            return False
+        return not any(name in operator for name in self.absent)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a profile does with one variable.
+
+    ``value`` belongs to ``set`` and ``default``, ``patterns`` (shell-style, on the entries of
+    a path list) to ``scrub``. ``follows`` names a second spelling of the same setting: a
+    ``default`` takes the operator's value of that spelling when there is one.
+    """
+
+    action: EntryAction
+    why: str
+    source: str
+    value: str | None = None
+    patterns: tuple[str, ...] = ()
+    reference: str | None = None
+    follows: str | None = None
+    when: Condition = field(default_factory=Condition)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Windows a profile chooses; ``process_group`` None leaves torch's own default."""
+
+    process_group: timedelta | None = None
+    stop_grace: timedelta = timedelta(seconds=15)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One or more profile files, combined; ``env`` holds each variable's entries in order.
+
+    ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
+    ids of lint rules the profile knowingly breaks to the reason.
+    """
+
+    name: str
+    description: str
+    kind: Kind
+    nodes: Nodes
+    parameters: Mapping[str, Parameter]
+    timeouts: Timeouts
+    env: Mapping[str, tuple[Entry, ...]]
+    suppress: Mapping[str, str]
+    sources: tuple[str, ...]
+
+    def require_nodes(self, nnodes: int) -> None:
+        """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""
+        if self.nodes == "one" and nnodes > 1:
+            raise ProfileError(
+                f"profile {self.name} is for one node and the job has {nnodes}: it switches the"
+                " network off; choose multi-host-h200 or multi-host-h200-socket"
+            )
+        if self.nodes == "many" and nnodes == 1:
+            raise ProfileError(
+                f"profile {self.name} is for several nodes and the job has one:"
+                " choose single-node-h200"
+            )

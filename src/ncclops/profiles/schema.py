@@ -1,0 +1,178 @@
+"""What a profile file may contain, checked by pydantic, and its errors said in one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from ncclops.durations import parse_duration
+from ncclops.profiles.model import Kind, Nodes, Parameter, RestartMode
+from ncclops.profiles.versions import parse_spec
+
+PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{name!r} cannot be the name of an environment variable")
+    return name
+
+
+def _is_parameter_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"parameter {name!r}: use lower-case letters, digits and _")
+    return name
+
+
+def _is_duration(text: str) -> str:
+    if not PLACEHOLDER.fullmatch(text):
+        parse_duration(text)
+    return text
+
+
+def _is_version_spec(text: str) -> str:
+    parse_spec(text)
+    return text
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ConditionPart(_Part):
+    """``when`` of an entry."""
+
+    restart: Annotated[list[RestartMode], BeforeValidator(_as_list)] | None = None
+    torch: Annotated[str, AfterValidator(_is_version_spec)] | None = None
+    absent: Annotated[list[str], BeforeValidator(_as_list)] = []
+
+
+class EntryPart(_Part):
+    """One action on one variable."""
+
+    set_: str | None = Field(None, alias="set")
+    default: str | None = None
+    unset: Literal[True] | None = None
+    scrub: list[str] | None = Field(None, min_length=1)
+    follows: str | None = None
+    why: str = Field(min_length=1)
+    reference: str | None = None
+    when: ConditionPart = ConditionPart()
+
+    @model_validator(mode="after")
+    def _one_action(self) -> EntryPart:
+        given = [
+            action
+            for action in (self.set_, self.default, self.unset, self.scrub)
+            if action is not None
+        ]
+        if len(given) != 1:
+            raise ValueError("needs exactly one of set, default, unset = true and scrub")
+        if self.follows is not None and self.default is None:
+            raise ValueError("follows goes with default: only a default can give way")
+        return self
+
+
+class TimeoutsPart(_Part):
+    """``[timeouts]``; each is a duration or one parameter in braces."""
+
+    process_group: Annotated[str, AfterValidator(_is_duration)] | None = None
+    stop_grace: Annotated[str, AfterValidator(_is_duration)] | None = None
+
+
+class LintPart(_Part):
+    """``[lint]``: rules the profile breaks on purpose, each with its reason."""
+
+    ignore: dict[str, str] = {}
+
+
+class ProfileFile(_Part):
+    """A profile file as written."""
+
+    description: str = Field(min_length=1)
+    kind: Kind = "lane"
+    nodes: Nodes = "any"
+    extends: Annotated[list[str], BeforeValidator(_as_list)] = []
+    parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
+    timeouts: TimeoutsPart = TimeoutsPart()
+    env: dict[
+        Annotated[str, AfterValidator(_is_variable)],
+        Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
+    ] = {}
+    lint: LintPart = LintPart()
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """``"; did you mean …?"`` with the closest of ``known``, or the whole list if none is close."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """The first problem of ``error`` as ``key: what is wrong, what to write``."""
+    problem = error.errors(include_url=False)[0]
+    location = tuple(part for part in problem["loc"] if part != "[key]")
+    key = ".".join(_as_written(location, raw)) or "profile"
+    return f"{key}: {_say(problem, location)}"
+
+
+def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
+    """``location`` without the list positions that the file does not have."""
+    written = []
+    for part in location:
+        if isinstance(part, int):
+            if not isinstance(raw, list):
+                continue
+            raw = raw[part] if part < len(raw) else None
+            written.append(f"[{part + 1}]")
+            continue
+        raw = raw.get(part) if isinstance(raw, dict) else None
+        written.append(str(part))
+    return written
+
+
+def _say(problem: Any, location: tuple[int | str, ...]) -> str:
+    kind, given = problem["type"], problem.get("input")
+    if kind == "extra_forbidden":
+        return f"unknown key{nearest(str(location[-1]), _known_keys(location))}"
+    if kind == "missing":
+        return "is missing: every entry says why" if location[-1] == "why" else "is missing"
+    if kind == "value_error":
+        return str(problem["ctx"]["error"])
+    if kind == "string_type":
+        return f'must be text: write it in quotes, as in "{given}"'
+    if kind == "literal_error":
+        return f"cannot be {given!r}; write {problem['ctx']['expected']}"
+    if kind in ("string_too_short", "too_short"):
+        return "must not be empty"
+    if kind in ("model_type", "dict_type"):
+        return f"must be a table in braces, not {given!r}"
+    return f"{problem['msg'].lower()}, not {given!r}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed where ``location`` ends."""
+    models: dict[str, type[BaseModel]] = {"timeouts": TimeoutsPart, "lint": LintPart}
+    if location[0] == "env" and len(location) > 2:
+        model: type[BaseModel] = ConditionPart if "when" in location else EntryPart
+    else:
+        model = models.get(str(location[0]), ProfileFile) if len(location) > 1 else ProfileFile
+    return [info.alias or name for name, info in model.model_fields.items()]

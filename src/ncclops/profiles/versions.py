@@ -1,0 +1,55 @@
+"""Version conditions such as ``">=2.8,<2.14"``, on releases only.
+
+A development build counts as the release it leads to (``2.14.0.dev20260901`` is 2.14): what a
+release changed is in its nightlies for months before.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+
+_OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The release numbers of ``version``: ``"2.13.0+cu130"`` is ``(2, 13, 0)``.
+
+    Raises ``ValueError`` when it does not start with a number.
+    """
+    match = _RELEASE.match(version)
+    if match is None:
+        raise ValueError(f"{version!r} is not a version")
+    return tuple(int(part) for part in match[0].split("."))
+
+
+def parse_spec(spec: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The clauses of ``spec``, all of which must hold. Raises ``ValueError`` on anything else."""
+    clauses = []
+    for clause in spec.split(","):
+        match = _CLAUSE.fullmatch(clause)
+        if match is None:
+            raise ValueError(f"{spec!r} is not a version condition: write it as >=2.8,<2.14")
+        clauses.append((match[1], release(match[2])))
+    return tuple(clauses)
+
+
+def satisfies(version: str, spec: str) -> bool:
+    """Whether ``version`` meets every clause of ``spec``; ``2.8`` and ``2.8.0`` are the same."""
+    have = release(version)
+    for symbol, want in parse_spec(spec):
+        width = max(len(have), len(want))
+        padded = [numbers + (0,) * (width - len(numbers)) for numbers in (have, want)]
+        if not _OPERATORS[symbol](padded[0], padded[1]):
+            return False
+    return True

@@ -1,0 +1,116 @@
+"""Each mistake in a profile gives one line with the file, the key and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclops.errors import ProfileError
+from ncclops.profiles import load_profiles
+
+BAD = {
+    "syntax": ("[env\n", "not valid TOML: Expected ']' .*line 2, column 5"),
+    "unknown key": ('extend = "base"', "extend: unknown key; did you mean extends?"),
+    "unknown timeout": (
+        '[timeouts]\nproces_group = "1m"',
+        "timeouts.proces_group: unknown key; did you mean process_group?",
+    ),
+    "unknown entry key": (
+        'env.X = { st = "1", why = "w" }',
+        r"env\.X\.st: unknown key; did you mean set",
+    ),
+    "unknown condition": (
+        'env.X = { set = "1", why = "w", when = { restrt = "none" } }',
+        r"env\.X\.when\.restrt: unknown key; did you mean restart?",
+    ),
+    "number for text": (
+        'env.X = { set = 1, why = "w" }',
+        r'env\.X\.set: must be text: write it in quotes, as in "1"',
+    ),
+    "no reason": ('env.X = { set = "1" }', r"env\.X\.why: is missing: every entry says why"),
+    "empty reason": ('env.X = { set = "1", why = "" }', r"env\.X\.why: must not be empty"),
+    "two actions": (
+        'env.X = { set = "1", unset = true, why = "w" }',
+        r"env\.X: needs exactly one of set, default, unset = true and scrub",
+    ),
+    "no action": ('env.X = { why = "w" }', r"env\.X: needs exactly one of"),
+    "entry in a list": (
+        '[[env.X]]\nset = "1"\nwhy = "w"\n[[env.X]]\nset = 2\nwhy = "w"',
+        r"env\.X\.\[2\]\.set: must be text",
+    ),
+    "not a table": ('env.X = "1"', r"env\.X: must be a table in braces, not '1'"),
+    "bad variable": ('env."A-B" = { set = "1", why = "w" }', "'A-B' cannot be the name"),
+    "bad parameter name": ("parameters.A = 1", "parameter 'A': use lower-case"),
+    "bad kind": ('kind = "line"', "kind: cannot be 'line'; write 'lane' or 'overlay'"),
+    "bad mode": (
+        'env.X = { set = "1", why = "w", when = { restart = "inprocess" } }',
+        r"restart.*: cannot be 'inprocess'; write 'in-process', 'process' or 'none'",
+    ),
+    "bad version": (
+        'env.X = { set = "1", why = "w", when = { torch = "2.8+" } }',
+        r"env\.X\.when\.torch: '2\.8\+' is not a version condition: write it as >=2\.8",
+    ),
+    "bad duration": (
+        '[timeouts]\nstop_grace = "15"',
+        "timeouts.stop_grace: '15' is not a duration: write a number and a unit",
+    ),
+    "duration of the wrong type": (
+        "[timeouts]\nstop_grace = 15",
+        'timeouts.stop_grace: must be text: write it in quotes, as in "15"',
+    ),
+    "parameter that is no duration": (
+        '[parameters]\nwindow = "soon"\n[timeouts]\nprocess_group = "{window}"',
+        "timeouts.process_group: 'soon' is not a duration",
+    ),
+    "unknown parameter": (
+        '[parameters]\nwindow = "1m"\n[env.X]\nset = "{windw}"\nwhy = "w"',
+        r"env\.X: there is no parameter 'windw'; did you mean window?",
+    ),
+    "unknown parent": (
+        'extends = "singlenode-h200"',
+        r"extends: unknown profile 'singlenode-h200'; did you mean single-node-h200",
+    ),
+    "missing parent file": ('extends = "./no.toml"', r"extends: profile \./no\.toml: there is no"),
+    "extends of the wrong type": ("extends = 3", 'must be text: write it in quotes, as in "3"'),
+    "follows without default": (
+        'env.X = { set = "1", follows = "Y", why = "w" }',
+        r"env\.X: follows goes with default",
+    ),
+    "empty scrub": ('env.X = { scrub = [], why = "w" }', r"env\.X\.scrub: must not be empty"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD.keys())
+def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(f'description = "d"\n{text}\n', encoding="utf-8")
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_profiles([str(path)])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_profile_gives_the_nearest_names() -> None:
+    with pytest.raises(ProfileError, match="'multi-host'; did you mean multi-host-h200"):
+        load_profiles(["multi-host"])
+
+
+def test_a_loop_is_named(tmp_path: Path) -> None:
+    for name, parent in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / f"{name}.toml").write_text(
+            f'description = "d"\nextends = "./{parent}.toml"\n', encoding="utf-8"
+        )
+    with pytest.raises(ProfileError, match=r"c\.toml: extends: .* loop: a -> b -> c -> a$"):
+        load_profiles([str(tmp_path / "a.toml")])
+
+
+@pytest.mark.parametrize("make", ["missing", "directory", "binary"])
+def test_an_unreadable_file_says_so(tmp_path: Path, make: str) -> None:
+    path = tmp_path / "p.toml"
+    if make == "directory":
+        path.mkdir()
+    if make == "binary":
+        path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ProfileError, match=r"p\.toml: (there is no such file|cannot be read)"):
+        load_profiles([str(path)])

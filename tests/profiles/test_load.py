@@ -1,0 +1,189 @@
+"""Lookup, inheritance, overlays and parameters."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ncclops.errors import ProfileError
+from ncclops.profiles import choose_profile, list_profiles, load_profiles, with_lane
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project directory with its own, empty, user config directory."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    here = tmp_path / "project"
+    (here / "profiles").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    return here
+
+
+def write(directory: Path, name: str, text: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.toml"
+    path.write_text(f'description = "test"\n{text}', encoding="utf-8")
+    return path
+
+
+def value(name: str, *refs: str) -> str | None:
+    return load_profiles(refs).env[name][0].value
+
+
+def test_a_name_is_found_in_the_project_then_the_user_directory_then_the_shipped_set(
+    project: Path, tmp_path: Path
+) -> None:
+    user = tmp_path / "config" / "ncclops" / "profiles"
+    entry = 'env.X = {{ set = "{}", why = "w" }}'
+    assert load_profiles(["local-cpu"]).sources[-1].endswith("profiles/local-cpu.toml")
+    write(user, "local-cpu", entry.format("user"))
+    assert value("X", "local-cpu") == "user"
+    write(project / "profiles", "local-cpu", entry.format("project"))
+    assert value("X", "local-cpu") == "project"
+
+
+def test_a_path_is_taken_as_it_is_and_its_parents_relative_to_it(project: Path) -> None:
+    write(project / "elsewhere", "parent", 'env.X = { set = "1", why = "w" }')
+    write(project / "elsewhere", "child", 'extends = "./parent.toml"')
+    assert value("X", "elsewhere/child.toml") == "1"
+
+
+def test_a_project_profile_may_extend_the_shipped_one_of_its_own_name(project: Path) -> None:
+    write(
+        project / "profiles",
+        "single-node-h200",
+        'extends = "single-node-h200"\nnodes = "one"\nenv.X = { set = "1", why = "w" }',
+    )
+    profile = load_profiles(["single-node-h200"])
+    assert profile.env["X"][0].value == "1"
+    assert profile.env["NCCL_NET"][0].action == "unset"
+
+
+def test_a_child_replaces_a_variable_whole_and_keeps_the_others(project: Path) -> None:
+    write(
+        project / "profiles",
+        "parent",
+        """
+        [[env.X]]
+        when = { restart = "none" }
+        set = "1"
+        why = "w"
+        [[env.X]]
+        set = "2"
+        why = "w"
+        [env.Y]
+        unset = true
+        why = "w"
+        """,
+    )
+    write(project / "profiles", "child", 'extends = "parent"\nenv.X = { default = "3", why = "w" }')
+    env = load_profiles(["child"]).env
+    assert [entry.value for entry in env["X"]] == ["3"]
+    assert env["Y"][0].action == "unset"
+    assert env["X"][0].source == "profile child"
+
+
+def test_overlays_come_over_the_lane_in_the_order_given(project: Path) -> None:
+    write(project / "profiles", "lane", 'env.X = { set = "lane", why = "w" }')
+    for name in ("one", "two"):
+        write(
+            project / "profiles", name, f'kind = "overlay"\nenv.X = {{ set = "{name}", why = "w" }}'
+        )
+    assert value("X", "lane", "one", "two") == "two"
+    assert value("X", "lane", "two", "one") == "one"
+    profile = load_profiles(["lane", "one"])
+    assert (profile.name, profile.kind) == ("lane+one", "lane")
+
+
+def test_two_lanes_do_not_combine() -> None:
+    with pytest.raises(ProfileError, match="are both lanes: choose one"):
+        load_profiles(["single-node-h200", "multi-host-h200"])
+
+
+def test_a_parameter_reaches_values_in_seconds_and_timeouts_as_durations(project: Path) -> None:
+    write(
+        project / "profiles",
+        "p",
+        """
+        [parameters]
+        window = "1.5m"
+        flag = true
+        entries = 20
+        word = "abc"
+        [timeouts]
+        process_group = "{window}"
+        [env]
+        W = { set = "{window}", why = "w" }
+        F = { set = "{flag}/{entries}/{word}", why = "w" }
+        J = { set = '{"json": {}, "n": 1}', why = "w" }
+        R = { set = "{rank_dir}/x", why = "w" }
+        """,
+    )
+    profile = load_profiles(["p"])
+    assert profile.timeouts.process_group == timedelta(seconds=90)
+    values = {name: entries[0].value for name, entries in profile.env.items()}
+    assert values == {
+        "W": "90",
+        "F": "1/20/abc",
+        "J": '{"json": {}, "n": 1}',
+        "R": "{rank_dir}/x",
+    }
+
+
+def test_a_child_changes_a_parents_window_through_its_parameter(project: Path) -> None:
+    write(
+        project / "profiles",
+        "quick",
+        'kind = "overlay"\nextends = "compile-sensitive"\nparameters.compile_timeout = "30m"',
+    )
+    profile = load_profiles(["single-node-h200", "quick"])
+    assert profile.timeouts.process_group == timedelta(minutes=30)
+    heartbeat = profile.env["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]
+    assert {entry.value for entry in heartbeat} == {"1800"}
+
+
+def test_two_parents_that_share_a_parent_are_no_loop(project: Path) -> None:
+    directory = project / "profiles"
+    write(directory, "root", 'env.X = { set = "root", why = "w" }')
+    write(directory, "left", 'extends = "root"\nenv.X = { set = "left", why = "w" }')
+    write(directory, "right", 'extends = "root"')
+    write(directory, "both", 'extends = ["left", "right"]')
+    assert value("X", "both") == "left"
+
+
+def test_list_shows_overlays_lanes_and_broken_files(project: Path) -> None:
+    (project / "profiles" / "broken.toml").write_text("description = ", encoding="utf-8")
+    listed = {summary.name: summary for summary in list_profiles()}
+    assert listed["compile-sensitive"].kind == "overlay"
+    assert listed["single-node-h200"].kind == "lane"
+    assert listed["single-node-h200"].origin == "shipped"
+    assert "not valid TOML" in (listed["broken"].problem or "")
+
+
+def test_the_lane_is_chosen_by_nodes_gpus_and_fabric() -> None:
+    assert choose_profile(nnodes=1, gpus=8, rdma=True) == "single-node-h200"
+    assert choose_profile(nnodes=2, gpus=8, rdma=True) == "multi-host-h200"
+    assert choose_profile(nnodes=2, gpus=8, rdma=False) == "multi-host-h200-socket"
+    assert choose_profile(nnodes=1, gpus=0, rdma=False) == "local-cpu"
+    assert choose_profile(nnodes=2, gpus=0, rdma=False) == "base"
+
+
+def test_overlays_alone_are_put_on_the_chosen_lane() -> None:
+    assert with_lane(["debug-bootstrap"], nnodes=1, gpus=8, rdma=False) == (
+        "single-node-h200",
+        "debug-bootstrap",
+    )
+    assert with_lane(["base", "debug-bootstrap"], nnodes=1, gpus=8, rdma=False) == (
+        "base",
+        "debug-bootstrap",
+    )
+
+
+def test_a_lane_says_when_the_number_of_nodes_is_wrong() -> None:
+    load_profiles(["single-node-h200"]).require_nodes(1)
+    with pytest.raises(ProfileError, match="is for one node and the job has 2"):
+        load_profiles(["single-node-h200"]).require_nodes(2)
+    with pytest.raises(ProfileError, match="is for several nodes and the job has one"):
+        load_profiles(["multi-host-h200"]).require_nodes(1)

@@ -1,0 +1,275 @@
+"""The shipped profiles say what the playbook asks for, by restart mode and torch version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pytest
+
+from ncclops.env import Overrides, Plan, PlanContext, compute_plan
+from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
+from ncclops.profiles.files import shipped_dir
+
+SHIPPED = sorted(path.stem for path in shipped_dir().glob("*.toml"))
+FILL = {"run_dir": "/r", "rank_dir": "/r/0"}
+TORCH = ("2.5.1", "2.7.1", "2.13.0+cu130", "2.15.0")
+
+NINE_DEFAULTS = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NVTE_DP_AMAX_REDUCE_INTERVAL": "0",
+    "NVTE_ASYNC_AMAX_REDUCTION": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "NCCL_P2P_NET_CHUNKSIZE": "524288",
+    "TORCH_NCCL_HIGH_PRIORITY": "1",
+    "TOKENIZERS_PARALLELISM": "False",
+}
+SINGLE_NODE_UNSETS = (
+    "NCCL_NET",
+    "NCCL_CROSS_NIC",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_TUNER_CONFIG_PATH",
+    "NCCL_IB_ADAPTIVE_ROUTING",
+    "NCCL_IB_FIFO_TC",
+    "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_IB_TC",
+    "NCCL_NVLS_CHUNKSIZE",
+    "NCCL_P2P_NET_CHUNKSIZE",
+)
+SINGLE_NODE_SETS = {"NCCL_NET_PLUGIN": "none", "NCCL_IB_DISABLE": "1", "NCCL_IBEXT_DISABLE": "1"}
+
+
+def plan(
+    *refs: str,
+    environ: Mapping[str, str] | None = None,
+    restart: RestartMode = "in-process",
+    torch: str | None = "2.13.0",
+) -> Plan:
+    context = PlanContext(restart=restart, torch=torch)
+    return compute_plan(load_profiles(refs), environ or {}, Overrides(), context)
+
+
+def after(
+    *refs: str,
+    environ: Mapping[str, str] | None = None,
+    restart: RestartMode = "in-process",
+    torch: str | None = "2.13.0",
+) -> dict[str, str]:
+    result = plan(*refs, environ=environ, restart=restart, torch=torch)
+    return result.apply(environ or {}, FILL)
+
+
+def test_the_promised_profiles_are_there_and_load() -> None:
+    assert set(SHIPPED) >= {
+        "base",
+        "single-node-h200",
+        "multi-host-h200",
+        "multi-host-h200-socket",
+        "compile-sensitive",
+        "regional-compile",
+        "debug-bootstrap",
+        "debug-collectives",
+        "local-cpu",
+    }
+    assert [item.problem for item in list_profiles(shipped_dir().parent)] == [None] * len(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_reason_starts_with_a_sentence_that_fits_a_table(name: str) -> None:
+    for entries in load_profiles([name]).env.values():
+        for entry in entries:
+            first = entry.why.split(". ")[0]
+            assert len(first) <= 100, first
+            assert re.search(r"[.'?]$", entry.why), entry.why
+
+
+@pytest.mark.parametrize("torch", TORCH)
+@pytest.mark.parametrize("restart", RESTART_MODES)
+@pytest.mark.parametrize("lane", ["single-node-h200", "multi-host-h200", "multi-host-h200-socket"])
+def test_the_nine_defaults_are_in_every_gpu_lane(
+    lane: str, restart: RestartMode, torch: str
+) -> None:
+    expected = dict(NINE_DEFAULTS)
+    if lane == "single-node-h200":
+        del expected["NCCL_P2P_NET_CHUNKSIZE"]  # on the unset list there
+    assert expected.items() <= after(lane, restart=restart, torch=torch).items()
+
+
+def test_what_the_operator_exported_beats_a_default() -> None:
+    mine = dict.fromkeys(NINE_DEFAULTS, "mine")
+    result = after("multi-host-h200", environ=mine, restart="process")
+    assert {name: result[name] for name in mine} == mine
+
+
+def test_the_single_node_sanitiser_runs_whatever_was_exported() -> None:
+    poison = dict.fromkeys(SINGLE_NODE_UNSETS, "leaked")
+    poison |= dict.fromkeys(SINGLE_NODE_SETS, "leaked")
+    poison["LD_LIBRARY_PATH"] = "/usr/local/cuda/lib64:/usr/local/gib/lib64:/home/me/lib"
+    result = after("single-node-h200", environ=poison)
+    assert not set(SINGLE_NODE_UNSETS) & set(result)
+    assert SINGLE_NODE_SETS.items() <= result.items()
+    assert result["LD_LIBRARY_PATH"] == "/usr/local/cuda/lib64:/home/me/lib"
+
+
+@pytest.mark.parametrize(
+    ("entry", "scrubbed"),
+    [
+        ("/usr/local/gib/lib64", True),
+        ("/var/lib/tcpxo/lib64/", True),
+        ("/usr/local/tcpx/lib64", True),
+        ("/opt/hpcx-v2.18/nccl_rdma_sharp_plugin/lib", True),
+        ("/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", True),
+        ("/opt/aws-ofi-nccl/lib", True),
+        ("/usr/local/nvidia/lib64", False),  # the driver's own libraries on some clouds
+        ("/opt/amazon/efa/lib", False),  # libfabric; other programs link it
+        ("/opt/hpcx/ompi/lib", False),
+        ("/usr/lib/x86_64-linux-gnu", False),
+    ],
+)
+def test_only_vendor_network_directories_are_scrubbed(entry: str, scrubbed: bool) -> None:
+    result = after("single-node-h200", environ={"LD_LIBRARY_PATH": f"/keep:{entry}"})
+    assert result["LD_LIBRARY_PATH"] == ("/keep" if scrubbed else f"/keep:{entry}")
+
+
+def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
+    fabric = {
+        "NCCL_NET": "gIB",
+        "NCCL_NET_PLUGIN": "/usr/local/gib/lib64/libnccl-net.so",
+        "NCCL_IB_TC": "52",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "LD_LIBRARY_PATH": "/usr/local/gib/lib64",
+    }
+    leaked = {"NCCL_IB_DISABLE": "1", "NCCL_IBEXT_DISABLE": "1"}
+    result = after("multi-host-h200", environ=fabric | leaked)
+    assert fabric.items() <= result.items()
+    assert (result["NCCL_IB_DISABLE"], result["NCCL_IBEXT_DISABLE"]) == ("0", "0")
+
+
+def test_the_socket_lane_uses_plain_ip_only() -> None:
+    result = after("multi-host-h200-socket", environ={"NCCL_NET": "gIB"})
+    assert result["NCCL_NET"] == "Socket"
+    assert SINGLE_NODE_SETS.items() <= result.items()
+
+
+@pytest.mark.parametrize("torch", TORCH)
+@pytest.mark.parametrize("overlay", [(), ("compile-sensitive",), ("regional-compile",)])
+@pytest.mark.parametrize("lane", ["single-node-h200", "multi-host-h200", "local-cpu"])
+def test_in_process_restart_gets_what_it_needs_even_against_the_shell(
+    lane: str, overlay: tuple[str, ...], torch: str
+) -> None:
+    hostile = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "1",
+    }
+    result = after(lane, *overlay, environ=hostile, torch=torch)
+    assert result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert result["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+    assert result["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
+    assert result["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    if lane != "local-cpu":
+        shell = {"NCCL_NVLS_ENABLE": "1"}
+        assert after(lane, *overlay, environ=shell, torch=torch)["NCCL_NVLS_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize("restart", ["process", "none"])
+def test_without_in_process_restart_torch_behaves_as_under_torchrun(restart: RestartMode) -> None:
+    result = after("single-node-h200", restart=restart)
+    assert result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    absent = {
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCH_CPP_LOG_LEVEL",
+    }
+    assert not absent & set(result)
+
+
+def test_the_second_nccl_engine_is_named_where_it_ignores_a_value() -> None:
+    rows = {row.name: row for row in plan("single-node-h200", torch="2.15.0").changes}
+    for name in ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
+        assert "classic" in rows[name].reason
+
+
+@pytest.mark.parametrize(
+    ("overlay", "expected"),
+    [
+        (
+            "compile-sensitive",
+            {
+                "TORCH_NCCL_ENABLE_MONITORING": "0",
+                "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200",
+                "TORCH_DISTRIBUTED_DEFAULT_TIMEOUT": "7200",
+                "TORCHINDUCTOR_DISTRIBUTED_MAX_AUTOTUNE_GEMM": "0",
+            },
+        ),
+        (
+            "regional-compile",
+            {
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+                "TORCH_NCCL_BLOCKING_WAIT": "1",
+                "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200",
+                "NCCL_TIMEOUT": "7200",
+                "TORCHINDUCTOR_DISTRIBUTED_MAX_AUTOTUNE_GEMM": "0",
+            },
+        ),
+    ],
+)
+def test_the_compile_overlays_on_a_lane(overlay: str, expected: dict[str, str]) -> None:
+    result = after("single-node-h200", overlay, restart="process")
+    assert expected.items() <= result.items()
+    profile = load_profiles(["single-node-h200", overlay])
+    assert profile.timeouts.process_group == timedelta(minutes=120)
+    assert profile.timeouts.stop_grace == timedelta(seconds=15)
+
+
+@pytest.mark.parametrize("name", ["TORCH_DISTRIBUTED_DEFAULT_TIMEOUT", "NCCL_TIMEOUT"])
+def test_where_a_timeout_that_nothing_reads_is_set_the_group_timeout_says_the_same(
+    name: str,
+) -> None:
+    for ref in SHIPPED:
+        profile = load_profiles([ref])
+        for entry in profile.env.get(name, ()):
+            group = profile.timeouts.process_group
+            assert group is not None
+            assert entry.value == str(int(group.total_seconds()))
+            assert re.search("[Nn]othing reads it|No torch release reads it", entry.why)
+
+
+def test_a_plain_single_node_lane_leaves_torchs_group_timeout() -> None:
+    assert load_profiles(["single-node-h200"]).timeouts.process_group is None
+
+
+@pytest.mark.parametrize("lane", ["single-node-h200", "multi-host-h200", "local-cpu"])
+def test_the_flight_recorder_is_on_under_both_names(lane: str) -> None:
+    result = after(lane)
+    assert result["TORCH_FR_BUFFER_SIZE"] == result["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert result["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"].startswith("/r/0/")
+    mine = after(lane, environ={"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"})
+    assert mine["TORCH_FR_BUFFER_SIZE"] == "9"
+
+
+def test_debugging_is_never_on_by_default() -> None:
+    for lane in ("single-node-h200", "multi-host-h200", "multi-host-h200-socket", "local-cpu"):
+        debugging = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"}
+        assert not debugging & set(after(lane))
+
+
+@pytest.mark.parametrize("overlay", ["debug-bootstrap", "debug-collectives"])
+@pytest.mark.parametrize("restart", RESTART_MODES)
+def test_a_debug_overlay_writes_per_rank_files_at_a_level_that_takes_effect(
+    overlay: str, restart: RestartMode
+) -> None:
+    result = after("single-node-h200", overlay, restart=restart)
+    assert result["NCCL_DEBUG"] == "INFO"
+    assert result["NCCL_DEBUG_FILE"].startswith("/r/0/")
+    assert {"%h", "%p"} <= set(re.findall("%[a-z]", result["NCCL_DEBUG_FILE"]))
+    assert result["TORCH_DISTRIBUTED_DEBUG"] in ("INFO", "DETAIL")
+    assert result["TORCH_CPP_LOG_LEVEL"] == "INFO"
+
+
+def test_the_allocator_is_left_alone_when_its_other_name_is_used() -> None:
+    result = after("single-node-h200", environ={"PYTORCH_ALLOC_CONF": "backend:native"})
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in result
