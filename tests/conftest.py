@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import ncclops as ncclops_package
+
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
 LIMIT_S = 120
@@ -21,6 +23,9 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, without what a profile has a say in, plus ``extra``."""
     spared = ("NCCL_", "TORCH_", "TORCHELASTIC_", "NCCLOPS_", "GLOO_", "OMP_", "CUDA_")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(spared)}
+    # The package under test, wherever a test's process has its current directory.
+    package = str(Path(ncclops_package.__file__).parent.parent)
+    environ["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environ.get("PYTHONPATH")])])
     return environ | dict(extra or {})
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli import _output
+
 if TYPE_CHECKING:
     from ncclops.launch.command import Prepared
     from ncclops.profiles import RestartMode
@@ -20,6 +22,14 @@ class Restart(StrEnum):
     PROCESS = "process"
     NONE = "none"
 
+
+# Options of torchrun that a pasted line may carry and that have nothing to act on here.
+TorchrunOnly = Annotated[str | None, typer.Option(hidden=True)]
+_NOTHING_TO_DO = {
+    "--monitor-interval": "nothing is polled here",
+    "--start-method": "each worker is a new process",
+    "--rdzv-conf": "there is no rendezvous to configure",
+}
 
 _MODES: dict[Restart, RestartMode] = {Restart.PROCESS: "process", Restart.NONE: "none"}
 
@@ -195,6 +205,9 @@ def launch(
             help="torchrun's: streams not to show here.",
         ),
     ] = "0",
+    monitor_interval: TorchrunOnly = None,
+    start_method: TorchrunOnly = None,
+    rdzv_conf: TorchrunOnly = None,
     local_ranks_filter: Annotated[
         str,
         typer.Option(
@@ -211,6 +224,10 @@ def launch(
     from ncclops.cli.env import parse_overrides, resolve_profile
     from ncclops.launch import command, options
 
+    given = (monitor_interval, start_method, rdzv_conf)
+    for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
+        if value is not None:
+            _output.note(f"{option} has no effect: {why}")
     nodes = options.parse_nodes(
         nnodes=nnodes,
         node_rank=node_rank,
@@ -249,8 +266,6 @@ def launch(
 
 
 def _show(prepared: Prepared, *, as_json: bool) -> None:
-    from ncclops.cli import _output
-
     if as_json:
         _output.print_json({"schema": "ncclops.dry-run/1", **prepared.to_json()})
         return

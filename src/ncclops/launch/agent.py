@@ -3,11 +3,10 @@
 Single-threaded around one event loop; what the terminal shows has a thread of its own. Each
 wait is for an event: a pidfd for a process's end, a signal, or a deadline.
 
-    start store -> start workers -> watch -+-> all ended well ----------------> verdict
-                        ^                  +-> one failed -> stop the others --> verdict
-                        |                  |                     |
-                        +--------- while restarts are left ------+
-                                           +-> asked to stop -> stop all ------> verdict
+    start store -> start workers -> watch -+-> all ended well ---------------> verdict
+         ^                                 +-> asked to stop -> stop all ----> verdict
+         |                                 +-> one failed -> stop the others -> verdict
+         +-------- while restarts are left ------------------------+
 """
 
 from __future__ import annotations
@@ -69,6 +68,7 @@ class _Agent:
         self._workers: list[workers.Worker] = []
         self._ended: list[workers.Worker] = []  # in the order in which they ended
         self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
+        self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
         self._stopped_by: signal.Signals | None = None
         self._launcher_lost = False
@@ -85,10 +85,7 @@ class _Agent:
         )
         self._echo.start()
         self._take_signals()
-        self._server = self._start_store()
         attempts = await self._run_attempts()
-        self._close_store()
-        self._end_leftovers()
         self._echo.finish()
         return self._conclude(attempts)
 
@@ -103,10 +100,11 @@ class _Agent:
             if failed is not None:
                 self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
             await self._stop_workers()
+            self._close_store()
+            self._end_leftovers()
             left = self._job.max_restarts - number
             if failed is None or self._stopped_by is not None or not left:
                 break
-            self._end_leftovers()
             self._run.event("retry", attempt=number + 1, how="respawn", reason="--max-restarts")
             self._echo.say(
                 f"rank {failed.rank} ended with {failed.exit}; starting all workers again"
@@ -115,6 +113,9 @@ class _Agent:
         return number + 1
 
     def _spawn(self, number: int) -> None:
+        # A store for each attempt: torch's keys carry no attempt, and those of the last one would
+        # be taken for answers.
+        self._server = self._start_store(number)
         layout = self._job.layout
         attempt = workers.Attempt(
             number=number,
@@ -208,11 +209,13 @@ class _Agent:
         # The warden blocked them before it forked us, so that none could be lost until now.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _start_store(self) -> store.StoreServer | None:
-        if self._job.listener is None:
+    def _start_store(self, number: int) -> store.StoreServer | None:
+        listener, nodes = self._job.listener, self._job.layout.nodes
+        if listener is None:
             return None
-        nodes = self._job.layout.nodes
-        server = store.serve(self._job.listener, nodes.master_host, self._run.store_log)
+        if number > 0:  # the first was bound before anything started, to refuse a taken port early
+            listener = store.listen(host=nodes.master_host, port=nodes.master_port)
+        server = store.serve(listener, nodes.master_host, self._run.store_log)
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
         return server
 
@@ -227,6 +230,7 @@ class _Agent:
         if self._server is not None:
             asyncio.get_running_loop().remove_reader(self._server.pidfd)
             self._server.close()
+            self._server = None
 
     def _on_store_end(self) -> None:
         assert self._server is not None
@@ -269,8 +273,7 @@ class _Agent:
 
     def _end_leftovers(self) -> None:
         """End what the workers started and left running."""
-        spared = set() if self._server is None else {self._server.process.pid}
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, spared=spared):
+        if survivors := proctree.end_descendants(_LEFTOVER_GRACE):
             self._echo.say(f"processes that SIGKILL did not end: {survivors}")
 
     def _running(self) -> list[workers.Worker]:

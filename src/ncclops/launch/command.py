@@ -87,6 +87,8 @@ def prepare(request: Request) -> Prepared:
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)
+    if request.nodes.count > 1 and request.max_restarts:
+        remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
     request.profile.require_nodes(request.nodes.count)
     context = PlanContext(restart=request.restart, torch=installed_torch())
     script = Path(request.target.name)
@@ -159,12 +161,18 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         layout=layout,
         # All nodes must say the same, so several of them share torchrun's own default.
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
-        max_restarts=0 if request.restart == "none" else request.max_restarts,
+        max_restarts=_restarts(request),
         stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
         listener=listener,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _restarts(request: Request) -> int:
+    # Several nodes would have to agree on an attempt before they start it.
+    alone = request.nodes.count == 1
+    return request.max_restarts if alone and request.restart != "none" else 0
 
 
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:

@@ -36,7 +36,9 @@ class Echo:
     def __init__(self, sources: Iterable[Source], *, stdout: BinaryIO, stderr: BinaryIO) -> None:
         self._watch = GrowthWatch()
         self._feeds = [
-            _Feed(LineReader(source.path), stream, _prefix(source.rank, stream))
+            _Feed(
+                LineReader(source.path), stream, _prefix(source.rank, stream), _plain(source.rank)
+            )
             for source in sources
             for stream in [stderr if source.to_stderr else stdout]
         ]
@@ -102,6 +104,7 @@ class _Feed:
     reader: LineReader
     stream: BinaryIO
     prefix: bytes
+    own_prefix: bytes
 
     def pump(self) -> bool:
         """Show the lines that are there; whether anything was read."""
@@ -113,16 +116,21 @@ class _Feed:
         self._show([line + b"\n" for line in self.reader.rest()])
 
     def _show(self, lines: list[bytes]) -> None:
-        if shown := b"".join(self.prefix + line for line in lines if line):
+        # torch puts the rank in front of its tracebacks itself.
+        bare = (line.removeprefix(self.own_prefix) for line in lines if line)
+        if shown := b"".join(self.prefix + line for line in bare):
             self.stream.write(shown)
             self.stream.flush()
 
 
 def _prefix(rank: int, stream: BinaryIO) -> bytes:
-    plain = f"[rank{rank}]: "
     if not wants_colour(stream):
-        return plain.encode()
+        return _plain(rank)
     return f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m[rank{rank}]:\x1b[0m ".encode()
+
+
+def _plain(rank: int) -> bytes:
+    return f"[rank{rank}]: ".encode()
 
 
 def wants_colour(stream: BinaryIO) -> bool:

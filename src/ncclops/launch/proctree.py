@@ -12,7 +12,6 @@ import select
 import signal
 import time
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
 
@@ -23,29 +22,27 @@ import psutil
 KILL_DEADLINE = timedelta(seconds=10)
 
 
-def end_descendants(grace: timedelta, spared: AbstractSet[int] = frozenset()) -> list[int]:
-    """End every descendant of this process but ``spared``: SIGTERM, ``grace``, SIGKILL.
+def end_descendants(grace: timedelta) -> list[int]:
+    """End every descendant of this process: SIGTERM, ``grace``, SIGKILL.
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies: children that someone else in this
-    process waits for must have been waited for before, or be ``spared``.
+    process waits for must have been waited for before.
     """
-    if _signal_all(signal.SIGTERM, spared):
-        _wait_until_empty(grace, spared)
+    if _signal_all(signal.SIGTERM):
+        _wait_until_empty(grace)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
     # Again and again, because a process may fork between the look and the blow.
-    while _signal_all(signal.SIGKILL, spared) and time.monotonic() < deadline:
-        _wait_until_empty(timedelta(seconds=0.5), spared)
-    return [process.pid for process in _descendants(spared)]
+    while _signal_all(signal.SIGKILL) and time.monotonic() < deadline:
+        _wait_until_empty(timedelta(seconds=0.5))
+    return [process.pid for process in _descendants()]
 
 
-def _descendants(spared: AbstractSet[int]) -> list[psutil.Process]:
-    """Living descendants of this process but ``spared``; zombies are reaped on the way."""
+def _descendants() -> list[psutil.Process]:
+    """Living descendants of this process; zombies are reaped on the way."""
     living = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.pid in spared:
-                continue
             if process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
             elif process.ppid() == os.getpid():
@@ -55,17 +52,17 @@ def _descendants(spared: AbstractSet[int]) -> list[psutil.Process]:
     return living
 
 
-def _signal_all(signum: signal.Signals, spared: AbstractSet[int]) -> list[psutil.Process]:
-    processes = _descendants(spared)
+def _signal_all(signum: signal.Signals) -> list[psutil.Process]:
+    processes = _descendants()
     for process in processes:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             process.send_signal(signum)
     return processes
 
 
-def _wait_until_empty(limit: timedelta, spared: AbstractSet[int]) -> None:
+def _wait_until_empty(limit: timedelta) -> None:
     deadline = time.monotonic() + limit.total_seconds()
-    while (processes := _descendants(spared)) and time.monotonic() < deadline:
+    while (processes := _descendants()) and time.monotonic() < deadline:
         wait_for_exit((process.pid for process in processes), deadline)
 
 
