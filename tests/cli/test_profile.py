@@ -1,0 +1,71 @@
+"""``ncclops profile`` as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ncclops", "profile", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_list_names_the_shipped_profiles_and_marks_overlays() -> None:
+    lines = {line.split()[0]: line for line in run("list").stdout.splitlines() if line.strip()}
+    assert " overlay " in lines["compile-sensitive"]
+    assert " lane " in lines["single-node-h200"]
+    profiles = json.loads(run("list", "--json").stdout)["profiles"]
+    kinds = {item["name"]: item["kind"] for item in profiles}
+    assert (kinds["debug-bootstrap"], kinds["local-cpu"]) == ("overlay", "lane")
+
+
+def test_show_gives_each_value_with_its_condition_and_reason() -> None:
+    text = run("show", "single-node-h200", "regional-compile").stdout
+    assert "set 3" in text
+    assert "set 0, when restart in-process" in text
+    assert "parameter compile_timeout = 120m" in text
+    assert "unset" in text
+    document = json.loads(run("show", "base", "--json").stdout)
+    assert document["schema"] == "ncclops.profile/1"
+    entry = document["env"]["TORCH_NCCL_ASYNC_ERROR_HANDLING"][0]
+    assert entry["when"]["restart"] == ["in-process"]
+    assert entry["why"]
+
+
+def test_validate_accepts_a_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('description = "d"\nextends = "single-node-h200"\n', encoding="utf-8")
+    ran = run("validate", str(path))
+    assert ran.returncode == 0
+    assert ran.stdout.startswith(f"{path}: valid: ")
+
+
+BAD = {
+    "syntax": ("x = [1,\n", "not valid TOML"),
+    "loop": ('extends = "./bad.toml"', "the profiles form a loop: bad -> bad"),
+    "key": ('extend = "base"', "extend: unknown key; did you mean extends?"),
+    "duration": ('timeouts.stop_grace = "1 minute"', "timeouts.stop_grace: '1 minute' is not a"),
+    "type": ('env.X = { set = true, why = "w" }', "env.X.set: must be text"),
+    "parent": ('extends = "bas"', "unknown profile 'bas'; did you mean base"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD.keys())
+def test_validate_says_what_is_wrong_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(f'description = "d"\n{text}\n', encoding="utf-8")
+    ran = run("validate", str(path))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(f"ncclops: error: {path}: ")
+    assert message in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
