@@ -51,8 +51,8 @@ class FirstFailure:
     tail: Sequence[str]
     log: str
 
-    def lines(self) -> list[str]:
-        """For the terminal: which rank, how, the last lines, where the rest is."""
+    def headline(self) -> str:
+        """Which rank, how and why, in one line."""
         ending = self.ending
         headline = f"rank {ending.rank} {ending.how()}"
         if ending.seconds is not None:
@@ -61,8 +61,7 @@ class FirstFailure:
             headline += f": {self.message}"
         elif hint := _SIGNAL_HINTS.get(ending.signal or ""):
             headline += f" ({hint})"
-        tail = [f"    {line}" for line in self.tail]
-        return [headline, *tail, f"log: {self.log}"]
+        return headline
 
 
 @dataclass(frozen=True, kw_only=True)
