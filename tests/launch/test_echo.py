@@ -30,7 +30,7 @@ def show(path: Path, content: bytes, stream: BinaryIO, notes: tuple[str, ...] = 
 def on_terminal(path: Path, content: bytes) -> bytes:
     """What a terminal receives."""
     master, slave = pty.openpty()
-    with open(slave, "wb", buffering=0) as terminal:
+    with os.fdopen(slave, "wb", buffering=0) as terminal:
         show(path, content, terminal)
         shown = os.read(master, 1 << 16)
     os.close(master)
