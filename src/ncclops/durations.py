@@ -26,7 +26,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """``duration`` in the largest unit that shows it as a whole number, as ``parse_duration`` reads."""
+    """``duration`` in the largest unit that shows a whole number; see ``parse_duration``."""
     total_ms = round(duration.total_seconds() * 1000)
     for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if total_ms and total_ms % size_ms == 0:

@@ -1,28 +1,41 @@
 """The command line: parse, call one function, render. No logic lives here.
 
 One module per command, each imported at start and therefore light: whatever is heavy
-(pydantic, rich tables, NVML, never torch) is imported inside the command's function.
+(pydantic, rich, NVML) is imported inside the command's function, and torch never.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from ncclops._version import __version__
 from ncclops.cli import env as env_commands
 from ncclops.cli import profile as profile_commands
+from ncclops.cli.launch import launch
 from ncclops.errors import NcclopsError
+
+_EPILOG = """
+Start with: ncclops launch --dry-run train.py (what would run, under which environment, and why),
+then: ncclops launch train.py. A torchrun command line works with the first word changed.
+"""
 
 app = typer.Typer(
     name="ncclops",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # torchrun's options are written with dashes and with underscores.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
 )
+# What follows the script belongs to the script, whatever it looks like.
+app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
 
@@ -33,28 +46,35 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
-    ),
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
 ) -> None:
-    """Start distributed PyTorch jobs with an environment you can explain."""
+    """Start distributed PyTorch jobs in an environment you can explain, and know how they ended."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with the code that CONTRACTS promises."""
+    """Run the command line and exit with the code that the contracts promise."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="ncclops", standalone_mode=False)
+        sys.stdout.flush()
     except NcclopsError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         _leave_broken_pipe()
-    except Exception as error:  # noqa: BLE001 - the parser's own errors, told apart below
-        # typer carries its own copy of click from 0.20 on; older ones use the package. The
-        # usage errors of both know how to print themselves, and nothing else does.
+    except Exception as error:
+        # The parser's usage errors. Their class moved between the releases of typer that we
+        # accept (it carries its own click since 0.20); that they can word themselves did not.
         format_message = getattr(error, "format_message", None)
         if format_message is None:
             raise
@@ -70,7 +90,5 @@ def _fail(message: str, code: int) -> NoReturn:
 def _leave_broken_pipe() -> NoReturn:
     # The reader (`| head`) has gone: nobody is left to tell, and Python must not try again
     # when it flushes at exit.
-    import os
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

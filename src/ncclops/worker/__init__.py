@@ -1,1 +1,8 @@
-"""worker"""
+"""What runs inside a worker, before and around the user's script.
+
+    python -m ncclops.worker [-m] SCRIPT_OR_MODULE [ARGUMENT ...]
+
+- ``tether``  a worker does not outlive its agent
+- ``groups``  process groups get the profile's timeout where the script gives none
+- ``script``  the script runs as ``__main__``, exactly as ``python SCRIPT`` would run it
+"""

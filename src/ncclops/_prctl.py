@@ -1,0 +1,33 @@
+"""Two things that only the Linux kernel can do for a process tree, through ``prctl(2)``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants from now on. Raises ``OSError`` where the kernel refuses."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
+    """Ask the kernel for ``signum`` when the parent ends; sends it now if it already has.
+
+    The signal fires when the *thread* that spawned this process ends, so spawn from a thread
+    that lives as long as the process.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:  # it ended before the call above could notice
+        os.kill(os.getpid(), signum)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

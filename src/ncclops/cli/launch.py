@@ -1,0 +1,286 @@
+"""`ncclops launch`: torchrun's options and our own, parsed and handed on."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli import _output
+
+if TYPE_CHECKING:
+    from ncclops.launch.command import Prepared
+    from ncclops.profiles import RestartMode
+
+
+class Restart(StrEnum):
+    """What happens to the workers when one fails."""
+
+    PROCESS = "process"
+    NONE = "none"
+
+
+# Options of torchrun that a pasted line may carry and that have nothing to act on here.
+TorchrunOnly = Annotated[str | None, typer.Option(hidden=True)]
+_NOTHING_TO_DO = {
+    "--monitor-interval": "nothing is polled here",
+    "--start-method": "each worker is a new process",
+    "--rdzv-conf": "there is no rendezvous to configure",
+}
+
+_MODES: dict[Restart, RestartMode] = {Restart.PROCESS: "process", Restart.NONE: "none"}
+
+_OURS = "Environment and run"
+_WORKERS = "Workers (as torchrun)"
+_NODES = "Nodes (as torchrun)"
+_OUTPUT = "Output"
+
+
+def launch(
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Training script, or with -m a module.")
+    ],
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile",
+            "-p",
+            metavar="NAME|PATH",
+            rich_help_panel=_OURS,
+            help="Launch profile; repeat for overlays. Default: chosen by what this node has.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="K=V",
+            rich_help_panel=_OURS,
+            help="Set a variable, whatever the profile says.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="K", rich_help_panel=_OURS, help="Unset a variable."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep", metavar="K", rich_help_panel=_OURS, help="Leave a variable as it is here."
+        ),
+    ] = None,
+    restart: Annotated[
+        Restart,
+        typer.Option(rich_help_panel=_OURS, help="On a failure: start new processes, or stop."),
+    ] = Restart.PROCESS,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_OURS,
+            help="The run directory itself. Default: runs/<run id>.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", rich_help_panel=_OURS, help="Show what would run, under which environment."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            rich_help_panel=_OURS,
+            help="Print the verdict (or the dry run) as JSON on stdout.",
+        ),
+    ] = False,
+    nproc_per_node: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto|gpu|cpu", rich_help_panel=_WORKERS, help="Workers on this node."
+        ),
+    ] = "auto",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            rich_help_panel=_WORKERS,
+            help="How often to start all workers again.",
+        ),
+    ] = 0,
+    module: Annotated[
+        bool,
+        typer.Option(
+            "-m", "--module", rich_help_panel=_WORKERS, help="SCRIPT is a module, as in python -m."
+        ),
+    ] = False,
+    no_python: Annotated[
+        bool,
+        typer.Option(
+            "--no-python", rich_help_panel=_WORKERS, help="SCRIPT is a program of its own."
+        ),
+    ] = False,
+    standalone: Annotated[
+        bool,
+        typer.Option(
+            "--standalone",
+            rich_help_panel=_NODES,
+            help="One node; a free port is picked (the default).",
+        ),
+    ] = False,
+    nnodes: Annotated[
+        str, typer.Option(metavar="N", rich_help_panel=_NODES, help="Number of nodes.")
+    ] = "1",
+    node_rank: Annotated[
+        int, typer.Option(metavar="I", rich_help_panel=_NODES, help="This node's place, from 0.")
+    ] = 0,
+    master_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", rich_help_panel=_NODES, help="Address of node 0, for several nodes."
+        ),
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            rich_help_panel=_NODES,
+            help="Port of the store on node 0.",
+        ),
+    ] = None,
+    rdzv_backend: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", rich_help_panel=_NODES, help="static, or any on a single node."
+        ),
+    ] = "static",
+    rdzv_endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_NODES,
+            help="The same as --master-addr and --master-port.",
+        ),
+    ] = "",
+    rdzv_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", rich_help_panel=_NODES, help="The job's name. Default: the run id."
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_OUTPUT,
+            help="Where run directories are made. Default: runs.",
+        ),
+    ] = None,
+    tee: Annotated[
+        str | None,
+        typer.Option(
+            "-t",
+            "--tee",
+            metavar="RANKS",
+            rich_help_panel=_OUTPUT,
+            help="Whose output to show: all, none, local ranks (0,2), or torchrun's forms"
+            " (3 or 0:3,1:1). Default: rank 0.",
+        ),
+    ] = None,
+    redirects: Annotated[
+        str,
+        typer.Option(
+            "-r",
+            "--redirects",
+            metavar="STREAMS",
+            rich_help_panel=_OUTPUT,
+            help="torchrun's: streams not to show here.",
+        ),
+    ] = "0",
+    monitor_interval: TorchrunOnly = None,
+    start_method: TorchrunOnly = None,
+    rdzv_conf: TorchrunOnly = None,
+    local_ranks_filter: Annotated[
+        str,
+        typer.Option(
+            metavar="RANKS",
+            rich_help_panel=_OUTPUT,
+            help="torchrun's: local ranks to show instead of 0.",
+        ),
+    ] = "",
+) -> None:
+    """Start SCRIPT on this node's GPUs, in an environment of which every variable can be explained.
+
+    A torchrun command line works with the first word changed. What follows SCRIPT is the script's.
+    """
+    from ncclops.cli.env import parse_overrides, resolve_profile
+    from ncclops.launch import command, options
+
+    given = (monitor_interval, start_method, rdzv_conf)
+    for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
+        if value is not None:
+            _output.note(f"{option} has no effect: {why}")
+    nodes = options.parse_nodes(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_endpoint=rdzv_endpoint,
+        standalone=standalone,
+    )
+    prepared = command.prepare(
+        command.Request(
+            target=options.Target(
+                kind="module" if module else "program" if no_python else "script",
+                name=script,
+                arguments=tuple(context.args),
+            ),
+            profile=resolve_profile(profile, nnodes=nodes.count),
+            overrides=parse_overrides(set_, unset, keep),
+            nodes=nodes,
+            nproc=nproc_per_node,
+            restart=_MODES[restart],
+            max_restarts=max_restarts,
+            job_id=rdzv_id,
+            run_dir=run_dir,
+            log_dir=log_dir,
+            tee=tee,
+            redirects=redirects,
+            local_ranks=local_ranks_filter,
+            stdout_is_data=as_json,
+        )
+    )
+    if dry_run:
+        _show(prepared, as_json=as_json)
+        return
+    raise typer.Exit(command.start(prepared))
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> None:
+    if as_json:
+        _output.print_json({"schema": "ncclops.dry-run/1", **prepared.to_json()})
+        return
+    from ncclops.cli._env_table import print_plan
+
+    for remark in prepared.remarks:
+        _output.note(remark)
+    described = prepared.to_json()
+    timeouts = ", ".join(f"{name} {value or '-'}" for name, value in described["timeouts"].items())
+    lines = [
+        f"stack     {prepared.stack.line()}",
+        f"command   {shlex.join(prepared.argv)}",
+        f"workers   {prepared.layout.nproc} on this node, world size {prepared.layout.world_size}",
+        f"restart   {prepared.request.restart}, at most {prepared.request.max_restarts}",
+        f"timeouts  {timeouts}",
+    ]
+    typer.echo("\n".join(lines))
+    print_plan(prepared.plan)

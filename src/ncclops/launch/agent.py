@@ -1,0 +1,309 @@
+"""The agent: starts the workers of this node, supervises them, and writes how it ended.
+
+Single-threaded around one event loop; what the terminal shows has a thread of its own. Each
+wait is for an event: a pidfd for a process's end, a signal, or a deadline.
+
+    start store -> start workers -> watch -+-> all ended well ---------------> verdict
+         ^                                 +-> asked to stop -> stop all ----> verdict
+         |                                 +-> one failed -> stop the others -> verdict
+         +-------- while restarts are left ------------------------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from ncclops.durations import format_duration
+from ncclops.launch import proctree, report, store, workers
+from ncclops.launch.echo import Echo, Source
+from ncclops.launch.options import Shown
+from ncclops.launch.rundir import RunDirectory
+from ncclops.launch.verdict import Ending, Verdict, judge
+from ncclops.launch.warden import FORWARDED
+from ncclops.worker.variables import AGENT_PID
+
+_STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+# For a worker's own children once it has ended: time to flush a log or finish an upload.
+_LEFTOVER_GRACE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything the agent needs, checked and settled before it starts.
+
+    ``environs`` is the environment under the plan, one per local rank; what identifies a worker
+    is added at each attempt. ``listener`` is the store's socket where this node hosts the store.
+    """
+
+    run: RunDirectory
+    argv: list[str]
+    environs: list[Mapping[str, str]]
+    layout: workers.Layout
+    job_id: str
+    max_restarts: int
+    stop_grace: timedelta
+    shown: Shown
+    listener: socket.socket | None
+    stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
+
+
+def run_agent(job: Job) -> int:
+    """Run ``job`` to its end and return the exit code of `launch`."""
+    return asyncio.run(_Agent(job).run())
+
+
+class _Agent:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._run = job.run
+        self._workers: list[workers.Worker] = []
+        self._ended: list[workers.Worker] = []  # in the order in which they ended
+        self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
+        self._server: store.StoreServer | None = None
+        self._changed = asyncio.Event()  # a worker ended, or a signal came
+        self._stopped_by: signal.Signals | None = None
+        self._launcher_lost = False
+        self._kill_now = False
+        self._warden_pid = os.getppid()
+        self._began = time.monotonic()
+
+    async def run(self) -> int:
+        self._make_log_files()
+        self._echo = Echo(
+            self._echo_sources(),
+            stdout=sys.stderr.buffer if self._job.stdout_is_data else sys.stdout.buffer,
+            stderr=sys.stderr.buffer,
+        )
+        self._echo.start()
+        self._take_signals()
+        attempts = await self._run_attempts()
+        self._echo.finish()
+        return self._conclude(attempts)
+
+    # --- phases -----------------------------------------------------------------------------
+
+    async def _run_attempts(self) -> int:
+        """Start all workers until they end well or no restart is left; how often that was."""
+        for number in range(self._job.max_restarts + 1):
+            self._spawn(number)
+            await self._watch()
+            failed = self._first_failed()
+            if failed is not None:
+                self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
+            await self._stop_workers()
+            self._close_store()
+            self._end_leftovers()
+            left = self._job.max_restarts - number
+            if failed is None or self._stopped_by is not None or not left:
+                break
+            self._run.event("retry", attempt=number + 1, how="respawn", reason="--max-restarts")
+            self._echo.say(
+                f"rank {failed.rank} ended with {failed.exit}; starting all workers again"
+                f" ({left} restart{'s' * (left != 1)} left)"
+            )
+        return number + 1
+
+    def _spawn(self, number: int) -> None:
+        # A store for each attempt: torch's keys carry no attempt, and those of the last one would
+        # be taken for answers.
+        self._server = self._start_store(number)
+        layout = self._job.layout
+        attempt = workers.Attempt(
+            number=number,
+            most=self._job.max_restarts,
+            job_id=self._job.job_id,
+            store=self._store_address(),
+        )
+        self._workers, self._ended, self._asked_to_stop = [], [], set()
+        loop = asyncio.get_running_loop()
+        for local_rank, planned in enumerate(self._job.environs):
+            rank = layout.rank(local_rank)
+            environ = {
+                **planned,
+                **workers.identity(layout, attempt, local_rank),
+                "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, number)),
+                AGENT_PID: str(os.getpid()),
+            }
+            worker = workers.Worker.spawn(rank, self._job.argv, environ, self._run)
+            self._workers.append(worker)
+            loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))
+            self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=number)
+
+    async def _watch(self) -> None:
+        """Return when all workers have ended, one has failed, or we are asked to stop."""
+        while self._running() and self._first_failed() is None and self._stopped_by is None:
+            await self._next_change()
+
+    async def _stop_workers(self) -> None:
+        """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
+        if not self._running():
+            return
+        self._asked_to_stop = {worker.rank for worker in self._running()}
+        self._send(signal.SIGTERM)
+        await self._wait_for_end(self._job.stop_grace, unless_hurried=True)
+        if self._running():
+            ranks = [worker.rank for worker in self._running()]
+            self._run.event("stop-requested", signal="SIGKILL", ranks=ranks)
+            self._send(signal.SIGKILL)
+            await self._wait_for_end(proctree.KILL_DEADLINE)
+
+    def _conclude(self, attempts: int) -> int:
+        endings = [self._ending(worker) for worker in self._workers]
+        in_order = [self._ending(worker) for worker in self._ended]
+        in_order += [ending for ending in endings if ending not in in_order]
+        outcome, code, reason = judge(
+            in_order, stopped_by=self._stopped_by, launcher_lost=self._launcher_lost
+        )
+        failed = outcome == "failed"
+        verdict = Verdict(
+            run_id=self._run.run_id,
+            outcome=outcome,
+            exit_code=code,
+            reason=reason,
+            attempts=attempts,
+            seconds=round(time.monotonic() - self._began, 3),
+            first_failure=report.first_failure(self._run, in_order, attempts - 1)
+            if failed
+            else None,
+            workers=endings,
+        )
+        self._run.write_verdict(verdict.to_json())
+        self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
+        report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
+        return code
+
+    # --- what the phases are made of ----------------------------------------------------------
+
+    def _make_log_files(self) -> None:
+        for local_rank in range(self._job.layout.nproc):
+            rank = self._job.layout.rank(local_rank)
+            self._run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
+            self._run.stdout_log(rank).touch()
+            self._run.stderr_log(rank).touch()
+
+    def _echo_sources(self) -> list[Source]:
+        sources = []
+        for local_rank in range(self._job.layout.nproc):
+            rank = self._job.layout.rank(local_rank)
+            if local_rank in self._job.shown.stdout:
+                sources.append(Source(rank, self._run.stdout_log(rank), to_stderr=False))
+            if local_rank in self._job.shown.stderr:
+                sources.append(Source(rank, self._run.stderr_log(rank), to_stderr=True))
+        return sources
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in FORWARDED:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._on_signal, signum)
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child_end)
+        # The warden blocked them before it forked us, so that none could be lost until now.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _start_store(self, number: int) -> store.StoreServer | None:
+        listener, nodes = self._job.listener, self._job.layout.nodes
+        if listener is None:
+            return None
+        if number > 0:  # the first was bound before anything started, to refuse a taken port early
+            listener = store.listen(host=nodes.master_host, port=nodes.master_port)
+        server = store.serve(listener, nodes.master_host, self._run.store_log)
+        asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
+        return server
+
+    def _store_address(self) -> store.StoreAddress:
+        if self._server is not None:
+            return self._server.address
+        nodes = self._job.layout.nodes
+        assert nodes.master_host is not None  # a single node always hosts the store itself
+        return store.StoreAddress(nodes.master_host, nodes.master_port)
+
+    def _close_store(self) -> None:
+        if self._server is not None:
+            asyncio.get_running_loop().remove_reader(self._server.pidfd)
+            self._server.close()
+            self._server = None
+
+    def _on_store_end(self) -> None:
+        assert self._server is not None
+        asyncio.get_running_loop().remove_reader(self._server.pidfd)
+        # Groups that are up go on without it, so this is reported and not acted upon; workers
+        # that still need it fail by themselves, with this line above to explain it.
+        self._run.event("fault", cause="store-lost", log=str(self._run.store_log))
+        self._echo.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
+
+    def _on_worker_end(self, worker: workers.Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        ended = worker.reap()
+        self._ended.append(worker)
+        self._run.event(
+            "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
+        )
+        self._changed.set()
+
+    def _on_child_end(self) -> None:
+        own = {worker.pid for worker in self._running()}
+        if self._server is not None:
+            own.add(self._server.process.pid)
+        proctree.reap_adopted(own)
+
+    def _on_signal(self, signum: signal.Signals) -> None:
+        if signum not in _STOPPING:
+            self._send(signum)  # SIGUSR1 and SIGUSR2 are between the operator and the script
+            return
+        self._kill_now = self._stopped_by is not None
+        self._launcher_lost = self._launcher_lost or os.getppid() != self._warden_pid
+        if self._stopped_by is None:
+            self._stopped_by = signum
+            self._run.event("stop-requested", signal=signum.name)
+            grace = format_duration(self._job.stop_grace)
+            self._echo.say(
+                f"{signum.name}: stopping {len(self._running())} workers with SIGTERM,"
+                f" SIGKILL after {grace} (once more to kill now)"
+            )
+        self._changed.set()
+
+    def _end_leftovers(self) -> None:
+        """End what the workers started and left running."""
+        if survivors := proctree.end_descendants(_LEFTOVER_GRACE):
+            self._echo.say(f"processes that SIGKILL did not end: {survivors}")
+
+    def _running(self) -> list[workers.Worker]:
+        return [worker for worker in self._workers if worker.exit is None]
+
+    def _first_failed(self) -> workers.Worker | None:
+        return next((w for w in self._ended if w.exit is not None and not w.exit.ok), None)
+
+    def _send(self, signum: signal.Signals) -> None:
+        for worker in self._running():
+            worker.send(signum)
+
+    async def _next_change(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def _wait_for_end(self, limit: timedelta, *, unless_hurried: bool = False) -> None:
+        try:
+            async with asyncio.timeout(limit.total_seconds()):
+                while self._running() and not (unless_hurried and self._kill_now):
+                    await self._next_change()
+        except TimeoutError:
+            return
+
+    def _ending(self, worker: workers.Worker) -> Ending:
+        return Ending(
+            rank=worker.rank,
+            pid=worker.pid,
+            exit_code=worker.exit.code if worker.exit else None,
+            signal=worker.exit.signal if worker.exit else None,
+            seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
+            asked_to_stop=worker.rank in self._asked_to_stop,
+        )

@@ -1,0 +1,184 @@
+"""`ncclops launch` without its options' spelling: settle everything, then start the run.
+
+``prepare`` changes nothing on the machine, so ``--dry-run`` is ``prepare`` and a print.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ncclops.durations import format_duration
+from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
+from ncclops.launch import options, store, warden, workers
+from ncclops.launch.hardware import find_gpus
+from ncclops.launch.options import Nodes, Shown, Target
+from ncclops.launch.rundir import RunDirectory
+from ncclops.launch.stack import Stack, find_stack
+from ncclops.profiles import Profile, RestartMode
+from ncclops.worker import variables
+
+if TYPE_CHECKING:
+    from ncclops.launch.agent import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The command line of `launch`, each option parsed as far as it can be alone."""
+
+    target: Target
+    profile: Profile
+    overrides: Overrides
+    nodes: Nodes
+    nproc: str
+    restart: RestartMode
+    max_restarts: int
+    job_id: str | None
+    run_dir: Path | None
+    log_dir: Path | None
+    tee: str | None
+    redirects: str
+    local_ranks: str
+    stdout_is_data: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is settled and has not begun."""
+
+    request: Request
+    plan: Plan
+    stack: Stack
+    layout: workers.Layout
+    shown: Shown
+    argv: list[str]
+    remarks: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``run.json`` and ``--dry-run --json`` share."""
+        profile = self.request.profile
+        return {
+            "profile": {"name": profile.name, "files": list(profile.sources)},
+            "restart": self.request.restart,
+            "max_restarts": self.request.max_restarts,
+            "nodes": {"count": self.layout.nodes.count, "rank": self.layout.nodes.rank},
+            "nproc_per_node": self.layout.nproc,
+            "world_size": self.layout.world_size,
+            "command": self.argv,
+            "stack": asdict(self.stack),
+            "timeouts": {
+                name: value and format_duration(value)
+                for name, value in asdict(profile.timeouts).items()
+            },
+            "plan": self.plan.to_json()["changes"],
+        }
+
+
+def prepare(request: Request) -> Prepared:
+    """Check the request and settle profile, plan and layout. Raises ``UsageError``."""
+    options.check_target(request.target)
+    remarks = []
+    gpus = find_gpus()
+    nproc, remark = options.parse_nproc(request.nproc, gpus.count)
+    if remark:
+        remarks.append(remark)
+    if request.nodes.count > 1 and request.max_restarts:
+        remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
+    request.profile.require_nodes(request.nodes.count)
+    context = PlanContext(restart=request.restart, torch=installed_torch())
+    script = Path(request.target.name)
+    return Prepared(
+        request=request,
+        plan=compute_plan(request.profile, os.environ, request.overrides, context),
+        stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
+        layout=workers.Layout(nodes=request.nodes, nproc=nproc),
+        shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
+        argv=workers.command(request.target),
+        remarks=remarks,
+    )
+
+
+def start(prepared: Prepared) -> int:
+    """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
+    request, layout = prepared.request, prepared.layout
+    listener = None
+    if layout.nodes.rank == 0:
+        listener = store.listen(host=layout.nodes.master_host, port=layout.nodes.master_port)
+    run = RunDirectory.create(
+        exact=request.run_dir, parent=request.log_dir, node=socket.gethostname()
+    )
+    _record_start(run, prepared)
+    _greet(run, prepared)
+    job = _job(run, prepared, listener)
+
+    def agent() -> int:
+        from ncclops.launch.agent import run_agent
+
+        return run_agent(job)
+
+    code = warden.hold(agent)
+    if listener is not None:
+        listener.close()
+    return code
+
+
+def _record_start(run: RunDirectory, prepared: Prepared) -> None:
+    described = prepared.to_json()
+    run.write_run({"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd()), **described})
+    run.event("run-started", run_id=run.run_id, world_size=prepared.layout.world_size)
+    run.event("stack", **described["stack"])
+    run.event("env-applied", profile=prepared.request.profile.name, changes=described["plan"])
+
+
+def _greet(run: RunDirectory, prepared: Prepared) -> None:
+    layout = prepared.layout
+    workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
+    where = f", node {layout.nodes.rank} of {layout.nodes.count}" if layout.nodes.count > 1 else ""
+    changed = sum(change.action != "keep" for change in prepared.plan.changes)
+    lines = [
+        prepared.stack.line(),
+        *prepared.remarks,
+        f"{workers_here}{where}, profile {prepared.request.profile.name}:"
+        f" {changed} variables changed (ncclops env diff tells which and why)",
+        f"run directory {run.shown()}",
+    ]
+    sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+
+
+def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
+    from ncclops.launch.agent import Job
+
+    request, layout = prepared.request, prepared.layout
+    return Job(
+        run=run,
+        argv=prepared.argv,
+        environs=[_environ(run, prepared, layout.rank(local)) for local in range(layout.nproc)],
+        layout=layout,
+        # All nodes must say the same, so several of them share torchrun's own default.
+        job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
+        max_restarts=_restarts(request),
+        stop_grace=prepared.request.profile.timeouts.stop_grace,
+        shown=prepared.shown,
+        listener=listener,
+        stdout_is_data=request.stdout_is_data,
+    )
+
+
+def _restarts(request: Request) -> int:
+    # Several nodes would have to agree on an attempt before they start it.
+    alone = request.nodes.count == 1
+    return request.max_restarts if alone and request.restart != "none" else 0
+
+
+def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
+    fill = {"run_dir": str(run.path), "rank_dir": str(run.rank_dir(rank))}
+    environ = prepared.plan.apply(os.environ, fill)
+    environ |= {variables.RUN_DIR: str(run.path), variables.RUN_ID: run.run_id}
+    if (limit := prepared.request.profile.timeouts.process_group) is not None:
+        environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
+    return environ

@@ -1,0 +1,191 @@
+"""What `launch` was asked to do, parsed once: spellings that people and torchrun use, as values."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ncclops.errors import UsageError
+
+# torchrun's default for --master-port, which other nodes need to know beforehand.
+DEFAULT_MASTER_PORT = 29500
+_STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """This node's place in the job. ``master_host`` is None on a single node."""
+
+    count: int = 1
+    rank: int = 0
+    master_host: str | None = None
+    master_port: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What each worker runs: a script, a module (``-m``) or any program (``--no-python``)."""
+
+    kind: Literal["script", "module", "program"]
+    name: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which streams of which local ranks go to the terminal."""
+
+    stdout: frozenset[int]
+    stderr: frozenset[int]
+
+
+def parse_nnodes(text: str) -> int:
+    """The node count of ``N`` or ``N:N``. Raises ``UsageError`` for a real range."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"--nnodes {text}: give the number of nodes, as in --nnodes 2")
+    if match[2] is not None and match[2] != match[1]:
+        raise UsageError(
+            f"--nnodes {text}: a range of nodes is not supported yet; give a fixed number"
+        )
+    return int(match[1])
+
+
+def parse_nodes(
+    *,
+    nnodes: str,
+    node_rank: int,
+    master_addr: str | None,
+    master_port: int | None,
+    rdzv_backend: str,
+    rdzv_endpoint: str,
+    standalone: bool,
+) -> Nodes:
+    """Place this node by torchrun's options. Raises ``UsageError`` where they do not fit."""
+    count = 1 if standalone else parse_nnodes(nnodes)
+    if count == 1:
+        return Nodes(master_port=master_port or 0)
+    endpoint_host, _, endpoint_port = rdzv_endpoint.rpartition(":")
+    if rdzv_backend != "static" and rdzv_endpoint:
+        raise UsageError(
+            f"--rdzv-backend {rdzv_backend} with --nnodes {count}: membership by rendezvous is not"
+            " supported yet; give each node --node-rank, --master-addr and --master-port"
+        )
+    host = master_addr or endpoint_host
+    if not host:
+        raise UsageError(f"--nnodes {count} needs --master-addr: the address of node 0")
+    if not 0 <= node_rank < count:
+        raise UsageError(f"--node-rank {node_rank}: with --nnodes {count} it is 0 to {count - 1}")
+    port = master_port or (int(endpoint_port) if endpoint_port.isdecimal() else DEFAULT_MASTER_PORT)
+    return Nodes(count=count, rank=node_rank, master_host=host, master_port=port)
+
+
+def parse_nproc(text: str, gpu_count: int) -> tuple[int, str | None]:
+    """Workers on this node for ``auto``, ``gpu``, ``cpu`` or a number, and a remark if due."""
+    if text == "auto":
+        if gpu_count:
+            return gpu_count, None
+        return 1, "no GPU found: starting 1 worker (--nproc-per-node N for more)"
+    if text == "gpu":
+        if not gpu_count:
+            raise UsageError("--nproc-per-node gpu: no GPU found here; give a number instead")
+        return gpu_count, None
+    if text == "cpu":
+        return os.cpu_count() or 1, None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--nproc-per-node {text}: give auto, gpu, cpu or a number from 1")
+    return int(text), None
+
+
+def parse_shown(tee: str | None, redirects: str, local_ranks: str, nproc: int) -> Shown:
+    """What the terminal shows: rank 0 by default, more or less by ``--tee`` and friends.
+
+    ``tee`` is ``all``, ``none``, a list of local ranks (``1,3``), or torchrun's forms: one digit
+    for all ranks (1 stdout, 2 stderr, 3 both, 0 neither) or pairs ``rank:digit``. ``redirects``
+    has torchrun's forms and takes streams off the terminal that ``tee`` does not put back.
+    ``local_ranks`` (``--local-ranks-filter``) is a list of local ranks to show instead of 0.
+    """
+    everyone = frozenset(range(nproc))
+    base = _rank_list("--local-ranks-filter", local_ranks) if local_ranks else frozenset({0})
+    hidden = _streams("--redirects", redirects, everyone)
+    shown = Shown(base - hidden.stdout, base - hidden.stderr)
+    if tee is None:
+        return shown
+    if tee == "none":
+        return Shown(frozenset(), frozenset())
+    if tee == "all":
+        return Shown(everyone, everyone)
+    if "," in tee and ":" not in tee:
+        ranks = _rank_list("--tee", tee)
+        return Shown(ranks, ranks)
+    chosen = _streams("--tee", tee, everyone)
+    return Shown(shown.stdout | chosen.stdout, shown.stderr | chosen.stderr)
+
+
+def _rank_list(option: str, text: str) -> frozenset[int]:
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{option} {text}: give local ranks separated by commas, as in 0,2")
+    return frozenset(int(part) for part in parts)
+
+
+def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
+    if text in _STREAM_FLAGS:
+        out, err = _STREAM_FLAGS[text]
+        return Shown(everyone if out else frozenset(), everyone if err else frozenset())
+    pairs = [re.fullmatch(r"(\d+):([0-3])", part) for part in text.split(",")]
+    if None in pairs:
+        raise UsageError(
+            f"{option} {text}: give all, none, local ranks (0,2), or torchrun's 0 to 3 or 0:3,1:1"
+        )
+    flags = {int(pair[1]): _STREAM_FLAGS[pair[2]] for pair in pairs if pair}
+    return Shown(
+        frozenset(rank for rank, (out, _) in flags.items() if out),
+        frozenset(rank for rank, (_, err) in flags.items() if err),
+    )
+
+
+def check_target(target: Target) -> None:
+    """Raise ``UsageError`` if the script, module or program of ``target`` cannot be started."""
+    if target.kind == "script":
+        _check_script(Path(target.name))
+    elif target.kind == "module":
+        _check_module(target.name)
+    else:
+        _check_program(target.name)
+
+
+def _check_script(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory: give the training script itself")
+    if not path.exists():
+        raise UsageError(f"script {path} does not exist: check the path, or use -m for a module")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read script {path} ({error.strerror}): check its permissions"
+        ) from error
+
+
+def _check_module(name: str) -> None:
+    import sys
+    from importlib.machinery import PathFinder
+
+    top = name.partition(".")[0]
+    if top not in sys.builtin_module_names and not PathFinder.find_spec(
+        top, [str(Path.cwd()), *sys.path]
+    ):
+        raise UsageError(
+            f"module {top} is not found from {Path.cwd()}: check -m {name} and PYTHONPATH"
+        )
+
+
+def _check_program(name: str) -> None:
+    import shutil
+
+    if shutil.which(name) is None:
+        raise UsageError(f"program {name} is not found or not executable: check --no-python {name}")

@@ -1,0 +1,106 @@
+"""Ends whole process trees, and makes sure that nothing escapes from one.
+
+It relies on this process being a *subreaper* (``_prctl``): every orphaned descendant is adopted,
+also one that called ``setsid`` or forked twice, so the tree can be walked until it is empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+
+import psutil
+
+# A process that SIGKILL does not end sits in the kernel (state D, typically a wedged driver).
+# Waiting longer than this for it helps nobody.
+KILL_DEADLINE = timedelta(seconds=10)
+
+
+def end_descendants(grace: timedelta) -> list[int]:
+    """End every descendant of this process: SIGTERM, ``grace``, SIGKILL.
+
+    Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
+    for at most ``grace`` and the deadline. Reaps zombies: children that someone else in this
+    process waits for must have been waited for before.
+    """
+    if _signal_all(signal.SIGTERM):
+        _wait_until_empty(grace)
+    deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
+    # Again and again, because a process may fork between the look and the blow.
+    while _signal_all(signal.SIGKILL) and time.monotonic() < deadline:
+        _wait_until_empty(timedelta(seconds=0.5))
+    return [process.pid for process in _descendants()]
+
+
+def _descendants() -> list[psutil.Process]:
+    """Living descendants of this process; zombies are reaped on the way."""
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+            elif process.ppid() == os.getpid():
+                _reap(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return living
+
+
+def _signal_all(signum: signal.Signals) -> list[psutil.Process]:
+    processes = _descendants()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            process.send_signal(signum)
+    return processes
+
+
+def _wait_until_empty(limit: timedelta) -> None:
+    deadline = time.monotonic() + limit.total_seconds()
+    while (processes := _descendants()) and time.monotonic() < deadline:
+        wait_for_exit((process.pid for process in processes), deadline)
+
+
+def wait_for_exit(pids: Iterable[int], deadline: float) -> None:
+    """Block until all of ``pids`` have ended or ``deadline`` (monotonic seconds) has come."""
+    poller = select.poll()
+    open_fds: set[int] = set()
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                open_fds.add(fd)
+                poller.register(fd, select.POLLIN)
+        waiting = set(open_fds)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poller.poll(max(1, round(left * 1000))):
+                poller.unregister(fd)
+                waiting.discard(fd)
+    finally:
+        for fd in open_fds:
+            os.close(fd)
+
+
+def reap_adopted(own: set[int]) -> None:
+    """Reap zombies that this process adopted; stops at one of ``own``, which has its own waiter."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in own:
+            return
+        _reap(ended.si_pid)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except OSError as error:
+        if error.errno != errno.ECHILD:
+            raise

@@ -1,0 +1,59 @@
+"""What is told at the end of a run: the first failure in full, the outcome in a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ncclops.launch.rundir import RunDirectory
+from ncclops.launch.tail import last_lines
+from ncclops.launch.verdict import Ending, FirstFailure, Verdict
+
+_TAIL_LINES = 25  # a traceback with its cause, on one screen
+
+
+def first_failure(
+    run: RunDirectory, in_order: Sequence[Ending], attempt: int
+) -> FirstFailure | None:
+    """The first of ``in_order`` (order of ending) that failed without being asked to stop."""
+    first = next((e for e in in_order if not e.ok and not e.asked_to_stop), None)
+    if first is None:
+        return None
+    log = run.stderr_log(first.rank)
+    tail = last_lines(log, _TAIL_LINES)
+    if not tail:
+        log = run.stdout_log(first.rank)
+        tail = last_lines(log, _TAIL_LINES)
+    return FirstFailure(
+        ending=first,
+        message=_recorded_message(run.error_file(first.rank, attempt)),
+        tail=tail,
+        log=run.shown(log),
+    )
+
+
+def _recorded_message(error_file: Path) -> str | None:
+    """The exception in a torchelastic error file, as its last line names it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        message = json.loads(error_file.read_text())["message"]
+        text = message["message"] if isinstance(message, dict) else message
+        return str(text).strip().splitlines()[-1]
+    return None
+
+
+def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
+    """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
+    lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {verdict.reason}"]
+    if verdict.first_failure is not None:
+        lines += verdict.first_failure.lines()
+    lines.append(f"verdict: {run.shown(run.verdict_path)}")
+    with suppress(OSError):  # a terminal that has gone does not change the verdict
+        sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+        sys.stderr.flush()
+        if as_json:
+            json.dump(verdict.to_json(), sys.stdout, indent=2, ensure_ascii=False)
+            sys.stdout.write("\n")
+            sys.stdout.flush()

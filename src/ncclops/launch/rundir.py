@@ -1,0 +1,112 @@
+"""The run directory: the one owner of its file names, and the one place that writes its records.
+
+<run>/run.json              what was started: profile, plan, stack, command, nodes
+<run>/events.jsonl          one JSON object per event, appended and flushed
+<run>/store.log             output of the store server
+<run>/ranks/<rank>/         stdout.log, stderr.log, error-<attempt>.json (rank is the initial rank)
+<run>/verdict.json          how it ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ncclops.errors import UsageError
+
+DEFAULT_PARENT = Path("runs")
+
+
+class RunDirectory:
+    """The files of one run. Create with :meth:`create`, which makes the directory."""
+
+    def __init__(self, path: Path, run_id: str, node: str) -> None:
+        self.path = path
+        self.run_id = run_id
+        self._node = node
+        self._events = self.events_path.open("ab", buffering=0)
+
+    @classmethod
+    def create(cls, *, exact: Path | None, parent: Path | None, node: str) -> RunDirectory:
+        """Make ``exact``, or a fresh directory of its own below ``parent`` (default ``runs``).
+
+        Raises ``UsageError`` when it cannot be made or written, or ``exact`` already holds a run.
+        """
+        run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        wanted = exact if exact is not None else (parent or DEFAULT_PARENT) / run_id
+        try:
+            wanted.mkdir(parents=True, exist_ok=exact is not None)
+            path = wanted.resolve()
+            if (path / "run.json").exists():
+                raise UsageError(
+                    f"{wanted} already holds a run, and records are never overwritten:"
+                    " give --run-dir another path or remove it"
+                )
+            return cls(path, run_id, node)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the run directory {wanted} ({error.strerror}):"
+                " give --run-dir a path that can be written"
+            ) from error
+
+    @property
+    def run_path(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def verdict_path(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def store_log(self) -> Path:
+        return self.path / "store.log"
+
+    def rank_dir(self, rank: int) -> Path:
+        return self.path / "ranks" / str(rank)
+
+    def stdout_log(self, rank: int) -> Path:
+        return self.rank_dir(rank) / "stdout.log"
+
+    def stderr_log(self, rank: int) -> Path:
+        return self.rank_dir(rank) / "stderr.log"
+
+    def error_file(self, rank: int, attempt: int) -> Path:
+        """Where torchelastic's ``@record`` or our worker entry describes an exception."""
+        return self.rank_dir(rank) / f"error-{attempt}.json"
+
+    def shown(self, path: Path | None = None) -> str:
+        """``path`` (default the directory) as a person would type it from here."""
+        absolute = path or self.path
+        try:
+            return (
+                os.path.relpath(absolute) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+            )
+        except OSError:  # the current directory is gone
+            return str(absolute)
+
+    def event(self, event: str, *, rank: int | None = None, **fields: Any) -> None:
+        """Append one event. One unbuffered write each, so that no kill can leave half a record."""
+        record = {"ts": time.time(), "event": event, "rank": rank, "node": self._node, **fields}
+        self._events.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+    def write_run(self, document: dict[str, Any]) -> None:
+        _write_json(self.run_path, {"schema": "ncclops.run/1", "run_id": self.run_id, **document})
+
+    def write_verdict(self, document: dict[str, Any]) -> None:
+        _write_json(self.verdict_path, document)
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    # Whole or not at all: a reader never meets half a document.
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    partial.replace(path)

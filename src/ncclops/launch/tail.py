@@ -1,0 +1,111 @@
+"""Follows growing files line by line, woken by the kernel instead of a timer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_IN_MODIFY = 0x2
+# A line longer than this is handed on in pieces, so that output without a newline (binary
+# garbage, an endless progress bar) cannot fill the memory.
+_LONGEST_LINE = 16 << 20
+_CHUNK = 1 << 18
+# Only where inotify is not to be had (the limit on instances per user is 128, and containers
+# share it): there is no other event for "this file has grown".
+_FALLBACK_INTERVAL_MS = 100
+
+
+class LineReader:
+    """Yields each line of a growing file once. One reader, one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._partial: list[bytes] = []
+        self._partial_bytes = 0
+
+    def read(self) -> Iterator[bytes]:
+        """The lines that are complete now, each with its newline, at most a few hundred kB of them.
+
+        Yields nothing when nothing is new; call again until then.
+        """
+        chunk = self._file.read(_CHUNK)
+        if not chunk:
+            return
+        first, newline, rest = chunk.partition(b"\n")
+        self._partial.append(first + newline)
+        self._partial_bytes += len(first) + len(newline)
+        if newline:
+            yield from self.rest()
+            *lines, tail = rest.split(b"\n")
+            yield from (line + b"\n" for line in lines)
+            if tail:
+                self._partial, self._partial_bytes = [tail], len(tail)
+        elif self._partial_bytes > _LONGEST_LINE:
+            yield from self.rest()
+        else:
+            yield b""  # something was read, and no line is complete yet
+
+    def rest(self) -> Iterator[bytes]:
+        """What has been read after the last newline, if anything; it counts as read."""
+        if self._partial:
+            yield b"".join(self._partial)
+            self._partial, self._partial_bytes = [], 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class GrowthWatch:
+    """Blocks until one of some files has grown, or until another thread calls :meth:`wake`."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._inotify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.poll()
+        self._poller.register(self._waker, select.POLLIN)
+        if self._inotify >= 0:
+            self._poller.register(self._inotify, select.POLLIN)
+
+    def add(self, path: Path) -> None:
+        """Watch ``path``, which must exist."""
+        if self._inotify >= 0:
+            watch = self._libc.inotify_add_watch(self._inotify, os.fsencode(path), _IN_MODIFY)
+            if watch < 0:
+                self._give_up_inotify()
+
+    def _give_up_inotify(self) -> None:
+        self._poller.unregister(self._inotify)
+        os.close(self._inotify)
+        self._inotify = -1
+
+    def wait(self) -> None:
+        """Return when a file has grown since the last call, or someone woke us."""
+        for fd, _ in self._poller.poll(None if self._inotify >= 0 else _FALLBACK_INTERVAL_MS):
+            with suppress(BlockingIOError):
+                os.read(fd, 1 << 16)
+
+    def wake(self) -> None:
+        """End a :meth:`wait`, the current one or the next. Any thread may call this."""
+        os.eventfd_write(self._waker, 1)
+
+    def close(self) -> None:
+        os.close(self._waker)
+        if self._inotify >= 0:
+            os.close(self._inotify)
+
+
+def last_lines(path: Path, count: int, limit_bytes: int = 64 << 10) -> list[str]:
+    """The last ``count`` lines of ``path``, looking no further back than ``limit_bytes``."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-count:]

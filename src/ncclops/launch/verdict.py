@@ -1,0 +1,101 @@
+"""How a run ended, from how its workers ended: pure functions over plain values."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Outcome = Literal["completed", "failed", "interrupted"]
+
+# 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
+_SIGNAL_EXIT_BASE = 128
+
+_SIGNAL_HINTS = {
+    "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "a native library gave up, often the NCCL watchdog: look for it in the log",
+    "SIGBUS": "often a full /dev/shm",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How one worker ended in the last attempt. Both codes are None if it did not end at all."""
+
+    rank: int
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    seconds: float | None
+    asked_to_stop: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def how(self) -> str:
+        """In words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
+        if self.signal:
+            return f"was killed by {self.signal}"
+        return "did not end" if self.exit_code is None else f"exited with code {self.exit_code}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFailure:
+    """The worker that failed first, and what it left to read."""
+
+    ending: Ending
+    message: str | None
+    tail: Sequence[str]
+    log: str
+
+    def lines(self) -> list[str]:
+        """For the terminal: which rank, how, the last lines, where the rest is."""
+        ending = self.ending
+        headline = f"rank {ending.rank} {ending.how()}"
+        if ending.seconds is not None:
+            headline += f" after {ending.seconds:.1f}s"
+        if self.message:
+            headline += f": {self.message}"
+        elif hint := _SIGNAL_HINTS.get(ending.signal or ""):
+            headline += f" ({hint})"
+        tail = [f"    {line}" for line in self.tail]
+        return [headline, *tail, f"log: {self.log}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What ``verdict.json`` says."""
+
+    run_id: str
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    attempts: int
+    seconds: float
+    first_failure: FirstFailure | None
+    workers: Sequence[Ending]
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        failure = document.pop("first_failure")
+        if failure is not None:
+            failure |= failure.pop("ending")
+        return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
+
+
+def judge(
+    endings: Sequence[Ending], *, stopped_by: signal.Signals | None, launcher_lost: bool
+) -> tuple[Outcome, int, str]:
+    """Outcome, exit code and reason for a run whose workers ended as ``endings``."""
+    if launcher_lost:
+        return "failed", 1, "the launcher was killed, and the agent stopped the workers"
+    if stopped_by is not None:
+        return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
+    bad = [ending for ending in endings if not ending.ok]
+    if bad:
+        first = next((ending for ending in bad if not ending.asked_to_stop), bad[0])
+        return "failed", 1, f"rank {first.rank} {first.how()}"
+    return "completed", 0, f"{len(endings)} worker{'s' * (len(endings) != 1)} exited 0"

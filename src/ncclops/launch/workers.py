@@ -1,0 +1,140 @@
+"""One worker: its identity in the environment, its process, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ncclops.launch.options import Nodes, Target
+from ncclops.launch.rundir import RunDirectory
+from ncclops.launch.store import StoreAddress
+
+_ROLE = "default"  # torchrun's name for the role of ordinary workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How many workers there are, and where: all nodes run the same number."""
+
+    nodes: Nodes
+    nproc: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes.count * self.nproc
+
+    def rank(self, local_rank: int) -> int:
+        return self.nodes.rank * self.nproc + local_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of all workers: 0 first, then one per restart of the processes."""
+
+    number: int
+    most: int
+    job_id: str
+    store: StoreAddress
+
+
+def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str]:
+    """The variables that tell a worker who it is: those of torchrun, and under the same names."""
+    rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
+    values: dict[str, object] = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": nproc,
+        "GROUP_RANK": layout.nodes.rank,
+        "GROUP_WORLD_SIZE": layout.nodes.count,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": _ROLE,
+        "MASTER_ADDR": attempt.store.host,
+        "MASTER_PORT": attempt.store.port,
+        "TORCHELASTIC_RUN_ID": attempt.job_id,
+        "TORCHELASTIC_RESTART_COUNT": attempt.number,
+        "TORCHELASTIC_MAX_RESTARTS": attempt.most,
+        # env:// then joins our store as a client, under a prefix of this attempt's own,
+        # instead of having rank 0 host one.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def command(target: Target) -> list[str]:
+    """The command line of a worker. ``PYTHON_EXEC`` replaces the interpreter, as under torchrun."""
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    if target.kind == "program":
+        return [python, "-m", "ncclops.worker.tether", target.name, *target.arguments]
+    module = ["-m"] if target.kind == "module" else []
+    # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
+    return [python, "-u", "-m", "ncclops.worker", *module, target.name, *target.arguments]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended: ``code`` as the shell knows it from 0 to 255, or the signal's name."""
+
+    code: int | None
+    signal: str | None
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}" if self.signal is None else self.signal
+
+
+class Worker:
+    """A worker's process. ``exit`` is None while it runs."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.rank = rank
+        self.pid = process.pid
+        self.exit: Exit | None = None
+        self.started = time.monotonic()
+        self.ended: float | None = None
+        self._process = process
+        self.pidfd = os.pidfd_open(process.pid)
+
+    @classmethod
+    def spawn(
+        cls, rank: int, argv: list[str], environ: Mapping[str, str], run: RunDirectory
+    ) -> Worker:
+        """Start ``argv`` with its output appended to the rank's log files.
+
+        The worker writes into the files itself: no pipe can fill up, and what it wrote is kept
+        whatever happens to the agent.
+        """
+        with run.stdout_log(rank).open("ab") as out, run.stderr_log(rank).open("ab") as err:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        return cls(rank, process)
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send ``signum``; nothing happens if the worker has ended."""
+        if self.exit is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    def reap(self) -> Exit:
+        """Record how the worker ended; call when its pidfd says that it has."""
+        code = self._process.wait()
+        self.ended = time.monotonic()
+        self.exit = Exit(code, None) if code >= 0 else Exit(None, signal.Signals(-code).name)
+        os.close(self.pidfd)
+        return self.exit

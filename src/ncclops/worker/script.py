@@ -1,0 +1,118 @@
+"""Runs a script or a module as ``__main__``, the way ``python SCRIPT`` and ``python -m`` do.
+
+``runpy`` restores the old ``__main__`` when the code has run, which is too early: threads, exit
+handlers and multiprocessing's children still look for the script's. Here ``__main__`` stays.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+# What the interpreter was started with; kept, because dropping a module clears its globals.
+_launcher_main = sys.modules.get("__main__")
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Run the file ``path``; its exceptions and ``SystemExit`` come out as they are."""
+    # Like the interpreter: neither symlinks nor dots are resolved.
+    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
+    sys.argv = [path, *arguments]
+    _set_first_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+    main = ModuleType("__main__")
+    main.__file__ = absolute
+    main.__loader__ = SourceFileLoader("__main__", absolute)
+    main.__dict__["__cached__"] = None
+    # dont_inherit: this file's own __future__ imports are not the script's.
+    _run(main, lambda: compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True))
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Run the module ``name``, or its ``__main__`` if it is a package."""
+    sys.argv = ["-m", *arguments]
+    _set_first_path(str(Path.cwd()))
+    spec = _find_module(name)
+    if spec is None or spec.loader is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    sys.argv[0] = spec.origin or name
+    main = ModuleType("__main__")
+    main.__file__ = spec.origin
+    main.__spec__ = spec
+    main.__package__ = spec.parent
+    main.__loader__ = spec.loader
+    main.__dict__["__cached__"] = spec.cached
+    get_code: Callable[[str], CodeType] = spec.loader.get_code  # type: ignore[attr-defined]
+    _run(main, lambda: get_code(spec.name))
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            return importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return None
+        raise  # the package is there, and something that it imports is not
+    return spec
+
+
+def _set_first_path(directory: str) -> None:
+    # sys.path[0] is there for `python -m ncclops.worker`; -P and PYTHONSAFEPATH leave it out.
+    if not sys.flags.safe_path:
+        sys.path[0] = directory
+
+
+def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    try:
+        exec(load(), main.__dict__)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            _record(error)
+        sys.excepthook = _without_our_frames(sys.excepthook)
+        raise
+
+
+def _without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``hook`` (the default, or the script's own), shown a traceback that starts in the script."""
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        while trace is not None and _is_ours(trace):
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    return excepthook
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    filename = trace.tb_frame.f_code.co_filename
+    return filename.startswith((os.path.dirname(__file__), "<frozen runpy>"))  # noqa: PTH120
+
+
+def _record(error: Exception) -> None:
+    """Describe ``error`` in torchelastic's error file, unless its ``@record`` already has."""
+    target = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not target or Path(target).exists():
+        return
+    details = {
+        "py_callstack": traceback.format_exc(),
+        "timestamp": str(int(time.time())),
+    }
+    described = {"message": f"{type(error).__name__}: {error}", "extraInfo": details}
+    try:
+        Path(target).write_text(json.dumps({"message": described}))
+    except OSError:
+        return  # the traceback on stderr says the same

@@ -1,0 +1,31 @@
+"""Ties a worker to its agent: when the agent ends, by whatever means, the kernel ends the worker.
+
+Also a command, for programs that are not Python (``ncclops launch --no-python``):
+
+    python -m ncclops.worker.tether PROGRAM [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from ncclops._prctl import die_with_parent
+from ncclops.worker.variables import AGENT_PID
+
+
+def tie_to_agent() -> None:
+    """Die with the agent that started this process; does nothing outside `launch`.
+
+    SIGKILL, because nobody is left who could insist if a handler for SIGTERM hangs, and a
+    worker that hangs unseen keeps its GPU.
+    """
+    agent_pid = os.environ.pop(AGENT_PID, None)
+    if agent_pid is not None:
+        die_with_parent(int(agent_pid), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    tie_to_agent()
+    os.execvp(sys.argv[1], sys.argv[1:])

@@ -1,0 +1,46 @@
+"""What all tests share: the command line as a user starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import ncclops as ncclops_package
+
+REPOSITORY = Path(__file__).parent.parent
+# Nothing in the suite takes this long; a test that hangs should fail with its output instead.
+LIMIT_S = 120
+
+CompletedText = subprocess.CompletedProcess[str]
+
+
+def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, without what a profile has a say in, plus ``extra``."""
+    spared = ("NCCL_", "TORCH_", "TORCHELASTIC_", "NCCLOPS_", "GLOO_", "OMP_", "CUDA_")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(spared)}
+    # The package under test, wherever a test's process has its current directory.
+    package = str(Path(ncclops_package.__file__).parent.parent)
+    environ["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environ.get("PYTHONPATH")])])
+    return environ | dict(extra or {})
+
+
+@pytest.fixture
+def ncclops(tmp_path: Path) -> Callable[..., CompletedText]:
+    """``ncclops("launch", ..., env={...})`` runs the command line in ``tmp_path``."""
+
+    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> CompletedText:
+        return subprocess.run(
+            [sys.executable, "-m", "ncclops", *map(str, arguments)],
+            cwd=tmp_path,
+            env=clean_environ(env),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+
+    return run

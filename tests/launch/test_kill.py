@@ -1,0 +1,241 @@
+"""However a run is ended, nothing of it stays alive and nothing that was written is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import LIMIT_S
+from tests.launch.conftest import Background, Run
+
+Script = Callable[..., Path]
+Processes = Callable[[], list[psutil.Process]]
+
+# Writes numbered lines as fast as it can, and has children of every kind that is hard to find:
+# a plain one, one in a session of its own, and one whose parent has left.
+BUSY = """
+import itertools, os, signal, subprocess, sys
+subprocess.Popen(["sleep", "300"])
+subprocess.Popen(["sleep", "301"], start_new_session=True)
+subprocess.run(["sh", "-c", "setsid sleep 302 & exit 0"])
+STUBBORN
+open(f"ready-{os.environ['RANK']}", "w").close()
+for n in itertools.count():
+    sys.stdout.write(f"line {n} {'x' * 200}\\n")
+    if n % 1000 == 0:
+        # What has been written so far, told outside the log; the log may hold more, never less.
+        with open(f"written-{os.environ['RANK']}.partial", "w") as file:
+            file.write(str(n))
+        os.replace(file.name, f"written-{os.environ['RANK']}")
+    if n > 400_000:
+        signal.pause()
+"""
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+PROCESSES_OF_A_WORKER = 4  # itself and three sleeps
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll ``condition``; files of another process's making have no event to wait for."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def busy_run(
+    background: Callable[..., Background],
+    script: Script,
+    quick_profile: Path,
+    tmp_path: Path,
+    of_this_test: Processes,
+) -> Callable[..., Background]:
+    """Starts two busy workers and returns once they and all their children are there."""
+
+    def start(*, stubborn: bool = False) -> Background:
+        path = script(BUSY.replace("STUBBORN", STUBBORN if stubborn else ""))
+        agent = background(
+            "launch", "--profile", quick_profile, "--nproc-per-node", "2", "--run-dir", "run", path
+        )
+        wait_until(
+            lambda: all((tmp_path / f"written-{rank}").exists() for rank in (0, 1)),
+            "both workers at work",
+        )
+        assert len(of_this_test()) >= 2 * PROCESSES_OF_A_WORKER
+        return agent
+
+    return start
+
+
+def assert_nothing_lost(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        *complete, _ = Run(tmp_path / "run").stdout(rank).split("\n")
+        numbers = [int(line.split()[1]) for line in complete]
+        assert numbers == list(range(len(numbers))), "lines lost or mixed"
+        assert len(numbers) > int((tmp_path / f"written-{rank}").read_text())
+
+
+def assert_all_gone(of_this_test: Processes) -> None:
+    wait_until(lambda: not of_this_test(), f"all gone; left: {of_this_test()}")
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_everything_in_good_order(
+    signum: signal.Signals,
+    code: int,
+    stubborn: bool,
+    busy_run: Callable[..., Background],
+    of_this_test: Processes,
+    tmp_path: Path,
+) -> None:
+    """Workers that ignore SIGTERM, and children that hide, end too; the verdict is written."""
+    agent = busy_run(stubborn=stubborn)
+    agent.send_signal(signum)
+    assert agent.wait(LIMIT_S) == code
+    assert of_this_test() == [], "gone by the time that the launcher returns"
+    assert_nothing_lost(tmp_path)
+    run = Run(tmp_path / "run")
+    assert run.verdict["outcome"] == "interrupted"
+    expected = "SIGKILL" if stubborn else "SIGTERM"
+    assert [worker["signal"] for worker in run.verdict["workers"]] == [expected] * 2
+    assert run.named("stop-requested")[0]["signal"] == signum.name
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_sigkill_of_the_launcher_leaves_no_process(
+    stubborn: bool, busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
+) -> None:
+    launcher = busy_run(stubborn=stubborn)
+    launcher.kill()
+    assert_all_gone(of_this_test)
+    assert_nothing_lost(tmp_path)
+    verdict = Run(tmp_path / "run").verdict
+    assert verdict["outcome"] == "failed"
+    assert "launcher was killed" in verdict["reason"]
+
+
+def test_sigkill_of_the_agent_leaves_no_process(
+    busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
+) -> None:
+    """Not the process the user sees, but its child, which supervises."""
+    launcher = busy_run(stubborn=True)
+    (agent,) = psutil.Process(launcher.pid).children()
+    agent.kill()
+    assert launcher.wait(LIMIT_S) == 1
+    assert of_this_test() == []
+    assert_nothing_lost(tmp_path)
+
+
+def test_sigkill_of_both_at_once_leaves_no_worker(
+    busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
+) -> None:
+    """As `pkill -9 -f ncclops` does; the workers' own children are beyond anybody's reach then."""
+    launcher = busy_run(stubborn=True)
+    (agent,) = psutil.Process(launcher.pid).children()
+    os.kill(launcher.pid, signal.SIGSTOP)  # so that it cannot clean up in between
+    agent.kill()
+    launcher.kill()
+    launcher.wait(LIMIT_S)
+    wait_until(lambda: {p.name() for p in of_this_test()} <= {"sleep"}, "all workers gone")
+    assert_nothing_lost(tmp_path)
+
+
+def test_a_second_interrupt_does_not_wait_for_the_grace_time(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    profile = tmp_path / "patient.toml"
+    profile.write_text(
+        'description = "Long grace."\nkind = "lane"\nnodes = "any"\nextends = "local-cpu"\n'
+        f'[timeouts]\nstop_grace = "{LIMIT_S * 10}s"\n'
+    )
+    path = script(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('ready', 'w').close()\nsignal.pause()\nsignal.pause()"
+    )
+    agent = background(
+        "launch", "--profile", profile, "--nproc-per-node", "1", "--run-dir", "run", path
+    )
+    wait_until((tmp_path / "ready").exists, "ready")
+    agent.send_signal(signal.SIGINT)
+    wait_until(lambda: bool(Run(tmp_path / "run").named("stop-requested")), "the first was taken")
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(LIMIT_S) == 130
+
+
+def test_a_worker_may_end_well_when_asked_to_stop(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    """A script that saves on SIGTERM and exits 0 gets the time for it; the run is interrupted."""
+    path = script(
+        "import os, signal, sys\n"
+        "def save(*_):\n"
+        "    print('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "open('ready', 'w').close()\n"
+        "signal.pause()\n"
+    )
+    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
+    wait_until((tmp_path / "ready").exists, "ready")
+    agent.terminate()
+    assert agent.wait(LIMIT_S) == 143
+    run = Run(tmp_path / "run")
+    assert run.stdout(0) == "saved\n"
+    assert run.verdict["workers"][0]["exit_code"] == 0
+
+
+def test_user_signals_are_passed_on(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    """Schedulers announce the end of an allocation with them."""
+    path = script(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+        "open('ready', 'w').close()\n"
+        "signal.pause()\n"
+    )
+    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
+    wait_until((tmp_path / "ready").exists, "ready")
+    agent.send_signal(signal.SIGUSR1)
+    assert agent.wait(LIMIT_S) == 0
+
+
+def test_children_that_outlive_their_worker_end_with_the_run(
+    background: Callable[..., Background], script: Script, of_this_test: Processes
+) -> None:
+    path = script("import subprocess; subprocess.Popen(['setsid', 'sleep', '300'])")
+    agent = background("launch", "--nproc-per-node", "1", path)
+    assert agent.wait(LIMIT_S) == 0
+    assert of_this_test() == []
+
+
+def test_losing_the_store_is_reported_and_ends_nobody(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    path = script(
+        "import os, time\n"
+        "open('ready', 'w').close()\n"
+        "while not os.path.exists('go'):\n"
+        "    time.sleep(0.05)\n"
+    )
+    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
+    wait_until((tmp_path / "ready").exists, "ready")
+    (store,) = [
+        process
+        for process in psutil.Process(agent.pid).children(recursive=True)
+        if "ncclops.launch.store_server" in process.cmdline()
+    ]
+    store.kill()
+    run = Run(tmp_path / "run")
+    wait_until(lambda: bool(run.named("fault")), "the loss was reported")
+    (tmp_path / "go").touch()
+    assert agent.wait(LIMIT_S) == 0
+    assert run.named("fault")[0]["cause"] == "store-lost"

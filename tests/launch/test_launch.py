@@ -1,0 +1,395 @@
+"""What a user of `ncclops launch` relies on, with real workers in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ
+from tests.launch.conftest import Background, Run
+
+Ncclops = Callable[..., CompletedText]
+Script = Callable[..., Path]
+OnlyRun = Callable[[], Run]
+
+EXAMPLE = REPOSITORY / "docs" / "examples" / "train_ddp.py"
+
+DUMP_ENVIRON = """
+import json, os
+with open(f"environ-{os.environ['RANK']}.json", "w") as file:
+    json.dump(dict(os.environ), file)
+"""
+
+
+def environ_of(tmp_path: Path, rank: int) -> dict[str, str]:
+    environ: dict[str, str] = json.loads((tmp_path / f"environ-{rank}.json").read_text())
+    return environ
+
+
+def test_the_example_trains_under_the_single_node_profile(
+    ncclops: Ncclops, only_run: OnlyRun
+) -> None:
+    done = ncclops(
+        "launch", "--profile", "single-node-h200", "--nproc-per-node", "2", EXAMPLE, "--steps", "60"
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [
+        float(line.split(" loss ")[1].split()[0])
+        for line in done.stdout.splitlines()
+        if " loss " in line
+    ]
+    assert losses[-1] < losses[0] / 1.5
+    assert "[rank0]: training finished" in done.stdout
+    run = only_run()
+    assert run.verdict["outcome"] == "completed"
+    assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0, 0]
+    names = [record["event"] for record in run.events]
+    assert names[:3] == ["run-started", "stack", "env-applied"]
+    assert names.count("worker-started") == names.count("worker-exited") == 2
+    assert names[-1] == "verdict"
+    assert done.stderr.startswith("ncclops: torch ")
+
+
+def test_workers_get_exactly_what_env_diff_said(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    leaked = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
+    choice = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
+    diff = ncclops("env", "diff", "--json", *choice, "--restart", "process", env=leaked)
+    changes = json.loads(diff.stdout)["changes"]
+    done = ncclops("launch", *choice, "--nproc-per-node", "2", script(DUMP_ENVIRON), env=leaked)
+    assert done.returncode == 0, done.stderr
+    assert {c["name"] for c in changes} >= {*leaked, "A", "NCCL_NVLS_ENABLE"}
+    (run_path,) = (tmp_path / "runs").iterdir()
+    for rank in (0, 1):
+        environ = environ_of(tmp_path, rank)
+        rank_dir = str(run_path / "ranks" / str(rank))
+        for change in changes:
+            expected = change["after"] and change["after"].replace("{rank_dir}", rank_dir)
+            assert environ.get(change["name"]) == expected, change
+        untouched = set(clean_environ(leaked)) - {change["name"] for change in changes}
+        assert {k: environ.get(k) for k in untouched} == {
+            k: v for k, v in clean_environ(leaked).items() if k in untouched
+        }
+
+
+def test_workers_are_told_who_they_are_as_torchrun_tells_them(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    stale = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
+    done = ncclops("launch", "--nproc-per-node", "2", script(DUMP_ENVIRON), env=stale)
+    assert done.returncode == 0, done.stderr
+    theirs = torchrun_environ(script, tmp_path)
+    for rank in (0, 1):
+        ours = environ_of(tmp_path, rank)
+        # Which port, which run and which file are each launcher's own affair.
+        free = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_ADDR"}
+        told = {
+            k
+            for k in theirs[rank]
+            if "RANK" in k or "SIZE" in k or k.startswith(("TORCHEL", "MAST", "ROLE"))
+        }
+        told -= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun talking to its own workers' wrapper
+        assert told >= {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"}
+        assert {k: ours.get(k) for k in told - free} == {k: theirs[rank][k] for k in told - free}
+        assert told <= set(ours)
+
+
+def torchrun_environ(script: Script, tmp_path: Path) -> list[dict[str, str]]:
+    directory = tmp_path / "torchrun"
+    directory.mkdir()
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            script(DUMP_ENVIRON),
+        ],
+        cwd=directory,
+        env=clean_environ(),
+        check=True,
+        capture_output=True,
+        timeout=LIMIT_S,
+    )
+    return [environ_of(directory, rank) for rank in (0, 1)]
+
+
+TORCHRUN_EXAMPLE = """
+# After the shape of the public minimal examples: options of its own, env:// and one collective.
+import argparse, os
+import torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--total_epochs", type=int)
+parser.add_argument("--batch_size", type=int, default=32)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+tensor = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(tensor)
+print("sum", tensor.item(), args.total_epochs, args.batch_size, os.environ["LOCAL_RANK"])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--standalone --nproc_per_node=2",
+        "--nnodes=1 --nproc_per_node=2 --rdzv_id=4 --rdzv_backend=c10d --rdzv_endpoint=localhost:0",
+        "--nproc-per-node 2 --nnodes 1:1 --max_restarts=3 --monitor_interval=5 --tee 3",
+    ],
+)
+def test_a_torchrun_line_runs_with_the_first_word_changed(
+    options: str, ncclops: Ncclops, script: Script
+) -> None:
+    path = script(TORCHRUN_EXAMPLE)
+    done = ncclops("launch", *options.split(), path, "--total_epochs", "3", "--batch_size=8")
+    assert done.returncode == 0, done.stderr
+    assert "[rank0]: sum 3.0 3 8 0" in done.stdout
+    assert ("[rank1]: sum 3.0 3 8 1" in done.stdout) == ("--tee" in options)
+
+
+def test_modules_and_programs_run_too(ncclops: Ncclops, tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__main__.py").write_text("import sys; print('module', sys.argv[1:])")
+    done = ncclops("launch", "--nproc-per-node", "1", "-m", "trainer", "--lr", "1")
+    assert "[rank0]: module ['--lr', '1']" in done.stdout, done.stderr
+    done = ncclops("launch", "--no-python", "sh", "-c", 'echo "program $RANK"')
+    assert "[rank0]: program 0" in done.stdout, done.stderr
+    assert "no GPU found: starting 1 worker" in done.stderr
+
+
+class TestFailure:
+    def test_the_end_names_rank_code_last_lines_and_log(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = (
+            "import os, time\n"
+            "if os.environ['RANK'] == '1':\n"
+            "    raise KeyError('no such column')\n"
+            "time.sleep(60)\n"
+        )
+        done = ncclops("launch", "--nproc-per-node", "2", script(source))
+        assert done.returncode == 1
+        assert "rank 1 exited with code 1" in done.stderr
+        assert "KeyError: 'no such column'" in done.stderr
+        assert "ranks/1/stderr.log" in done.stderr
+        assert "ncclops/worker" not in done.stderr, "frames of ours in the user's traceback"
+        run = only_run()
+        failure = run.verdict["first_failure"]
+        assert (failure["rank"], failure["exit_code"]) == (1, 1)
+        assert failure["message"] == "KeyError: 'no such column'"
+        assert [record["rank"] for record in run.named("fault")] == [1]
+
+    def test_a_signal_is_named(self, ncclops: Ncclops, script: Script, only_run: OnlyRun) -> None:
+        source = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+        done = ncclops("launch", "--nproc-per-node", "1", script(source))
+        assert done.returncode == 1
+        assert "rank 0 was killed by SIGSEGV" in done.stderr
+        assert only_run().verdict["first_failure"]["signal"] == "SIGSEGV"
+
+    def test_a_script_of_errors_only_shows_its_own_traceback(
+        self, ncclops: Ncclops, script: Script
+    ) -> None:
+        done = ncclops("launch", "--nproc-per-node", "1", script("def broken(:\n"))
+        assert done.returncode == 1
+        assert "SyntaxError" in done.stderr
+
+    def test_max_restarts_starts_all_workers_again(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """The store is the agent's, so the second attempt must not meet the first one's keys."""
+        source = (
+            "import os, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "dist.barrier()\n"
+            "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+            "if attempt == '0' and dist.get_rank() == 0:\n"
+            "    raise RuntimeError('first attempt')\n"
+            "dist.barrier()\n"
+            "print('attempt', attempt)\n"
+        )
+        done = ncclops("launch", "--nproc-per-node", "2", "--max-restarts", "2", script(source))
+        assert done.returncode == 0, done.stderr
+        run = only_run()
+        assert "attempt 1" in run.stdout(0)
+        assert run.verdict["attempts"] == 2
+        assert len(run.named("retry")) == 1
+        assert (run.path / "ranks" / "0" / "error-0.json").exists()
+
+    def test_restart_none_stops_at_the_first_failure(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        options = ["--max-restarts", "2", "--restart", "none", "--nproc-per-node", "1"]
+        assert ncclops("launch", *options, script("raise SystemExit(3)")).returncode == 1
+        assert only_run().verdict["attempts"] == 1
+
+
+class TestBadInput:
+    """One line on stderr that says what and where; exit 2; no run directory left behind."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--profile", "single-nod-h200", "ok.py"], "single-node-h200"),
+            (["--profile", "syntax.toml", "ok.py"], "syntax.toml"),
+            (["--profile", "loop.toml", "ok.py"], "loop.toml"),
+            (["--profile", "key.toml", "ok.py"], "kinds"),
+            (["--profile", "duration.toml", "ok.py"], "stop_grace"),
+            (["--profile", "multi-host-h200", "ok.py"], "several nodes"),
+            (["missing.py"], "missing.py"),
+            (["."], "directory"),
+            (["unreadable.py"], "unreadable.py"),
+            (["-m", "no_such_module_here"], "no_such_module_here"),
+            (["--nproc-per-node", "0", "ok.py"], "--nproc-per-node"),
+            (["--max-restarts", "-1", "ok.py"], "max-restarts"),
+            (["--restart", "sometimes", "ok.py"], "restart"),
+            (["--set", "A", "ok.py"], "--set"),
+            (["--set", "A=1", "--unset", "A", "ok.py"], "A is given"),
+            (["--run-dir", "/proc/nowhere", "ok.py"], "/proc/nowhere"),
+            (["--run-dir", "ok.py", "ok.py"], "run directory"),
+            (["--nnodes", "2", "ok.py"], "--master-addr"),
+            (["--no-such-option", "ok.py"], "--no-such-option"),
+            ([], "SCRIPT"),
+        ],
+    )
+    def test_one_line_and_exit_2(
+        self, arguments: list[str], says: str, ncclops: Ncclops, tmp_path: Path
+    ) -> None:
+        if "unreadable.py" in arguments and os.geteuid() == 0:
+            pytest.skip("root reads everything")
+        files = {
+            "ok.py": "",
+            "unreadable.py": "",
+            "syntax.toml": "description = \n",
+            "loop.toml": 'description = "a"\nkind = "lane"\nextends = "./loop.toml"\n',
+            "key.toml": 'description = "a"\nkinds = "a"\nkind = "lane"\n',
+            "duration.toml": 'description = "a"\nkind = "lane"\n[timeouts]\nstop_grace = "15"\n',
+        }
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+        (tmp_path / "unreadable.py").chmod(0)
+        done = ncclops("launch", *arguments)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        errors = [line for line in done.stderr.splitlines() if line]
+        assert errors[-1].startswith("ncclops: error: ")
+        assert says in errors[-1]
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_taken_port_is_said_at_once(self, ncclops: Ncclops, script: Script) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+            done = ncclops("launch", "--master-port", port, script(""))
+        assert done.returncode == 2
+        assert port in done.stderr
+
+    def test_a_run_is_never_overwritten(self, ncclops: Ncclops, script: Script) -> None:
+        options = ["--run-dir", "mine", "--nproc-per-node", "1", script("")]
+        assert ncclops("launch", *options).returncode == 0
+        again = ncclops("launch", *options)
+        assert again.returncode == 2
+        assert "already holds a run" in again.stderr
+
+
+class TestOutput:
+    def test_a_hundred_megabytes_and_long_lines_arrive_whole(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """No line is lost, cut or mixed with another, on the terminal and in the files."""
+        source = (
+            "import os, sys\n"
+            "rank = os.environ['RANK']\n"
+            "out = sys.stdout\n"
+            "for n in range(25):\n"
+            "    out.write(f'{rank} {n} ' + 'x' * (1 << 20) + ' end\\n')\n"
+            "    for small in range(2000):\n"
+            "        out.write(f'{rank} small {n} {small} ' + 'y' * 500 + ' end\\n')\n"
+        )
+        done = ncclops("launch", "--tee", "all", "--nproc-per-node", "2", script(source))
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, list[str]] = {"0": [], "1": []}
+        for line in done.stdout.splitlines():
+            assert line.startswith("[rank")
+            shown[line[5]].append(line[len("[rank0]: ") :])
+        for rank in (0, 1):
+            in_file = only_run().stdout(rank).splitlines()
+            assert len(in_file) == 25 * 2001
+            assert all(line.startswith(f"{rank} ") and line.endswith(" end") for line in in_file)
+            assert shown[str(rank)] == in_file
+
+    def test_a_last_line_without_an_end_is_shown(self, ncclops: Ncclops, script: Script) -> None:
+        source = "import sys; sys.stdout.write('no newline'); sys.stderr.write('here neither')"
+        done = ncclops("launch", "--nproc-per-node", "1", script(source))
+        assert done.stdout == "[rank0]: no newline\n"
+        assert "[rank0]: here neither\n" in done.stderr
+
+    def test_json_prints_the_verdict_and_nothing_else(
+        self, ncclops: Ncclops, script: Script
+    ) -> None:
+        done = ncclops("launch", "--json", "--nproc-per-node", "1", script("print('hello')"))
+        assert json.loads(done.stdout)["outcome"] == "completed"
+        assert "[rank0]: hello" in done.stderr
+
+    def test_a_reader_that_leaves_does_not_end_the_run(
+        self, background: Callable[..., Background], script: Script, only_run: OnlyRun
+    ) -> None:
+        path = script("for n in range(200_000): print('line', n)\nprint('done')")
+        process = background("launch", "--nproc-per-node", "1", path, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(LIMIT_S) == 0
+        assert only_run().stdout(0).endswith("done\n")
+
+    def test_a_dry_run_starts_nothing(
+        self, ncclops: Ncclops, script: Script, tmp_path: Path
+    ) -> None:
+        path = script("open('started', 'w')")
+        done = ncclops("launch", "--dry-run", "--json", "--nproc-per-node", "3", path, "--lr", "1")
+        document: dict[str, Any] = json.loads(done.stdout)
+        assert document["schema"] == "ncclops.dry-run/1"
+        assert document["world_size"] == 3
+        assert document["command"][-3:] == [str(path), "--lr", "1"]
+        assert "NCCL_NVLS_ENABLE" not in {row["name"] for row in document["plan"]}, "local-cpu"
+        for_people = ncclops("launch", "--dry-run", path).stdout
+        assert "TORCH_FR_BUFFER_SIZE" in for_people
+        assert not (tmp_path / "runs").exists()
+        assert not (tmp_path / "started").exists()
+
+
+def test_two_nodes_by_torchruns_static_options(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    path = script(TORCHRUN_EXAMPLE)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    job = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+    agents = [
+        background(
+            "launch", "--run-dir", f"node-{rank}", "--nproc-per-node", "2", *job,
+            "--node-rank", str(rank), path, "--total_epochs", "1",
+        )
+        for rank in (1, 0)
+    ]  # fmt: skip
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    assert "sum 10.0 1 32 1" in Run(tmp_path / "node-1").stdout(3)
+
+
+def test_runs_of_the_same_second_do_not_collide(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    runs = [background("launch", "--nproc-per-node", "1", script("")) for _ in range(4)]
+    assert [run.wait(LIMIT_S) for run in runs] == [0] * 4
+    assert len(list((tmp_path / "runs").iterdir())) == 4

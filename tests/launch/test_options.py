@@ -1,0 +1,146 @@
+"""Option values in the spellings of people and of torchrun, and a clear refusal of the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.errors import UsageError
+from ncclops.launch.options import (
+    Nodes,
+    Shown,
+    Target,
+    check_target,
+    parse_nodes,
+    parse_nproc,
+    parse_shown,
+)
+
+EVERYONE = frozenset(range(4))
+NOBODY: frozenset[int] = frozenset()
+
+
+def nodes(**given: Any) -> Nodes:
+    defaults = {
+        "nnodes": "1",
+        "node_rank": 0,
+        "master_addr": None,
+        "master_port": None,
+        "rdzv_backend": "static",
+        "rdzv_endpoint": "",
+        "standalone": False,
+    }
+    return parse_nodes(**(defaults | given))
+
+
+class TestNproc:
+    def test_auto_is_one_worker_per_gpu(self) -> None:
+        assert parse_nproc("auto", 8) == (8, None)
+
+    def test_auto_without_a_gpu_is_one_worker_and_says_so(self) -> None:
+        count, remark = parse_nproc("auto", 0)
+        assert count == 1
+        assert remark is not None
+        assert "no GPU" in remark
+
+    @pytest.mark.parametrize(("text", "count"), [("3", 3), ("gpu", 2), ("cpu", os.cpu_count())])
+    def test_numbers_and_words(self, text: str, count: int) -> None:
+        assert parse_nproc(text, 2) == (count, None)
+
+    @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5"])
+    def test_anything_else_is_refused_by_name(self, text: str) -> None:
+        with pytest.raises(UsageError, match="--nproc-per-node"):
+            parse_nproc(text, 2)
+
+    def test_gpu_without_one_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="no GPU"):
+            parse_nproc("gpu", 0)
+
+
+class TestNodes:
+    def test_one_node_needs_nothing_and_has_a_port_picked(self) -> None:
+        assert nodes() == Nodes(count=1, rank=0, master_host=None, master_port=0)
+
+    def test_one_node_ignores_the_rendezvous_that_torchrun_lines_carry(self) -> None:
+        assert nodes(nnodes="1:1", rdzv_backend="c10d", rdzv_endpoint="localhost:0").count == 1
+
+    def test_several_nodes_by_master_address(self) -> None:
+        assert nodes(nnodes="2", node_rank=1, master_addr="n0") == Nodes(
+            count=2, rank=1, master_host="n0", master_port=29500
+        )
+
+    def test_static_endpoint_is_the_master_address(self) -> None:
+        placed = nodes(nnodes="2", rdzv_endpoint="n0:1234")
+        assert (placed.master_host, placed.master_port) == ("n0", 1234)
+
+    @pytest.mark.parametrize(
+        ("given", "names"),
+        [
+            ({"nnodes": "0"}, "--nnodes"),
+            ({"nnodes": "two"}, "--nnodes"),
+            ({"nnodes": "1:4"}, "range"),
+            ({"nnodes": "2"}, "--master-addr"),
+            ({"nnodes": "2", "master_addr": "n0", "node_rank": 2}, "--node-rank"),
+            ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "n0:1"}, "--rdzv-backend"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_by_name(self, given: dict[str, Any], names: str) -> None:
+        with pytest.raises(UsageError, match=names):
+            nodes(**given)
+
+
+class TestShown:
+    @pytest.mark.parametrize(
+        ("tee", "redirects", "local_ranks", "shown"),
+        [
+            (None, "0", "", Shown(frozenset({0}), frozenset({0}))),
+            ("all", "0", "", Shown(EVERYONE, EVERYONE)),
+            ("none", "0", "", Shown(NOBODY, NOBODY)),
+            ("1,3", "0", "", Shown(frozenset({1, 3}), frozenset({1, 3}))),
+            ("3", "0", "", Shown(EVERYONE, EVERYONE)),
+            ("1", "0", "", Shown(EVERYONE, frozenset({0}))),
+            ("2:3", "0", "", Shown(frozenset({0, 2}), frozenset({0, 2}))),
+            (None, "3", "", Shown(NOBODY, NOBODY)),
+            (None, "0:2", "", Shown(frozenset({0}), NOBODY)),
+            ("1:1", "3", "", Shown(frozenset({1}), NOBODY)),
+            (None, "0", "1,2", Shown(frozenset({1, 2}), frozenset({1, 2}))),
+        ],
+    )
+    def test_forms(self, tee: str | None, redirects: str, local_ranks: str, shown: Shown) -> None:
+        assert parse_shown(tee, redirects, local_ranks, nproc=4) == shown
+
+    @pytest.mark.parametrize("tee", ["some", "1;2", "0:9", "4"])
+    def test_other_forms_are_refused_by_name(self, tee: str) -> None:
+        with pytest.raises(UsageError, match="--tee"):
+            parse_shown(tee, "0", "", nproc=4)
+
+
+class TestTarget:
+    def test_a_script_that_can_be_read_is_fine(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text("")
+        check_target(Target("script", str(script)))
+
+    @pytest.mark.parametrize(
+        ("target", "says"),
+        [
+            (Target("script", "missing.py"), "does not exist"),
+            (Target("script", "."), "is a directory"),
+            (Target("module", "no_such_module_here.train"), "no_such_module_here"),
+            (Target("program", "no-such-program-here"), "no-such-program-here"),
+        ],
+    )
+    def test_what_cannot_start_is_refused_by_name(self, target: Target, says: str) -> None:
+        with pytest.raises(UsageError, match=says):
+            check_target(target)
+
+    def test_modules_are_found_where_python_would_find_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "trainer.py").write_text("")
+        monkeypatch.chdir(tmp_path)
+        check_target(Target("module", "trainer"))
+        check_target(Target("module", "json.tool"))

@@ -1,0 +1,91 @@
+"""Lines of growing files: each once, whole, in order, however it was written."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclops.launch import tail
+from ncclops.launch.tail import GrowthWatch, LineReader, last_lines
+
+
+def read_all(reader: LineReader) -> list[bytes]:
+    """Everything there is by now; empty pieces only mean "call again"."""
+    lines: list[bytes] = []
+    while batch := list(reader.read()):
+        lines += [line for line in batch if line]
+    return lines
+
+
+@given(pieces=st.lists(st.binary(max_size=40), max_size=20), chunk=st.integers(1, 64))
+@settings(max_examples=200, deadline=None)
+def test_lines_come_out_as_they_were_written_whatever_the_cuts(
+    pieces: list[bytes], chunk: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("tail") / "log"
+    path.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "_CHUNK", chunk)
+        reader = LineReader(path)
+        seen: list[bytes] = []
+        with path.open("ab", buffering=0) as file:
+            for piece in pieces:
+                file.write(piece)
+                seen += read_all(reader)
+        rest = list(reader.rest())
+        reader.close()
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in seen)
+    assert b"".join(seen + rest) == b"".join(pieces)
+    assert all(b"\n" not in piece for piece in rest)
+
+
+def test_a_line_without_an_end_is_handed_on_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(tail, "_CHUNK", 100)
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 5000)
+    reader = LineReader(path)
+    pieces = read_all(reader)
+    assert len(pieces) > 1
+    assert b"".join([*pieces, *reader.rest()]) == b"x" * 5000
+    reader.close()
+
+
+@pytest.mark.parametrize("inotify", [True, False])
+def test_the_watch_wakes_for_growth_and_for_a_caller(
+    tmp_path: Path, inotify: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no inotify instance is to be had, which is common in containers."""
+    path = tmp_path / "log"
+    path.touch()
+    watch = GrowthWatch()
+    if not inotify:
+        watch._give_up_inotify()
+    watch.add(path)
+    woken = threading.Event()
+
+    def wait() -> None:
+        watch.wait()
+        woken.set()
+
+    for wake in (lambda: path.write_bytes(b"more\n"), watch.wake):
+        woken.clear()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wake()
+        assert woken.wait(30)
+        thread.join()
+    watch.close()
+
+
+def test_last_lines_survive_bad_bytes_and_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n\xff two\nthree")
+    assert last_lines(path, 2) == ["\ufffd two", "three"]
+    assert last_lines(tmp_path / "missing", 2) == []

@@ -1,0 +1,69 @@
+"""The outcome follows from how the workers ended, and blames the one that failed first."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
+
+
+def ending(rank: int, exit_code: int | None = 0, **more: Any) -> Ending:
+    defaults = {"pid": 100 + rank, "signal": None, "seconds": 1.0}
+    return Ending(rank=rank, exit_code=exit_code, **(defaults | more))
+
+
+def test_all_workers_ended_well() -> None:
+    assert judge([ending(0), ending(1)], stopped_by=None, launcher_lost=False) == (
+        "completed",
+        0,
+        "2 workers exited 0",
+    )
+
+
+def test_the_first_failure_is_the_one_nobody_asked_for() -> None:
+    asked = ending(0, None, signal="SIGTERM", asked_to_stop=True)
+    outcome, code, reason = judge([asked, ending(1, 7)], stopped_by=None, launcher_lost=False)
+    assert (outcome, code) == ("failed", 1)
+    assert reason == "rank 1 exited with code 7"
+
+
+def test_a_stop_is_an_interruption_even_if_workers_then_end_well() -> None:
+    for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        outcome, exit_code, _ = judge([ending(0)], stopped_by=signum, launcher_lost=False)
+        assert (outcome, exit_code) == ("interrupted", code)
+
+
+def test_a_killed_launcher_is_a_failure_not_an_interruption() -> None:
+    outcome, code, reason = judge([ending(0)], stopped_by=signal.SIGTERM, launcher_lost=True)
+    assert (outcome, code) == ("failed", 1)
+    assert "launcher was killed" in reason
+
+
+def test_the_first_failure_names_rank_signal_and_log() -> None:
+    failure = FirstFailure(
+        ending=ending(3, None, signal="SIGKILL"), message=None, tail=["last words"], log="r/3.log"
+    )
+    headline, tail, log = failure.lines()
+    assert "rank 3 was killed by SIGKILL after 1.0s" in headline
+    assert "out-of-memory" in headline
+    assert tail.strip() == "last words"
+    assert log == "log: r/3.log"
+
+
+def test_the_document_carries_the_failure_flat() -> None:
+    failed = ending(1, 1)
+    document = Verdict(
+        run_id="r",
+        outcome="failed",
+        exit_code=1,
+        reason="rank 1 exited with code 1",
+        attempts=1,
+        seconds=2.0,
+        first_failure=FirstFailure(ending=failed, message="KeyError: 'x'", tail=[], log="l"),
+        workers=[ending(0), failed],
+    ).to_json()
+    assert document["schema"] == "ncclops.verdict/1"
+    assert document["first_failure"]["rank"] == 1
+    assert document["first_failure"]["message"] == "KeyError: 'x'"
+    assert [worker["rank"] for worker in document["workers"]] == [0, 1]

@@ -1,0 +1,174 @@
+"""A script under the worker entry cannot tell that it is not run by ``python SCRIPT``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 60
+
+# Prints what a script can see of how it was started, and exercises what looks `__main__` up later.
+PROBE = """
+import atexit, multiprocessing, pickle, sys, threading
+
+class Thing:
+    pass
+
+def child(queue):
+    queue.put((__name__, sys.argv))
+
+def later():
+    print("at exit:", sys.modules["__main__"].Thing.__module__)
+
+if __name__ == "__main__":
+    print(__name__, __file__, __package__, __spec__ and __spec__.name, type(__loader__).__name__)
+    print(sys.argv, sys.path[0], sys.modules["__main__"].__dict__ is globals())
+    print(__builtins__.__name__, __cached__ if __spec__ is None else "")
+    print("annotations evaluated:", (lambda x: 0).__annotations__, end="")
+    def annotated(x: 1 + 1): pass
+    print(annotated.__annotations__)
+    print(type(pickle.loads(pickle.dumps(Thing()))) is Thing)
+    atexit.register(later)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print("child:", queue.get(timeout=30)[0])
+    process.join()
+"""
+
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+
+
+def run(prefix: list[str], arguments: list[str], cwd: Path, **env: str) -> Outcome:
+    done = subprocess.run(
+        [sys.executable, *prefix, *arguments],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def both(arguments: list[str], cwd: Path, **env: str) -> tuple[Outcome, Outcome]:
+    """What plain python does, and what the worker entry does."""
+    plain = run([], arguments, cwd, **env)
+    return plain, run(["-m", "ncclops.worker"], arguments, cwd, **env)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Scripts and a package: ``probe.py``, ``linked.py`` elsewhere, and ``trainer``."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.py").symlink_to(tmp_path / "probe.py")
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("WORD = 'relative import'\n")
+    # Without the probe: multiprocessing itself cannot spawn from a package's __main__.
+    (package / "__main__.py").write_text("from .part import WORD\nprint(WORD, __spec__.name)\n")
+    (package / "train.py").write_text(f"from . import part\nprint(part.WORD)\n{PROBE}")
+    (package / "broken.py").write_text("import not_there_at_all\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["probe.py", "--lr", "0.1", "--", "-m", "x y"],
+        ["./probe.py"],
+        ["elsewhere/linked.py"],
+        ["-m", "trainer", "a"],
+        ["-m", "trainer.train", "--flag"],
+    ],
+)
+def test_it_sees_what_python_shows(arguments: list[str], project: Path) -> None:
+    plain, worker = both(arguments, project)
+    assert plain[0] == 0, plain[2]
+    assert worker == plain
+
+
+def test_a_safe_path_stays_safe(project: Path) -> None:
+    plain, worker = both(["probe.py"], project, PYTHONSAFEPATH="1", PYTHONPATH=_source_path())
+    assert worker == plain
+
+
+def _source_path() -> str:
+    import ncclops
+
+    return str(Path(ncclops.__file__).parent.parent)
+
+
+ENDINGS = {
+    "exception": "def f():\n    raise KeyError('boo')\nf()\n",
+    "chained": "try:\n  1 / 0\nexcept ZeroDivisionError as e:\n  raise ValueError('x') from e\n",
+    "syntax": "def f(:\n",
+    "exit code": "import sys; sys.exit(7)\n",
+    "exit text": "import sys; sys.exit('gone')\n",
+    "exit true": "raise SystemExit(True)\n",
+    "interrupt": "raise KeyboardInterrupt\n",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n",
+    "thread": "import threading\nthreading.Thread(target=lambda: print('late')).start()\n",
+    "own hook": "import sys\nsys.excepthook = lambda k, e, t: print(k, t.tb_lineno)\n1 / 0\n",
+    "missing import": "import not_there_at_all\n",
+    "coding": "# -*- coding: latin-1 -*-\nprint('\\xe9')\n",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_it_ends_as_under_python(name: str, tmp_path: Path) -> None:
+    """Exit code, signal, traceback and output; no frame of ours is in any traceback."""
+    (tmp_path / "script.py").write_text(ENDINGS[name], encoding="latin-1")
+    plain, worker = both(["script.py"], tmp_path)
+    assert worker == plain
+
+
+def test_a_broken_module_says_what_it_misses(project: Path) -> None:
+    code, _, stderr = run(["-m", "ncclops.worker"], ["-m", "trainer.broken"], project)
+    assert code == 1
+    assert stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'not_there_at_all'"
+
+
+def test_an_unknown_module_is_one_line(project: Path) -> None:
+    plain, worker = both(["-m", "trainer.nowhere"], project)
+    assert worker == plain
+
+
+def test_an_exception_is_described_in_the_error_file_once(tmp_path: Path) -> None:
+    """The file that torchelastic's ``record`` writes; what it wrote is not overwritten."""
+    error_file = tmp_path / "error.json"
+    (tmp_path / "script.py").write_text("raise KeyError('boo')\n")
+    environ = {"TORCHELASTIC_ERROR_FILE": str(error_file)}
+    run(["-m", "ncclops.worker"], ["script.py"], tmp_path, **environ)
+    described = json.loads(error_file.read_text())["message"]
+    assert described["message"] == "KeyError: 'boo'"
+    assert "Traceback" in described["extraInfo"]["py_callstack"]
+    assert described["extraInfo"]["timestamp"].isdecimal()
+    error_file.write_text("theirs")
+    run(["-m", "ncclops.worker"], ["script.py"], tmp_path, **environ)
+    assert error_file.read_text() == "theirs"
+
+
+def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    (tmp_path / "script.py").write_text("raise SystemExit(3)\n")
+    run(["-m", "ncclops.worker"], ["script.py"], tmp_path, TORCHELASTIC_ERROR_FILE=str(error_file))
+    assert not error_file.exists()
+
+
+def test_the_worker_entry_costs_no_torch_and_no_launcher(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys; print([m for m in ('torch', 'ncclops.launch', 'psutil') if m in sys.modules])"
+    )
+    _, stdout, _ = run(["-m", "ncclops.worker"], ["script.py"], tmp_path)
+    assert stdout == "[]\n"
