@@ -9,14 +9,14 @@ from ncclops.env.plan import Action, Change, Plan
 
 _ORDER: tuple[Action, ...] = ("unset", "scrub", "set", "keep")
 _STYLE = {"unset": "red", "scrub": "yellow", "set": "green", "keep": "dim"}
-_ROOM_FOR_ONE_LINE = 120
+_ROOM_FOR_ONE_LINE = 150
 
 
 def print_plan(plan: Plan) -> None:
     """Print the plan: removals first, then what is set, then what stays.
 
-    A wide terminal gets a table; a narrow one two lines a variable; a pipe one line a
-    variable, columns separated by two spaces or more, nothing cut.
+    A wide terminal gets a table; a narrow one the reason on a line of its own; a pipe one line
+    a variable, columns separated by two spaces or more, nothing cut.
     """
     rows = sorted(plan.changes, key=lambda change: _ORDER.index(change.action))
     console = stdout_console()
@@ -26,7 +26,7 @@ def print_plan(plan: Plan) -> None:
     elif console.width >= _ROOM_FOR_ONE_LINE:
         _print_table(rows)
     else:
-        _print_stacked(rows)
+        _print_stacked(rows, console.width)
 
 
 def first_sentence(reason: str) -> str:
@@ -35,19 +35,31 @@ def first_sentence(reason: str) -> str:
     return head + dot.rstrip() if dot else reason
 
 
-def transition(change: Change, limit: int = 36) -> str:
-    """``before → after``, each shortened in the middle; ``-`` is a variable that is not there."""
+def transition(change: Change, room: int | None = None) -> str:
+    """``before → after`` within ``room`` characters, ``-`` for a variable that is not there.
+
+    A scrubbed path list shows what it loses, which is what one looks for.
+    """
     if change.action == "keep":
-        return _short(change.before, limit)
-    return f"{_short(change.before, limit)} → {_short(change.after, limit)}"
+        return _short(change.before, room)
+    if change.action == "scrub" and room is not None:
+        kept = (change.after or "").split(":")
+        lost = [entry for entry in (change.before or "").split(":") if entry not in kept]
+        return _short(f"minus {':'.join(lost)}", room)
+    if change.before is None:
+        return f"- → {_short(change.after, room and room - 4)}"
+    half = None if room is None else (room - 3) // 2
+    return f"{_short(change.before, half)} → {_short(change.after, half)}"
 
 
-def _short(value: str | None, limit: int) -> str:
+def _short(value: str | None, limit: int | None) -> str:
     if value is None:
         return "-"
-    shown = value.encode("unicode_escape").decode() if not value.isprintable() else value
-    half = limit // 2
-    return shown if len(shown) <= limit else f"{shown[: half - 1]}…{shown[-half:]}"
+    shown = value if value.isprintable() else value.encode("unicode_escape").decode("ascii")
+    if limit is None or len(shown) <= limit:
+        return shown
+    head = max(1, limit // 2 - 1)
+    return f"{shown[:head]}…{shown[len(shown) - max(1, limit - head - 1) :]}"
 
 
 def _headline(plan: Plan) -> str:
@@ -60,7 +72,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _print_lines(rows: list[Change]) -> None:
-    cells = [(row.action, row.name, transition(row, 10_000)) for row in rows]
+    cells = [(row.action, row.name, transition(row)) for row in rows]
     widths = [min(60, max(map(len, column))) for column in zip(*cells, strict=True)]
     for row, texts in zip(rows, cells, strict=True):
         padded = [text.ljust(width) for text, width in zip(texts, widths, strict=True)]
@@ -71,29 +83,28 @@ def _print_table(rows: list[Change]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("variable", no_wrap=True)
-    table.add_column("before → after", overflow="fold")
-    table.add_column("why")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for wraps in (False, False, False, True):
+        table.add_column(no_wrap=not wraps)
     for row in rows:
         table.add_row(
             Text(row.action, style=_STYLE[row.action]),
             Text(row.name),
-            Text(transition(row)),
-            Text(first_sentence(row.reason), style="dim" if row.action == "keep" else ""),
+            Text(transition(row, 40)),
+            Text(first_sentence(row.reason), style="dim"),
         )
     stdout_console().print(table)
 
 
-def _print_stacked(rows: list[Change]) -> None:
+def _print_stacked(rows: list[Change], width: int) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
     console = stdout_console()
+    widest = max((len(row.name) for row in rows), default=0)
+    room = max(12, width - widest - 8)
     for row in rows:
         line = Text(row.action.ljust(6), style=_STYLE[row.action])
-        line.append(f"{row.name}  ", style="not dim bold" if row.action != "keep" else "")
-        line.append(transition(row, 24), style="default")
+        line.append(f"{row.name.ljust(widest)}  {transition(row, room)}", style="default")
         console.print(line)
         console.print(Padding(Text(first_sentence(row.reason), style="dim"), (0, 0, 0, 6)))
