@@ -27,6 +27,7 @@ from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
 from ncclops.launch.options import Shown
 from ncclops.launch.rundir import RunDirectory
+from ncclops.launch.screen import Screen
 from ncclops.launch.verdict import Ending, Verdict, judge
 from ncclops.launch.warden import FORWARDED
 from ncclops.worker.variables import AGENT_PID
@@ -78,11 +79,8 @@ class _Agent:
 
     async def run(self) -> int:
         self._make_log_files()
-        self._echo = Echo(
-            self._echo_sources(),
-            stdout=sys.stderr.buffer if self._job.stdout_is_data else sys.stdout.buffer,
-            stderr=sys.stderr.buffer,
-        )
+        stdout = sys.stderr if self._job.stdout_is_data else sys.stdout
+        self._echo = Echo(self._echo_sources(), Screen(stdout.buffer, sys.stderr.buffer))
         self._echo.start()
         self._take_signals()
         attempts = await self._run_attempts()

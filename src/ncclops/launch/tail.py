@@ -14,6 +14,7 @@ _IN_MODIFY = 0x2
 # garbage, an endless progress bar) cannot fill the memory.
 _LONGEST_LINE = 16 << 20
 _CHUNK = 1 << 18
+_PEEK = 4096
 # Only where inotify is not to be had (the limit on instances per user is 128, and containers
 # share it): there is no other event for "this file has grown".
 _FALLBACK_INTERVAL_MS = 100
@@ -48,6 +49,11 @@ class LineReader:
             yield from self.rest()
         else:
             yield b""  # something was read, and no line is complete yet
+
+    @property
+    def partial(self) -> bytes:
+        """The end of what stands after the last newline, a few kB at most; not counted as read."""
+        return b"".join(self._partial[-2:])[-_PEEK:]
 
     def rest(self) -> Iterator[bytes]:
         """What has been read after the last newline, if anything; it counts as read."""
