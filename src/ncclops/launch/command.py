@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclops.durations import format_duration
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
+from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.options import Nodes, Shown, Target
@@ -82,6 +84,9 @@ class Prepared:
 def prepare(request: Request) -> Prepared:
     """Check the request and settle profile, plan and layout. Raises ``UsageError``."""
     options.check_target(request.target)
+    argv = workers.command(request.target)
+    if shutil.which(argv[0]) is None:
+        raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
     remarks = []
     gpus = find_gpus()
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
@@ -98,7 +103,7 @@ def prepare(request: Request) -> Prepared:
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
-        argv=workers.command(request.target),
+        argv=argv,
         remarks=remarks,
     )
 
@@ -121,10 +126,7 @@ def start(prepared: Prepared) -> int:
 
         return run_agent(job)
 
-    code = warden.hold(agent)
-    if listener is not None:
-        listener.close()
-    return code
+    return warden.hold(agent, handed_over=listener)
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
