@@ -10,12 +10,8 @@ from ncclops.restart.initialize import Initialize, RetryController
 from ncclops.restart.state import FrozenState, State
 
 
-def state(
-    iteration: int = 0, world_size: int = 8, active_world_size: int | None = 8
-) -> FrozenState:
-    return State(
-        rank=0, world_size=world_size, active=active_world_size, iteration=iteration
-    ).freeze()
+def state(iteration: int = 0, world_size: int = 8, active: int | None = 8) -> FrozenState:
+    return State(0, world_size, None, active, iteration=iteration).freeze()
 
 
 def test_by_default_any_number_of_restarts_is_allowed() -> None:

@@ -77,12 +77,14 @@ class PlannedAssignment(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """This rank's part of ``plan``, from its own state (and keys gathered over the store)."""
+        if ctx.state.rank in ctx.terminated_ranks:  # marked by the assignment that ran before
+            return _leave_or_pass(self, ctx)
         before = self._world_before(ctx)
         after = self.plan(before)
         self._remember(after)
         me = before.initial_ranks[ctx.state.rank]
         if me not in after.initial_ranks:
-            raise RankDiscarded(f"rank {ctx.state.rank} has no place in the next iteration")
+            raise _discarded(ctx)
         _settle(ctx, after, after.initial_ranks.index(me))
         return ctx
 
@@ -92,7 +94,7 @@ class PlannedAssignment(RankAssignment):
         ranks = tuple(range(ctx.state.world_size))
         dead = frozenset(ctx.terminated_ranks)
         world = World(ranks, dead, active=ctx.state.active_world_size)
-        if not self.key_functions or ctx.state.rank in dead:
+        if not self.key_functions:
             return world
         keys = tuple(key(ctx.state) for key in self.key_functions)
         prefix = f"rank_assignment/{ctx.state.iteration}/{ctx._gathers}"
@@ -103,6 +105,16 @@ class PlannedAssignment(RankAssignment):
 
     def _remember(self, world: World) -> None:
         """Called with the outcome when it runs rank by rank; nothing to keep, as a rule."""
+
+
+def _leave_or_pass(step: PlannedAssignment, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    if step.renumbers:
+        raise _discarded(ctx)
+    return ctx
+
+
+def _discarded(ctx: RankAssignmentCtx) -> RankDiscarded:
+    return RankDiscarded(f"rank {ctx.state.rank} has no place in the next iteration")
 
 
 def _settle(ctx: RankAssignmentCtx, world: World, rank: int) -> None:

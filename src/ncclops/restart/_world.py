@@ -50,8 +50,15 @@ class World:
         return dataclasses.replace(self, dead=self.dead.union(dead))
 
     def with_keys(self, keys_by_initial_rank: Mapping[int, Sequence[str]]) -> World:
-        """This world with freshly gathered keys; ranks not in the mapping have none."""
-        keys = (tuple(keys_by_initial_rank.get(initial, ())) for initial in self.initial_ranks)
+        """This world with freshly gathered keys.
+
+        Dead ranks keep those of before, for a ``Tree`` has to know from where they were lost;
+        living ranks that are not in the mapping have none. So mark losses first.
+        """
+        known = dict(enumerate(self.keys))
+        kept = {self.initial_ranks[rank]: known.get(rank, ()) for rank in self.dead}
+        gathered = {**kept, **keys_by_initial_rank}
+        keys = (tuple(gathered.get(initial, ())) for initial in self.initial_ranks)
         return dataclasses.replace(self, keys=tuple(keys))
 
     def reordered(self, ranks: Sequence[int], active: int | None = None, surplus: int = 0) -> World:
