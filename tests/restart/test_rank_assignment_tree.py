@@ -111,6 +111,15 @@ def test_a_full_branch_lends_no_reserve_until_it_has_room() -> None:
     assert reserve(world) == (5,)
 
 
+def test_replacements_count_against_the_limits_themselves() -> None:
+    """Two losses, two reserves in the other host, and room there for one of them."""
+    world = lives(
+        Tree([root(RESERVE, max_ranks=5), hosts(4, RESERVE, max_ranks=3)]), 8, [[0, 1, 3]]
+    )
+    assert active(world) == (6, 2, 4, 5)
+    assert reserve(world) == (7,)
+
+
 def test_all_losses_look_near_before_any_looks_far() -> None:
     """0 and 4 are lost. 0's host has no reserve: it must not take 5, which is nearest to 4."""
     tree = Tree([root(RESERVE, max_ranks=5), hosts(4, RESERVE)])

@@ -111,7 +111,8 @@ def replace_from_reserve(census: Census, world: World, seats: Seats) -> set[int]
     taken: set[int] = set()
     for depth in topology.outwards(LayerFlag.RESERVE):
         queues = _by_branch(topology, reserve, depth)
-        for seat in _vacant(seats, topology):
+        # An active rank's number is its seat, so a vacant seat is also the lost rank's number.
+        for seat in (seat for seat, rank in enumerate(seats) if rank is None):
             queue = queues.get(topology.branches[seat][depth], deque())
             rank = _next_that_fits(census, queue, taken)
             if rank is not None:
@@ -129,8 +130,7 @@ def backfill(topology: Topology, seats: Seats) -> None:
     for depth in topology.outwards(LayerFlag.BACKFILL):
         domains: dict[int, list[int]] = {}
         for seat, owner in enumerate(owners):
-            if topology.branches[owner]:
-                domains.setdefault(topology.branches[owner][depth], []).append(seat)
+            domains.setdefault(topology.branches[owner][depth], []).append(seat)
         for members in domains.values():
             _backfill_domain(seats, members)
 
@@ -144,11 +144,6 @@ def _backfill_domain(seats: Seats, members: list[int]) -> None:
             return
         if seats[gap] is None:
             seats[gap], seats[members[last]] = seats[members[last]], None
-
-
-def _vacant(seats: Seats, topology: Topology) -> list[int]:
-    # A rank keeps its number while it is active, so a vacant seat is the lost rank's number.
-    return [seat for seat, rank in enumerate(seats) if rank is None and topology.branches[seat]]
 
 
 def _by_branch(topology: Topology, ranks: Iterable[int], depth: int) -> dict[int, deque[int]]:
