@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli import env_explain
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
@@ -130,6 +131,9 @@ def exec_(
         os.execvpe(command[0], command, plan.apply(environ, _current_directory()))
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+app.command()(env_explain.explain)
 
 
 def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:

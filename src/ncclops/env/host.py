@@ -14,6 +14,16 @@ def installed_torch() -> str | None:
         return None
 
 
+def installed_nccl() -> str | None:
+    """The version of NCCL's wheel, as torch's CUDA builds bring it; None without one."""
+    for cuda in ("cu13", "cu12", "cu11"):
+        try:
+            return metadata.version(f"nvidia-nccl-{cuda}")
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
 def gpu_count(root: Path = Path("/")) -> int:
     """NVIDIA GPUs that the driver shows, 0 without a driver."""
     listed = root / "proc/driver/nvidia/gpus"

@@ -6,7 +6,9 @@ in ``./profiles``, the user's config directory, or with ncclops itself.
 
 from __future__ import annotations
 
-from ncclops.profiles.choose import ProfileSummary, choose_profile, list_profiles, with_lane
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
     RESTART_MODES,
@@ -16,7 +18,10 @@ from ncclops.profiles.model import (
     RestartMode,
     Timeouts,
 )
-from ncclops.profiles.resolve import load_profiles
+
+if TYPE_CHECKING:
+    from ncclops.profiles.choose import ProfileSummary, choose_profile, list_profiles, with_lane
+    from ncclops.profiles.resolve import load_profiles
 
 __all__ = [
     "DEFAULT_RESTART_MODE",
@@ -32,3 +37,19 @@ __all__ = [
     "load_profiles",
     "with_lane",
 ]
+
+# Reading profile files needs pydantic, which takes longer to import than most commands run;
+# whoever only works with a resolved profile does not pay for it.
+_NEEDS_PYDANTIC = {
+    "ProfileSummary": "choose",
+    "choose_profile": "choose",
+    "list_profiles": "choose",
+    "with_lane": "choose",
+    "load_profiles": "resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_PYDANTIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_NEEDS_PYDANTIC[name]}"), name)

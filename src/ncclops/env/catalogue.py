@@ -1,0 +1,220 @@
+"""The catalogue of variables: who reads each, what it takes, when, and what depends on it.
+
+The facts are data, ``data/catalogue.jsonl``, one object a line; nothing is loaded before the
+first question. Where a field is left out of a line, nothing is known or nothing is special.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ncclops.profiles.versions import release
+
+Status = Literal["active", "plugin", "deprecated", "removed", "unread"]
+
+# Components that are libnccl itself: their versions are NCCL's, and an audit can check them.
+LIBNCCL = ("nccl-core", "nccl-net-ib", "nccl-net-socket", "nccl-gin", "nccl-ras")
+# Components whose versions are torch's.
+TORCH = (
+    "allocator",
+    "c10d",
+    "c10d-nccl",
+    "elastic",
+    "flight-recorder",
+    "gloo",
+    "inductor",
+    "pytorch",
+    "pytorch-logging",
+    "symm-mem",
+)
+
+READERS = {
+    "nccl-core": "NCCL",
+    "nccl-net-ib": "NCCL's InfiniBand and RoCE transport",
+    "nccl-net-socket": "NCCL's TCP transport",
+    "nccl-gin": "NCCL's GPU-initiated networking",
+    "nccl-ras": "NCCL's RAS service",
+    "nccl-plugin-aws-ofi": "the AWS OFI network plugin",
+    "nccl-plugin-gcp": "Google's network and tuner plugins",
+    "nccl-plugin-rdma-sharp": "the HPC-X (RDMA and SHARP) plugin",
+    "nccl-plugin-inspector": "NCCL's inspector plugin",
+    "nccl-plugin-example": "NCCL's example plugins",
+    "nccl-tests": "nccl-tests",
+    "c10d": "torch.distributed",
+    "c10d-nccl": "torch's NCCL process group",
+    "flight-recorder": "torch's flight recorder",
+    "elastic": "torchrun and the elastic agent, or scripts under it",
+    "gloo": "Gloo",
+    "inductor": "torch.compile (Inductor)",
+    "allocator": "torch's caching allocator",
+    "pytorch": "PyTorch",
+    "pytorch-logging": "PyTorch's logging",
+    "symm-mem": "torch's symmetric memory",
+    "transformer-engine": "Transformer Engine",
+    "cuda": "CUDA",
+    "loader": "the dynamic loader",
+    "launcher": "launchers and schedulers",
+    "build": "builds and scripts, not NCCL",
+    "nothing": "nothing",
+}
+
+# When a value is taken, and what that means for a restart inside the process.
+READ_WHEN = {
+    "cached": (
+        "once per process, at first use",
+        "Cached: a change counts in a new process only, or from NCCL 2.29 on with"
+        " NCCL_NO_CACHE naming it.",
+    ),
+    "static": (
+        "once per process",
+        "Fixed for the process, and NCCL_NO_CACHE does not help: a change needs a new one.",
+    ),
+    "communicator": (
+        "whenever a communicator is made",
+        "Read anew when communicators are made again, so a restart picks a change up.",
+    ),
+    "log": ("once, at the first log line", "Fixed at the first log line of the process."),
+    "group": (
+        "when a process group is made",
+        "Read anew for the groups that a restart makes.",
+    ),
+    "never": ("never", ""),
+}
+
+RANKS = {
+    "equal": "must be equal on all ranks",
+    "better equal": "should be equal on all ranks",
+    "free": "may differ between ranks",
+    "per host": "differs from host to host",
+    "per rank": "differs from rank to rank",
+    "": "",
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable.
+
+    ``check`` says what a program can test a value against (see ``ncclops.env.values``);
+    ``accepts`` says it for people. ``since``, ``deprecated`` and ``removed`` are versions of
+    the component that reads it. ``libnccl`` is the first and last release in whose binary the
+    name was found. ``nccl2`` tells whether torch's second NCCL engine (2.14 and later) reads
+    it, None where that does not apply.
+    """
+
+    name: str
+    component: str
+    kind: str
+    accepts: str
+    default: str
+    status: Status
+    read: str
+    ranks: str
+    summary: str
+    source: str
+    unit: str = ""
+    check: Mapping[str, Any] = field(default_factory=dict)
+    since: str | None = None
+    deprecated: str | None = None
+    removed: str | None = None
+    replaced_by: str | None = None
+    debug: bool = False
+    multi_host: bool = False
+    single_node: Literal["low", "medium", "high"] | None = None
+    risk: str | None = None
+    restart: str | None = None
+    nccl2: bool | None = None
+    documented: bool | None = None
+    libnccl: tuple[str, str] | None = None
+
+    @property
+    def reader(self) -> str:
+        """Who reads it, for people."""
+        return READERS.get(self.component, self.component)
+
+    @property
+    def read_when(self) -> str:
+        """When its value is taken, for people."""
+        return READ_WHEN[self.read][0] if self.read in READ_WHEN else self.read
+
+    @property
+    def restart_note(self) -> str:
+        """What a restart inside the process has to know about it, empty if nothing."""
+        return self.restart or READ_WHEN.get(self.read, ("", ""))[1]
+
+    def read_in(self, *, torch: str | None, nccl: str | None) -> bool | None:
+        """Whether the installed version reads it; None when that version is not known."""
+        if self.status == "unread":
+            return False
+        installed = nccl if self.component in LIBNCCL else None
+        if self.component in TORCH:
+            installed = torch
+        if installed is None:
+            return False if self.status == "removed" and self.component in LIBNCCL else None
+        have = release(installed)
+        if self.removed and have >= release(self.removed):
+            return False
+        first = (self.since or "").removeprefix("<=")
+        if not first[:1].isdigit() or self.since != first:
+            return None if self.removed is None else True
+        return have >= release(first)
+
+
+@cache
+def catalogue() -> Mapping[str, Variable]:
+    """All variables by name."""
+    text = resources.files("ncclops.env").joinpath("data/catalogue.jsonl").read_text("utf-8")
+    variables = {}
+    for line in text.splitlines():
+        row = json.loads(line)
+        if "libnccl" in row:
+            row["libnccl"] = tuple(row["libnccl"])
+        variables[row["name"]] = Variable(**row)
+    return MappingProxyType(variables)
+
+
+# Names that start so are settings of the software the catalogue covers.
+_PREFIXES = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "TORCH_FR_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_DIST_",
+    "TORCH_GLOO_",
+    "TORCHELASTIC_",
+    "TORCH_ELASTIC_",
+    "GLOO_",
+    "OFI_NCCL_",
+)
+
+
+def is_covered(name: str) -> bool:
+    """Whether an unknown ``name`` is suspicious: it looks like one the catalogue would have."""
+    return name.startswith(_PREFIXES)
+
+
+def nearest_names(name: str, count: int = 3) -> list[str]:
+    """The catalogue's names that ``name`` may have been meant to be, the closest one first.
+
+    A missing or doubled prefix (``BLOCKING_WAIT``, ``TORCH_NCCL_IB_HCA``) counts as close.
+    """
+    upper = name.upper()
+    known = catalogue()
+    exact = [
+        candidate
+        for prefix in ("TORCH_", "NCCL_", "TORCH_NCCL_")
+        for candidate in (prefix + upper, upper.removeprefix(prefix))
+        if candidate in known and candidate != name
+    ]
+    if upper in known and upper != name:
+        exact.insert(0, upper)
+    close = difflib.get_close_matches(upper, known, n=count, cutoff=0.8)
+    readable = [other for other in [*exact, *close] if known[other].status != "unread"]
+    return list(dict.fromkeys(readable))[:count]

@@ -1,0 +1,121 @@
+"""Where a value comes from: NCCL's configuration files, and the process that exported it.
+
+NCCL reads ``NCCL_CONF_FILE`` or else ``~/.nccl.conf``, then always ``/etc/nccl.conf``, once per
+process, and puts what it finds into the C environment without overwriting. Neither
+``os.environ`` nor ``/proc`` shows it. How a line is read was tried on libnccl 2.32.3: nothing is
+stripped, no quotes, no comments behind a value, and the first line of a name wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_LONGEST = 1023  # bytes of a name or value that NCCL keeps
+
+
+@dataclass(frozen=True)
+class ConfLine:
+    """One setting of a configuration file, as NCCL reads it."""
+
+    name: str
+    value: str
+    file: Path
+    line: int
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What NCCL sees for a name: its value and where that comes from."""
+
+    name: str
+    value: str
+    source: str
+
+
+def parse_conf(text: str, file: Path) -> list[ConfLine]:
+    """The settings in ``text``; a name that occurs twice is there twice, and the first counts."""
+    settings = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        name, equals, value = line.partition("=")
+        if not line.startswith("#") and equals:
+            settings.append(ConfLine(name[:_LONGEST], value[:_LONGEST], file, number))
+    return settings
+
+
+def conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[Path]:
+    """The files that NCCL would read under ``environ``, the one that wins first."""
+    named = environ.get("NCCL_CONF_FILE")
+    home = environ.get("HOME")
+    # NCCL asks the password database, not $HOME; both agree but for odd set-ups.
+    user = Path(named) if named else Path(home or Path.home()) / ".nccl.conf"
+    return [user, etc / "nccl.conf"]
+
+
+def read_conf_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> list[ConfLine]:
+    """All settings of the files that exist and can be read, in the order of NCCL's reading."""
+    settings = []
+    for path in conf_files(environ, etc):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        settings.extend(parse_conf(text, path))
+    return settings
+
+
+def from_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, Effective]:
+    """What NCCL adds to ``environ`` from its files: only names that ``environ`` does not have."""
+    added: dict[str, Effective] = {}
+    for setting in read_conf_files(environ, etc):
+        if setting.name not in environ and setting.name not in added:
+            where = f"{setting.file}, line {setting.line}"
+            added[setting.name] = Effective(setting.name, setting.value, where)
+    return added
+
+
+def exported_by(name: str, value: str, *, pid: int | None = None) -> str:
+    """Who gave this process ``name``: the nearest ancestor that started without that value.
+
+    A process that exports a variable does not show it in its own ``/proc`` entry, its children
+    do. What the first process already had came with the container image or the service that
+    started it; what the scheduler's step daemon hands out came from the submitted environment
+    or a prolog.
+    """
+    giver = "this process's own start"
+    for ancestor, environ in _ancestry(pid or os.getpid()):
+        if environ is None:
+            return f"{giver} or an ancestor of it that cannot be looked into"
+        if environ.get(name) != value:
+            return _describe(ancestor)
+        giver = _describe(ancestor)
+        if ancestor.pid == 1:
+            return "the container image or the service that started it (process 1)"
+    return giver
+
+
+def _ancestry(pid: int) -> Iterator[tuple[psutil.Process, dict[str, str] | None]]:
+    """Ancestors from the parent up, each with the environment it was started with."""
+    try:
+        ancestors = psutil.Process(pid).parents()
+    except psutil.Error:
+        return
+    for ancestor in ancestors:
+        try:
+            yield ancestor, ancestor.environ()
+        except (psutil.Error, OSError):
+            yield ancestor, None
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        name = process.name()
+    except psutil.Error:
+        name = "a process that has ended"
+    if name.startswith("slurmstepd"):
+        return "the scheduler: the submitted environment or a prolog (slurmstepd)"
+    return f"{name} (process {process.pid})"

@@ -1,0 +1,86 @@
+"""Whether a value is one that its reader takes."""
+
+from __future__ import annotations
+
+import re
+
+from ncclops.env.catalogue import LIBNCCL, Variable
+
+_WORDS = frozenset(["y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"])
+_TRUE = frozenset(["y", "yes", "1", "t", "true", "on"])
+# What strtoll takes with base 0: NCCL's own reading of a number.
+_INTEGER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|\d+)\s*")
+_LEADING_INTEGER = re.compile(r"\s*[+-]?\d+")
+
+
+def is_true(value: str) -> bool:
+    """Whether ``value`` switches a boolean on, in the words that torch and NCCL take."""
+    return value.strip().lower() in _TRUE
+
+
+def as_number(value: str) -> float | None:
+    """``value`` as a number, None when it is none."""
+    if _INTEGER.fullmatch(value):
+        return int(value, 0) if "x" in value.lower() else int(value)
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def problem_with(variable: Variable, value: str) -> str | None:
+    """What is wrong with ``value``, and what the reader makes of it; None when nothing is."""
+    check = variable.check
+    if not value.strip():
+        return None  # set and empty: NCCL and torch take it as not set, or as a word of their own
+    if "choices" in check:
+        return _not_among(variable, value)
+    if "list_of" in check:
+        return _list_problem(variable, value)
+    if "words" in check and value.lower() not in _WORDS:
+        return f"{value!r} is not a yes or no: torch raises an error; write 1 or 0"
+    if "min" in check or "integer" in check:
+        return _number_problem(variable, value)
+    return None
+
+
+def _not_among(variable: Variable, value: str) -> str | None:
+    choices: list[str] = variable.check["choices"]
+    any_case = variable.check.get("any_case", False)
+    known = {choice.upper() for choice in choices} if any_case else set(choices)
+    if (value.upper() if any_case else value) in known:
+        return None
+    hint = ""
+    if value.upper() in {choice.upper() for choice in choices}:
+        hint = ": only upper case counts"
+    elif variable.name == "NCCL_DEBUG":
+        hint = ": logging then stays off"
+    return f"{value!r} is not one of {', '.join(choices)}{hint}"
+
+
+def _list_problem(variable: Variable, value: str) -> str | None:
+    known = {word.upper() for word in variable.check["list_of"]}
+    functions = value.split(";")
+    for function in functions:
+        words = function.rpartition(":")[2].removeprefix("^")
+        for word in re.split(r"[,]", words):
+            if word.strip() and word.strip().upper() not in known:
+                names = ", ".join(variable.check["list_of"])
+                return f"{word.strip()!r} is not one of {names}"
+    return None
+
+
+def _number_problem(variable: Variable, value: str) -> str | None:
+    number = as_number(value)
+    if number is None or not _INTEGER.fullmatch(value):
+        if variable.component in LIBNCCL and _LEADING_INTEGER.match(value):
+            taken = _LEADING_INTEGER.match(value)
+            read = taken[0].strip() if taken else ""
+            return f"{value!r} is not a whole number: NCCL reads {read} and ignores the rest"
+        return f"{value!r} is not a whole number: it is ignored or an error"
+    low, high = variable.check.get("min"), variable.check.get("max")
+    if low is not None and number < low:
+        return f"{value} is below {low}, the least that is taken"
+    if high is not None and number > high:
+        return f"{value} is above {high}, the most that is taken"
+    return None
