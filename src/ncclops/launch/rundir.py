@@ -3,7 +3,9 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
-<run>/ranks/<rank>/         stdout.log, stderr.log, error-<attempt>.json (rank is the initial rank)
+<run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
+<run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
+                            worker.jsonl (what the worker tells the agent)
 <run>/verdict.json          how it ended
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.worker import record as worker_record
 
 DEFAULT_PARENT = Path("runs")
 
@@ -83,6 +86,10 @@ class RunDirectory:
     def stderr_log(self, rank: int) -> Path:
         return self.rank_dir(rank) / "stderr.log"
 
+    def worker_events(self, rank: int) -> Path:
+        """What the worker tells the agent; see ``ncclops.worker.record``."""
+        return self.rank_dir(rank) / worker_record.FILE_NAME
+
     def error_file(self, rank: int, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""
         return self.rank_dir(rank) / f"error-{attempt}.json"
@@ -97,12 +104,17 @@ class RunDirectory:
         except OSError:  # the current directory is gone
             return str(absolute)
 
-    def event(self, event: str, *, rank: int | None = None, **fields: Any) -> None:
-        """Append one event. One unbuffered write each, so that no kill can leave half a record.
+    def event(
+        self, event: str, *, rank: int | None = None, ts: float | None = None, **fields: Any
+    ) -> None:
+        """Append one event, of now or of ``ts`` (seconds since the epoch).
+
+        One unbuffered write each, so that no kill can leave half a record.
 
         A full disk ends the record and not the run; it is said once.
         """
-        record = {"ts": time.time(), "event": event, "rank": rank, "node": self._node, **fields}
+        when = time.time() if ts is None else ts
+        record = {"ts": when, "event": event, "rank": rank, "node": self._node, **fields}
         try:
             with self.events_path.open("ab", buffering=0) as events:
                 events.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
