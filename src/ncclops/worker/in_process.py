@@ -13,8 +13,6 @@ from pathlib import Path
 from ncclops import restart
 from ncclops.restart.exception import RestartAbort
 from ncclops.restart.incident import Incident
-from ncclops.restart.initialize import Initialize
-from ncclops.restart.state import FrozenState
 from ncclops.worker import fresh, record
 from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
 
@@ -54,6 +52,7 @@ def run(script: Callable[[], None]) -> None:
             record.tell("entered")
         else:
             before.restore()
+            repetition.check()
         try:
             script()
         except SystemExit as stop:
@@ -61,7 +60,6 @@ def run(script: Callable[[], None]) -> None:
                 raise
 
     wrapper = restart.Wrapper(
-        initialize=repetition,
         soft_timeout=timedelta(seconds=timeouts["soft"]),
         hard_timeout=timedelta(seconds=timeouts["hard"]),
         barrier_timeout=timedelta(seconds=timeouts["barrier"]),
@@ -78,7 +76,7 @@ def run(script: Callable[[], None]) -> None:
         sys.exit(f"ncclops: {stop}")
 
 
-class StopRepeating(Initialize):
+class StopRepeating:
     """Stops the job when no restart will mend it: the same exception from the same line again
     and again, or a plain mistake in the script at the beginning of the run (``started``, seconds
     since the epoch).
@@ -105,11 +103,11 @@ class StopRepeating(Initialize):
         elif self._times >= _SAME_FAILURE_LIMIT:
             self._verdict = f"{self._times} times in a row at the same place"
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def check(self) -> None:
+        """Raise ``RestartAbort`` if the next iteration would end as the last one did."""
         if self._verdict is not None and self._last is not None:
             what, where = self._last
             raise RestartAbort(f"{what} ({where}): {self._verdict}, which no restart mends")
-        return state
 
 
 def _is_mistake(exception: str) -> bool:
@@ -137,8 +135,4 @@ def _tell(incident: Incident) -> None:
             ranks_lost=list(incident.ranks_lost),
             world_size=incident.world_size,
             phases_ms=dict(incident.phases_ms),
-        )
-        total_ms = sum(incident.phases_ms.values())
-        print(
-            f"restarted in place after {total_ms:.0f} ms: {incident}", file=sys.stderr, flush=True
         )
