@@ -1,0 +1,80 @@
+"""Signs of life: training steps, an orderly end, communicators that came up.
+
+A log without a failure in it is not healthy for that: something must show that the job ran.
+Step lines are the bulk of any training log, so of a large block only its head, its tail and
+what follows a failure are read; in between, one more step changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_STEP = re.compile(
+    rb"(?<![\w/])(?:[Gg]lobal[_ ]?[Ss]tep|[Ii]teration|[Ii]ter|[Ss]tep|[Bb]atch)s?\W{0,8}\d+"
+    rb"[^\n\r]{0,300}?\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed"
+    rb"|mem|[Tt]flops?|TFLOPS?)"
+    rb"|(?<!val_)(?<!val )\b(?:train_|lm |total_|')?[Ll]oss'?\W{1,4}\d"
+    rb"|(?P<bar>[^\n\r|]{0,60})\d+%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<"
+    rb"[^\]\n\r]{0,40}(?:it/s|s/it)"
+)
+# Bars of work that is done before training, by the verbs they begin with.
+_OTHER_BAR = re.compile(
+    rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
+    rb"|[Gg]enerat|[Pp]rocess|[Rr]ead"
+)
+_END = re.compile(
+    rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)"
+    rb"|# Avg bus bandwidth|Collective test concluded"
+)
+_INIT = re.compile(
+    rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
+    rb"|Warmup completed|Application startup complete"
+)
+_INIT_BEGUN = re.compile(
+    rb"Using network \w|\] (?:\[\w+\] )?via \w+/|Bootstrap ?: Using |NCCL version \d|coll channels"
+    rb"|NET/\w+ ?: (?:Using|Selected)|is connected to \d+ peer ranks"
+)
+
+_WHOLE_BLOCK = 64 * 1024
+_HEAD, _TAIL, _AFTER_HIT = 4 * 1024, 16 * 1024, 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1)."""
+
+    steps: tuple[int, ...]
+    init: int
+    ended: bool
+    begun: bool
+
+
+def read_marks(block: bytes, last_hit: int) -> Marks:
+    """The signs of life in ``block``; ``last_hit`` is where its last literal was found, or -1."""
+    steps: list[int] = []
+    init, ended, begun = -1, False, False
+    for start, stop in _regions(len(block), last_hit):
+        steps.extend(_steps(block, start, stop))
+        init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
+        ended = ended or _END.search(block, start, stop) is not None
+        begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
+    return Marks(tuple(sorted(set(steps))), init, ended, begun)
+
+
+def _steps(block: bytes, start: int, stop: int) -> Iterable[int]:
+    for found in _STEP.finditer(block, start, stop):
+        bar = found["bar"]
+        if bar is None or not _OTHER_BAR.search(bar):
+            yield found.start()
+
+
+def _regions(size: int, last_hit: int) -> list[tuple[int, int]]:
+    if size <= _WHOLE_BLOCK:
+        return [(0, size)]
+    regions = [(0, _HEAD), (size - _TAIL, size)]
+    if last_hit >= 0:
+        regions.append((last_hit, min(size, last_hit + _AFTER_HIT)))
+        regions.append((max(0, last_hit - _AFTER_HIT), last_hit))
+    return regions
