@@ -96,7 +96,9 @@ def main() -> None:
     scores = per_class(scored)
     print(f"{'class':24} {'n':>4} {'precision':>9} {'recall':>7} {'F1':>6}")
     for row in scores:
-        print(f"{row.name:24} {row.excerpts:4} {row.precision:9.3f} {row.recall:7.3f} {row.f1:6.3f}")
+        print(
+            f"{row.name:24} {row.excerpts:4} {row.precision:9.3f} {row.recall:7.3f} {row.f1:6.3f}"
+        )
     print(f"\nmacro F1 {macro_f1(scores):.3f}  accuracy {accuracy(scored):.3f}  n {len(scored)}")
     wrong = [item for item in scored if item.wrongly_eligible]
     print(f"retry-eligible against the label: {len(wrong)}")

@@ -5,9 +5,9 @@ both end in a ``Report``. The retry decision is ``ncclops.classify.policy``.
 """
 
 from ncclops.classify.inputs import classify_bytes, classify_paths
+from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Evidence, Report, Signature, Verdict
 from ncclops.classify.scanner import Scanner
-from ncclops.classify.loader import SignatureSet, load_signatures
 
 __all__ = [
     "Evidence",

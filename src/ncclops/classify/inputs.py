@@ -6,20 +6,17 @@ A torchelastic error file is one line of JSON; it is read as the traceback it ca
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
+from ncclops.classify.loader import SignatureSet
 from ncclops.classify.model import Report
 from ncclops.classify.ranks import rank_of_path
 from ncclops.classify.scanner import Scanner
-from ncclops.classify.loader import SignatureSet
 from ncclops.errors import UsageError
 
 _READ_BYTES = 1 << 20
@@ -53,12 +50,17 @@ def classify_bytes(data: bytes, signatures: SignatureSet | None = None) -> Repor
 
 
 def scan_path(scanner: Scanner, path: str | Path) -> list[str]:
-    """Read one path (``-`` is standard input) into ``scanner``; the notes say what was cut short."""
+    """Read one path (``-`` is standard input); the notes returned say what was cut short."""
     if str(path) == _STDIN:
-        return list(_scan_stream(scanner, sys.stdin.buffer, _STDIN, None))
+        return list(_scan_stream(scanner, _stdin(), _STDIN, None))
     path = Path(path)
     files = _logs_below(path) if path.is_dir() else [path]
     return [note for file in files for note in _scan_file(scanner, file, inside=path.is_dir())]
+
+
+def _stdin() -> BufferedReader:
+    # Text layers may have replaced sys.stdin; descriptor 0 is what the shell connected.
+    return open(0, "rb", closefd=False)
 
 
 def _logs_below(directory: Path) -> list[Path]:
@@ -94,39 +96,37 @@ def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
 
 
 def _scan_stream(
-    scanner: Scanner, stream: BinaryIO, name: str, rank: int | None
+    scanner: Scanner, stream: BufferedReader, name: str, rank: int | None
 ) -> Iterator[str]:
     """Feed a stream to its end; what breaks off in the middle is read that far and noted."""
-    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)  # type: ignore[arg-type]
     scanner.feed(rank, name, b"")
     try:
-        for chunk in _chunks(buffered, name):  # type: ignore[arg-type]
+        for chunk in _chunks(stream, name):
             scanner.feed(rank, name, chunk)
-    except (EOFError, zlib.error, gzip.BadGzipFile, _Truncated) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, _TruncatedError) as error:
         yield f"{name} is cut short or damaged ({error}); read as far as it goes"
 
 
-class _Truncated(Exception):
+class _TruncatedError(Exception):
     """Compressed data that ends, or turns to nonsense, in the middle."""
 
 
-def _chunks(stream: io.BufferedReader, name: str) -> Iterator[bytes]:
+def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
     magic = stream.peek(4)[:4]
     if magic[:2] == _GZIP:
-        return _read_all(gzip.GzipFile(fileobj=stream))  # type: ignore[arg-type]
+        return _read_all(gzip.GzipFile(fileobj=stream))
     if magic == _ZSTD:
         return _zstd_chunks(stream, name)
     return _read_all(stream)
 
 
-def _read_all(stream: BinaryIO) -> Iterator[bytes]:
+def _read_all(stream: BufferedIOBase) -> Iterator[bytes]:
     # read1 returns what there is: a pipe that trickles is read as it comes.
-    read = getattr(stream, "read1", stream.read)
-    while chunk := read(_READ_BYTES):
+    while chunk := stream.read1(_READ_BYTES):
         yield chunk
 
 
-def _zstd_chunks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def _zstd_chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
@@ -139,10 +139,10 @@ def _zstd_chunks(stream: BinaryIO, name: str) -> Iterator[bytes]:
             while chunk := reader.read(_READ_BYTES):
                 yield chunk
         except zstandard.ZstdError as error:
-            raise _Truncated(str(error)) from error
+            raise _TruncatedError(str(error)) from error
 
 
-def _scan_error_file(scanner: Scanner, stream: BinaryIO, file: Path) -> None:
+def _scan_error_file(scanner: Scanner, stream: BufferedReader, file: Path) -> None:
     raw = stream.read(_ERROR_FILE_BYTES)
     text = "\n".join(_error_lines(raw))
     scanner.feed(rank_of_path(file.absolute()), str(file), text.encode() + b"\n")
@@ -157,8 +157,9 @@ def _error_lines(raw: bytes) -> Iterable[str]:
         message = json.loads(raw)["message"]
         extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
         head = message["message"] if isinstance(message, dict) else str(message)
-        at = datetime.fromtimestamp(float(extra.get("timestamp", time.time())))
-    except (ValueError, KeyError, TypeError):
+        at = float(extra.get("timestamp", 0))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return [raw.decode("utf-8", "replace")]
     # The call stack repeats the message at its end; one line is enough to prove it.
-    return [f"{at:%Y-%m-%d %H:%M:%S} {' '.join(str(head).split())}"]
+    stamp = f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} " if at else ""
+    return [stamp + " ".join(str(head).split())]

@@ -150,6 +150,8 @@ class Hit:
     stamp: Stamp | None
     steps_before: int
     order: int
+    accuses: bool = False
+    """Whether the line itself names ``rank`` as the one to blame."""
     process: tuple[str, int] | None = None
 
 
@@ -183,6 +185,8 @@ class Verdict:
     signature: str | None = None
     confidence: float
     rank: int | None = None
+    rank_began_it: bool = False
+    """False: ``rank`` is only the first that reported it (or None)."""
     phase: str | None = None
     summary: str
     retry_policy: str = "none"
@@ -208,6 +212,7 @@ class Verdict:
             "signature": self.signature,
             "confidence": round(self.confidence, 2),
             "rank": self.rank,
+            "rank_began_it": self.rank_began_it,
             "phase": self.phase,
             "summary": self.summary,
             "retry": {

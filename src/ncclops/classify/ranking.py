@@ -6,6 +6,7 @@ clock, only the hits and what the scan saw of the job's life.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ _NCCL_VERSION = "context-nccl-version"
 _MANY_LINES = 12
 # Where a signature stands that says nothing but "it ended": below all that says why.
 _LAST_TIER = 4
+_COLLECTIVE_TIMEOUT = "watchdog-collective-timeout"
+_LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
         return Report(_without_failure(seen), (), stats, notes)
     leader = ordered[0]
     verdict = _verdict(leader, ordered, context, seen)
-    return Report(verdict, tuple(_evidence(leader, ordered, verdict)), stats, notes)
+    return Report(verdict, tuple(_evidence(leader, ordered)), stats, notes)
 
 
 def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
@@ -178,16 +181,16 @@ def _follows_other_failure(hit: Hit, hits: list[Hit], seen: Observations) -> boo
     )
 
 
-def _verdict(
-    leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations
-) -> Verdict:
+def _verdict(leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations) -> Verdict:
     signature = leader.signature
     policy, reason = _retry(leader, ordered, context, seen)
+    rank, blamed = _culprit(leader, ordered, seen)
     return Verdict(
         class_=signature.class_,
         signature=signature.id,
         confidence=_confidence(leader, ordered),
-        rank=_culprit(leader, ordered, seen),
+        rank=rank,
+        rank_began_it=blamed,
         phase=signature.phase,
         summary=signature.summary,
         retry_policy=policy,
@@ -214,7 +217,10 @@ def _retry(
         return policy, f"collectives had already completed: {_REASONS[policy]}"
     blocking = _needs_a_fix(leader, ordered)
     if blocking is not None and signature.retry in ELIGIBLE_POLICIES:
-        return "none", f"{blocking.signature.id} in {blocking.file}:{blocking.line} speaks against it"
+        return (
+            "none",
+            f"{blocking.signature.id} in {blocking.file}:{blocking.line} speaks against it",
+        )
     return signature.retry, _REASONS[signature.retry]
 
 
@@ -235,7 +241,7 @@ def _needs_a_fix(leader: Hit, ordered: list[Hit]) -> Hit | None:
 
 
 _REASONS = {
-    "retry-once-lazy": "a start-up failure before the first collective, known to pass on a second try",
+    "retry-once-lazy": "a failure to start, before the first collective: a second try may pass",
     "retry-after-cooldown": "the condition passes with time",
     "replace-node": "the hardware failed; the job can run on another node",
     "fix-config": "the same configuration fails again",
@@ -262,23 +268,41 @@ def _confidence(leader: Hit, ordered: list[Hit]) -> float:
     return confidence * (0.85 if rivals else 1.0)
 
 
-def _culprit(leader: Hit, ordered: list[Hit], seen: Observations) -> int | None:
-    if leader.rank is not None:
-        return leader.rank
-    same = (hit.rank for hit in ordered if hit.signature.id == leader.signature.id)
-    named = next((rank for rank in same if rank is not None), None)
-    return seen.first_failed_rank if named is None else named
+def _culprit(leader: Hit, ordered: list[Hit], seen: Observations) -> tuple[int | None, bool]:
+    """(rank, whether it began the failure rather than reported it first)."""
+    signature = leader.signature
+    same = [hit for hit in ordered if hit.signature.id == signature.id]
+    if signature.id == _COLLECTIVE_TIMEOUT and (behind := _rank_behind(same)) is not None:
+        return behind, True
+    rank = next((hit.rank for hit in same if hit.rank is not None), None)
+    if rank is None and seen.first_failed_rank is not None:
+        return seen.first_failed_rank, True
+    return rank, rank is not None and (signature.role == "cause" or leader.accuses)
 
 
-def _evidence(leader: Hit, ordered: list[Hit], verdict: Verdict) -> Iterable[Evidence]:
+def _rank_behind(timeouts: list[Hit]) -> int | None:
+    """The rank whose last enqueued work is lower than that of all others, as torch prints it."""
+    enqueued: dict[int, int] = {}
+    for hit in timeouts:
+        if hit.rank is not None and (found := _LAST_ENQUEUED.search(hit.text)):
+            enqueued[hit.rank] = int(found[1])
+    lowest = sorted(enqueued.items(), key=lambda item: item[1])[:2]
+    if len(lowest) < 2 or lowest[0][1] == lowest[1][1]:
+        return None
+    return lowest[0][0]
+
+
+def _evidence(leader: Hit, ordered: list[Hit]) -> Iterable[Evidence]:
     """The leading line, other lines of the same cause, then symptoms and victims."""
     shown: dict[str, list[Hit]] = {"cause": [], "symptom": [], "victim": []}
+    lines: set[tuple[str, int]] = set()
     for hit in ordered:
-        shown[_role_beside(hit, leader)].append(hit)
+        if (hit.file, hit.line) not in lines:
+            shown[_role_beside(hit, leader)].append(hit)
+            lines.add((hit.file, hit.line))
     for role, hits in shown.items():
         for hit in _spread(hits):
-            rank = verdict.rank if hit is leader else hit.rank
-            yield Evidence(hit.file, hit.line, hit.text, hit.signature.id, role, rank)
+            yield Evidence(hit.file, hit.line, hit.text, hit.signature.id, role, hit.rank)
 
 
 def _role_beside(hit: Hit, leader: Hit) -> str:
@@ -292,7 +316,8 @@ def _role_beside(hit: Hit, leader: Hit) -> str:
 def _spread(hits: list[Hit]) -> list[Hit]:
     """A handful of lines that show as many signatures and ranks as possible."""
     seen: set[tuple[Signature, int | None]] = set()
-    first, again = [], []
+    first: list[Hit] = []
+    again: list[Hit] = []
     for hit in hits:
         key = (hit.signature, hit.rank)
         (again if key in seen else first).append(hit)

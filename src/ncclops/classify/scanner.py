@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from ncclops.classify import ranks, stamps
 from ncclops.classify.blocks import BlockCutter
+from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.progress import Marks, read_marks
 from ncclops.classify.ranking import Observations, SourceLife, judge
-from ncclops.classify.loader import SignatureSet, load_signatures
 
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
@@ -234,6 +234,7 @@ class Scanner:
             stamp=line.stamp,
             steps_before=line.steps_before,
             order=self._order,
+            accuses=match.culprit is not None,
             process=ranks.process_of_line(line.text),
         )
         if len(kept) < _KEPT_HITS:
@@ -242,9 +243,7 @@ class Scanner:
             kept[-1] = hit
 
 
-def _by_line(
-    block: bytes, found: Iterable[tuple[int, int]]
-) -> Iterator[tuple[int, int, set[int]]]:
+def _by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
     """(start, stop, literals) of each line, or progress-bar segment, that holds a literal."""
     start = stop = -1
     literals: set[int] = set()

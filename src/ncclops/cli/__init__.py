@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from ncclops._version import __version__
+from ncclops.cli.classify import classify
 from ncclops.errors import NcclopsError
 
 app = typer.Typer(
@@ -38,6 +39,9 @@ def _root(
     """Start distributed PyTorch jobs with an environment you can explain."""
 
 
+app.command()(classify)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with the code that CONTRACTS promises."""
     try:
@@ -48,7 +52,7 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         _leave_broken_pipe()
-    except Exception as error:  # noqa: BLE001 - the parser's own errors, told apart below
+    except Exception as error:
         # typer carries its own copy of click from 0.20 on; older ones use the package. The
         # usage errors of both know how to print themselves, and nothing else does.
         format_message = getattr(error, "format_message", None)
