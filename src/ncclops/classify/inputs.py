@@ -19,7 +19,8 @@ from ncclops.classify.ranks import rank_of_path
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 
-_READ_BYTES = 1 << 20
+# Blocks that stay in the second-level cache are read three times as fast as larger ones.
+_READ_BYTES = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _STDIN = "-"
 # In a directory: what holds a log, by its suffix. Records of ours that repeat the logs, and

@@ -8,16 +8,19 @@ what follows a failure are read; in between, one more step changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+# Each begins with a fixed run of characters, by which `re` skips through text that has none.
 _STEP = re.compile(
-    rb"(?<![\w/])(?:[Gg]lobal[_ ]?[Ss]tep|[Ii]teration|[Ii]ter|[Ss]tep|[Bb]atch)s?\W{0,8}\d+"
-    rb"[^\n\r]{0,300}?\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed"
-    rb"|mem|[Tt]flops?|TFLOPS?)"
-    rb"|(?<!val_)(?<!val )\b(?:train_|lm |total_|')?[Ll]oss'?\W{1,4}\d"
-    rb"|(?P<bar>[^\n\r|]{0,60})\d+%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<"
-    rb"[^\]\n\r]{0,40}(?:it/s|s/it)"
+    rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+[^\n\r]{0,300}?"
+    rb"\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed|mem"
+    rb"|[Tt]flops?|TFLOPS?)"
+)
+_LOSS = re.compile(rb"oss'?\W{1,4}\d")
+_LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
+_BAR = re.compile(
+    rb"%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
 )
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
@@ -37,8 +40,8 @@ _INIT_BEGUN = re.compile(
     rb"|NET/\w+ ?: (?:Using|Selected)|is connected to \d+ peer ranks"
 )
 
-_WHOLE_BLOCK = 64 * 1024
-_HEAD, _TAIL, _AFTER_HIT = 4 * 1024, 16 * 1024, 8 * 1024
+WHOLE_BLOCK = 64 * 1024
+_HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ class Marks:
     init: int
     ended: bool
     begun: bool
+
+
+NO_MARKS = Marks((), -1, False, False)
 
 
 def read_marks(block: bytes, last_hit: int) -> Marks:
@@ -63,18 +69,23 @@ def read_marks(block: bytes, last_hit: int) -> Marks:
     return Marks(tuple(sorted(set(steps))), init, ended, begun)
 
 
-def _steps(block: bytes, start: int, stop: int) -> Iterable[int]:
+def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
     for found in _STEP.finditer(block, start, stop):
-        bar = found["bar"]
-        if bar is None or not _OTHER_BAR.search(bar):
+        yield found.start()
+    for found in _LOSS.finditer(block, start, stop):
+        if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
+            yield found.start()
+    for found in _BAR.finditer(block, start, stop):
+        line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
+        if not _OTHER_BAR.search(block, line_start + 1, found.start()):
             yield found.start()
 
 
 def _regions(size: int, last_hit: int) -> list[tuple[int, int]]:
-    if size <= _WHOLE_BLOCK:
+    if size <= WHOLE_BLOCK:
         return [(0, size)]
     regions = [(0, _HEAD), (size - _TAIL, size)]
     if last_hit >= 0:
-        regions.append((last_hit, min(size, last_hit + _AFTER_HIT)))
-        regions.append((max(0, last_hit - _AFTER_HIT), last_hit))
+        regions.append((last_hit, min(size, last_hit + _AROUND_HIT)))
+        regions.append((max(0, last_hit - _AROUND_HIT), last_hit))
     return regions

@@ -16,7 +16,7 @@ from ncclops.classify import ranks, stamps
 from ncclops.classify.blocks import BlockCutter
 from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
-from ncclops.classify.progress import Marks, read_marks
+from ncclops.classify.progress import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.ranking import Observations, SourceLife, judge
 
 # Around a literal in a line of a megabyte, this much is read on either side.
@@ -24,6 +24,9 @@ _REACH = 4096
 _EVIDENCE_CHARS = 600
 # How far back a line without a time looks for one.
 _LOOK_BACK = 8192
+_STEP_LOOK_BACK = 1024
+# In a large file, how often signs of life are looked for where nothing failed.
+_MARK_EVERY = 4 << 20
 # Hits kept of one signature, rank and source; the last of them is replaced by newer ones.
 _KEPT_HITS = 3
 # A literal that has come up so often in one source has nothing new to say there.
@@ -47,6 +50,9 @@ class _Source:
     cutter: BlockCutter = field(default_factory=BlockCutter)
     life: SourceLife = field(default_factory=SourceLife)
     tail: bytes = b""
+    tail_line: int = 1
+    # Bytes since signs of life were looked for; a new source is due at once.
+    unmarked: int = 1 << 62
     literal_counts: dict[int, int] = field(default_factory=dict)
     summary_rank: int | None = None
     root_cause_next: bool = False
@@ -102,6 +108,8 @@ class Scanner:
     def verdict(self, notes: Iterable[str] = ()) -> Report:
         """The verdict on all that was fed so far, lines without an end included."""
         for source in self._sources.values():
+            if source.unmarked:
+                _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
             block, line = source.cutter.pending()
             if block:
                 self._read_block(source, block, line)
@@ -143,7 +151,11 @@ class Scanner:
 
     def _read_block(self, source: _Source, block: bytes, first_line: int) -> None:
         found = self._signatures.matcher(block)
-        marks = read_marks(block, found[-1][0] if found else -1)
+        marks = NO_MARKS
+        source.unmarked += len(block)
+        if found or source.unmarked >= _MARK_EVERY or len(block) <= WHOLE_BLOCK:
+            marks = read_marks(block, found[-1][0] if found else -1)
+            source.unmarked = 0
         line, counted = first_line, 0
         for start, stop, literals in _by_line(block, self._unsaturated(source, found)):
             line += block.count(b"\n", counted, start)
@@ -151,6 +163,7 @@ class Scanner:
             self._read_line(source, block, (start, stop), line, literals, marks)
         _note_marks(source.life, marks, block, first_line)
         source.tail = block[-_LOOK_BACK:]
+        source.tail_line = source.cutter.line - source.tail.count(b"\n")
 
     def _unsaturated(
         self, source: _Source, found: list[tuple[int, int]]
@@ -295,7 +308,7 @@ def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -
         life.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])
         if life.first_step_line is None:
             life.first_step_line = first_line + block.count(b"\n", 0, marks.steps[0])
-        text = block[max(0, marks.steps[-1] - _LOOK_BACK) : marks.steps[-1] + 200]
+        text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
         life.last_step_stamp = stamps.last_stamp(text.decode("utf-8", "replace"))
     if marks.init >= 0:
         life.last_init_line = first_line + block.count(b"\n", 0, marks.init)
