@@ -19,9 +19,7 @@ _STEP = re.compile(
 )
 _LOSS = re.compile(rb"oss'?\W{1,4}\d")
 _LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
-_BAR = re.compile(
-    rb"%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
-)
+_BAR = re.compile(rb"%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)")
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"

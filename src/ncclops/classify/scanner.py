@@ -56,6 +56,19 @@ class _Source:
     literal_counts: dict[int, int] = field(default_factory=dict)
     summary_rank: int | None = None
     root_cause_next: bool = False
+    # Where the next block begins, up to where stamps were looked for, and the last one there.
+    offset: int = 0
+    dated_to: int = 0
+    stamp: Stamp | None = None
+
+    def stamp_before(self, block: bytes, start: int) -> Stamp | None:
+        """The stamp that a line without one inherits; no byte is searched twice."""
+        begin = max(self.dated_to - self.offset, start - _LOOK_BACK)
+        text = block[begin:start] if begin >= 0 else self.tail[begin:] + block[:start]
+        self.dated_to = self.offset + start
+        found = stamps.last_stamp(text.decode("utf-8", "replace"))
+        self.stamp = found or self.stamp
+        return self.stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class Scanner:
     def __init__(self, signatures: SignatureSet | None = None) -> None:
         self._signatures = signatures or load_signatures()
         self._sources: dict[tuple[int | None, str], _Source] = {}
+        self._ranks: list[int | None] = []
         self._hits: dict[tuple[str, int, int | None], list[Hit]] = {}
         self._process_ranks: dict[tuple[str, int], tuple[int, int]] = {}
         self._first_failed: int | None = None
@@ -104,12 +118,14 @@ class Scanner:
         self._bytes += len(data)
         for block, first_line in source.cutter.push(data):
             self._read_block(source, block, first_line)
+            source.offset += len(block)
 
     def verdict(self, notes: Iterable[str] = ()) -> Report:
         """The verdict on all that was fed so far, lines without an end included."""
         for source in self._sources.values():
             if source.unmarked:
                 _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
+                source.unmarked = 0
             block, line = source.cutter.pending()
             if block:
                 self._read_block(source, block, line)
@@ -119,6 +135,7 @@ class Scanner:
         key = (rank, stream)
         if key not in self._sources:
             self._sources[key] = _Source(stream, len(self._sources), rank)
+            self._ranks.append(rank)
         return self._sources[key]
 
     def _stats(self) -> Stats:
@@ -146,7 +163,7 @@ class Scanner:
             known = self._process_ranks.get(hit.process)
             rank = known[0] if known else None
         if rank is None:
-            rank = next(s.rank for s in self._sources.values() if s.number == hit.source)
+            rank = self._ranks[hit.source]
         return hit if rank is None else replace(hit, rank=rank)
 
     def _read_block(self, source: _Source, block: bytes, first_line: int) -> None:
@@ -162,7 +179,7 @@ class Scanner:
             counted = max(counted, start)
             self._read_line(source, block, (start, stop), line, literals, marks)
         _note_marks(source.life, marks, block, first_line)
-        source.tail = block[-_LOOK_BACK:]
+        source.tail = (source.tail + block[-_LOOK_BACK:])[-_LOOK_BACK:]
         source.tail_line = source.cutter.line - source.tail.count(b"\n")
 
     def _unsaturated(
@@ -189,8 +206,7 @@ class Scanner:
             return
         stamp = stamps.first_stamp(text[:_EVIDENCE_CHARS])
         if stamp is None:
-            before = block[max(0, span[0] - _LOOK_BACK) : span[0]] or source.tail
-            stamp = stamps.last_stamp(before.decode("utf-8", "replace"))
+            stamp = source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
         seen = _Line(text, line, ranks.rank_of_line(text), stamp, steps)
         for match in matched:
