@@ -46,9 +46,9 @@ def test_line_ends(end: bytes) -> None:
 
 def test_a_line_without_its_end_is_read_and_not_counted_twice() -> None:
     scanner = Scanner(LOADED)
-    scanner.feed(3, "stdout", b"one\n" + CAUSE[:50])
+    scanner.feed(3, "stdout", b"one\n" + CAUSE[:20])
     assert scanner.verdict().verdict.class_ != "cuda-error"
-    scanner.feed(3, "stdout", CAUSE[50:])
+    scanner.feed(3, "stdout", CAUSE[20:])
     first = scanner.verdict()
     assert_found(first, 2)
     scanner.feed(3, "stdout", b"\n")

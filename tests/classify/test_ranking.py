@@ -114,7 +114,8 @@ def test_ib_errors_ask_for_another_node_only_once_the_path_has_worked() -> None:
 
 REFUSED = (
     "[2026-06-06 09:00:0{s}] n{r}:11:1{r} [{r}] misc/socket.cc:578 NCCL WARN socketPollConnect: "
-    "connect to 10.0.0.9<36141> returned Connection refused, exceeded error retry count after 35 attempts"
+    "connect to 10.0.0.9<36141> returned Connection refused, exceeded error retry count after 35 "
+    "attempts"
 )
 
 
@@ -135,8 +136,8 @@ def test_refused_after_steps_is_not_retried() -> None:
 def test_refused_because_another_host_rejects_the_version_is_not_retried(tmp_path: Path) -> None:
     """The line that decides stands in the other host's log."""
     root = (
-        "[2026-06-06 09:00:00] n0:24:27 [0] bootstrap.cc:345 NCCL WARN Bootstrap Root : mismatch in "
-        "info from procs, nranks 16 vs 16, nroots 1 vs 1, iroot 0 vs 0, offset 0 vs 1305411586"
+        "[2026-06-06 09:00:00] n0:24:27 [0] bootstrap.cc:345 NCCL WARN Bootstrap Root : mismatch "
+        "in info from procs, nranks 16 vs 16, nroots 1 vs 1, iroot 0 vs 0, offset 0 vs 1305411586"
     )
     logs = {0: [root], **{rank: [REFUSED.format(s=rank, r=rank)] for rank in range(1, 8)}}
     report = classify_paths([write_ranks(tmp_path, logs)], LOADED)

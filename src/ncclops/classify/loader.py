@@ -191,7 +191,7 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
         "role": ROLES,
         "certainty": CERTAINTY,
         "phase": PHASES,
-        "cleared_by": ("", "init", "step"),
+        "cleared_by": ("", "init", "step", "never"),
         "retry": RETRY_POLICIES,
         "retry_after_progress": RETRY_POLICIES,
     }

@@ -69,8 +69,8 @@ class Signature:
     ``requires``: ids of which at least one must have been seen (and no step completed since).
     ``absent``: ids none of which may have been seen anywhere.
     ``tier``: what competes with what; lower wins, ties are settled by time (see ``ranking``).
-    ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, or
-    nothing.
+    ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, nothing
+    short of a whole run of steps (the default), or ``never``.
     ``teardown``: a consequence when any other failure precedes it in the same log.
     """
 

@@ -33,10 +33,12 @@ _INIT = re.compile(
     rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
     rb"|Warmup completed|Application startup complete"
 )
+# NCCL says INFO only while it works; a failure among such lines is found by its signature.
 _INIT_BEGUN = re.compile(
-    rb"Using network \w|\] (?:\[\w+\] )?via \w+/|Bootstrap ?: Using |NCCL version \d|coll channels"
-    rb"|NET/\w+ ?: (?:Using|Selected)|is connected to \d+ peer ranks"
+    rb"NCCL INFO |NCCL version \d|coll channels|is connected to \d+ peer ranks"
 )
+
+_LINE_END = re.compile(rb"[\n\r]")
 
 WHOLE_BLOCK = 64 * 1024
 _HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
@@ -64,7 +66,15 @@ def read_marks(block: bytes, last_hit: int) -> Marks:
         init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
         ended = ended or _END.search(block, start, stop) is not None
         begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
-    return Marks(tuple(sorted(set(steps))), init, ended, begun)
+    return Marks(_one_a_line(block, sorted(steps)), init, ended, begun)
+
+
+def _one_a_line(block: bytes, offsets: list[int]) -> tuple[int, ...]:
+    kept: list[int] = []
+    for offset in offsets:
+        if not kept or _LINE_END.search(block, kept[-1], offset):
+            kept.append(offset)
+    return tuple(kept)
 
 
 def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:

@@ -24,9 +24,12 @@ from ncclops.classify.model import (
 from ncclops.classify.stamps import comparable
 
 _RESTART = "context-restart"
+_FAILURE_SIGN = "context-failure-sign"
 _COLLECTIVES_DONE = "context-collectives-completed"
 _NCCL_VERSION = "context-nccl-version"
 _MANY_LINES = 12
+# Ranks that have lost a peer may print a few more steps; they do not print this many.
+_RUN_OF_STEPS = 10
 # Where a signature stands that says nothing but "it ended": below all that says why.
 _LAST_TIER = 4
 _COLLECTIVE_TIMEOUT = "watchdog-collective-timeout"
@@ -82,15 +85,21 @@ class Observations:
             if number != hit.source and other.last_step_stamp
         )
 
+    def run_follows(self, hit: Hit) -> bool:
+        """Whether so many steps followed in the same log that nothing there can have died."""
+        return self.lives[hit.source].steps - hit.steps_before >= _RUN_OF_STEPS
+
     def init_follows(self, hit: Hit) -> bool:
         return (self.lives[hit.source].last_init_line or 0) > hit.line
 
+    def steps_were_seen(self, hit: Hit) -> bool:
+        """Whether this log, or another one of the job, shows steps before the line."""
+        others = (life for number, life in enumerate(self.lives) if number != hit.source)
+        return hit.steps_before > 0 or any(life.steps for life in others)
+
     def step_precedes(self, hit: Hit) -> bool:
         """Whether the job may have run collectives before this line: yes when in doubt."""
-        if hit.steps_before:
-            return True
-        others = (life for number, life in enumerate(self.lives) if number != hit.source)
-        return any(life.steps for life in others) or any(
+        return self.steps_were_seen(hit) or any(
             other.signature.id == _COLLECTIVES_DONE for other in self.hits
         )
 
@@ -136,7 +145,9 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
 
     def recovered(hit: Hit) -> bool:
         cleared_by = hit.signature.cleared_by
-        if cleared_by and seen.step_follows(hit):
+        if cleared_by == "never":
+            return False
+        if (cleared_by and seen.step_follows(hit)) or seen.run_follows(hit):
             return True
         if cleared_by == "init" and seen.init_follows(hit):
             return True
@@ -212,7 +223,11 @@ def _retry(
     if len(versions - {""}) > 1 and signature.class_ == "bootstrap":
         named = ", ".join(sorted(versions - {""}))
         return "fix-config", f"ranks run different NCCL versions ({named}), which no retry mends"
-    if seen.step_precedes(leader):
+    progressed = seen.step_precedes(leader)
+    if signature.retry_after_progress in ELIGIBLE_POLICIES:
+        # Here progress argues for a retry, and so it must have been seen.
+        progressed = seen.steps_were_seen(leader)
+    if progressed:
         policy = signature.retry_after_progress
         return policy, f"collectives had already completed: {_REASONS[policy]}"
     blocking = _needs_a_fix(leader, ordered)
@@ -326,28 +341,29 @@ def _spread(hits: list[Hit]) -> list[Hit]:
 
 
 def _without_failure(seen: Observations) -> Verdict:
-    """Healthy needs a sign of life; silence is ``unknown``."""
+    """Healthy needs a sign of life after the last sign of trouble; silence is ``unknown``."""
     lives = seen.lives
+    signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
+    if any(not seen.step_follows(hit) for hit in signs):
+        return _unknown("something failed in a way that no signature knows")
     if any(life.ended for life in lives) or sum(life.steps for life in lives) > 1:
-        return Verdict(
-            class_="healthy", confidence=0.9, summary="the job took steps and nothing failed"
-        )
+        return _healthy(0.9, "the job took steps and nothing failed")
     if any(life.steps or life.last_init_line for life in lives):
-        return Verdict(
-            class_="healthy",
-            confidence=0.6,
-            summary="communicators came up and nothing failed; the log shows no run of steps",
-        )
+        return _healthy(0.6, "communicators came up and nothing failed; no run of steps is shown")
     if any(life.begun for life in lives):
-        return Verdict(
-            class_="healthy",
-            confidence=0.4,
-            summary="NCCL began to start and nothing failed so far; the log ends before it was up",
-        )
+        return _healthy(0.4, "NCCL began to start and nothing failed so far; the log ends there")
+    return _unknown("no known failure and no sign of a running job")
+
+
+def _healthy(confidence: float, summary: str) -> Verdict:
+    return Verdict(class_="healthy", confidence=confidence, summary=summary)
+
+
+def _unknown(summary: str) -> Verdict:
     return Verdict(
         class_="unknown",
         confidence=0.0,
-        summary="no known failure and no sign of a running job",
+        summary=summary,
         retry_reason="an unknown failure is not retried",
         remedy=(
             "classify the whole log of every rank: pass the directory, not one file",

@@ -7,6 +7,7 @@ newest are kept, the rest is counted.
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -220,8 +221,7 @@ class Scanner:
         for number in candidates:
             compiled = self._signatures.compiled[number]
             if (found := compiled.match(text)) is not None:
-                named = found.groupdict().get("rank")
-                culprit = int(named) if named else None
+                culprit = _accused(found)
                 matched.append(_Match(compiled.signature, found.start(), culprit))
         return _strongest_on_line(matched)
 
@@ -270,6 +270,12 @@ class Scanner:
             kept.append(hit)
         else:
             kept[-1] = hit
+
+
+def _accused(found: re.Match[str]) -> int | None:
+    """The rank in the first filled group whose name begins with ``rank``."""
+    named = (value for name, value in found.groupdict().items() if name.startswith("rank"))
+    return next((int(value) for value in named if value), None)
 
 
 def _by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
