@@ -96,6 +96,24 @@ def test_odd_error_files_are_read_as_text(tmp_path: Path, content: str) -> None:
     assert classify_paths([tmp_path], LOADED).verdict.class_ == "unknown"
 
 
+def test_an_earlier_attempt_of_torchrun_is_history_once_a_later_one_ran(tmp_path: Path) -> None:
+    for attempt, text in ((0, CAUSE + "\n"), (1, "step 1 loss 2.0\nstep 2 loss 2.0\n")):
+        folder = tmp_path / "none_x" / f"attempt_{attempt}" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "healthy"
+    (folder / "stderr.log").write_text("starting\n")
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "cuda-error"
+
+
+def test_one_unreadable_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(CAUSE + "\n")
+    (tmp_path / "b.log").symlink_to("/proc/self/mem")
+    report = classify_paths([tmp_path], LOADED)
+    assert report.verdict.class_ == "cuda-error"
+    assert report.notes and "b.log was left out" in report.notes[0]
+
+
 def test_several_paths_are_one_job(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("[rank0]: ncclRemoteError: A call failed\n")
     (tmp_path / "b.log").write_text(f"[rank1]: {CAUSE}\n")
@@ -106,6 +124,8 @@ def test_several_paths_are_one_job(tmp_path: Path) -> None:
 def test_our_own_records_are_not_read_as_logs(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"event": "fault", "text": "CUDA out of memory"}\n')
     (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "incidents" / "0").mkdir(parents=True)
+    (tmp_path / "incidents" / "0" / "stacks.txt").write_text("Segmentation fault\n")
     (tmp_path / "ranks" / "0").mkdir(parents=True)
     (tmp_path / "ranks" / "0" / "stdout.log").write_text("step 1 loss 1.0\nstep 2 loss 1.0\n")
     report = classify_paths([tmp_path], LOADED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.classify import Report, Scanner, classify_bytes, load_signatures
+from ncclops.classify import Report, Scanner, SignatureSet, classify_bytes, load_signatures
 from ncclops.classify.matcher import build_matcher, stdlib_matcher
 
 LOADED = load_signatures()
@@ -149,6 +150,13 @@ def test_both_matchers_agree(pieces: list[bytes]) -> None:
         if block[end : end + len(literal)] == literal
     }
     assert set(fast) == naive
+
+
+def test_without_hyperscan_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hyperscan", None)
+    slow = SignatureSet(LOADED.signatures)
+    data = "\n".join(s.examples[0] for s in LOADED.signatures).encode()
+    assert classify_bytes(data, slow).evidence == classify_bytes(data, LOADED).evidence
 
 
 def test_a_matcher_without_literals_finds_nothing() -> None:

@@ -28,6 +28,8 @@ _STDIN = "-"
 _SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
 _ERROR_FILES = {"error.json", "reply.json"}
 _NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
+# Stacks and dumps taken after the failure: they quote code, not what happened.
+_NOT_LOG_FOLDERS = {"incidents"}
 _ERROR_FILE_BYTES = 8 << 20
 
 
@@ -69,7 +71,10 @@ def _logs_below(directory: Path) -> list[Path]:
         file
         for file in directory.rglob("*")
         if file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(directory).parts)
+        and not any(
+            part.startswith(".") or part in _NOT_LOG_FOLDERS
+            for part in file.relative_to(directory).parts
+        )
         and (file.name in _ERROR_FILES or _is_log(file))
     )
     if not files:
@@ -93,7 +98,12 @@ def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
                 yield from _scan_stream(scanner, stream, str(file), rank_of_path(file.absolute()))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(f"cannot read {file}: {reason}; check the path and its mode") from error
+        if not inside:
+            raise UsageError(
+                f"cannot read {file}: {reason}; check the path and its mode"
+            ) from error
+        # One rank's file of thousands does not keep the others from being read.
+        yield f"{file} was left out: {reason}"
 
 
 def _scan_stream(

@@ -47,6 +47,8 @@ class SourceLife:
     last_init_line: int | None = None
     begun: bool = False
     ended: bool = False
+    attempt: int = 0
+    """The number in torchrun's ``attempt_<n>`` folder."""
 
 
 @dataclass(slots=True)
@@ -142,9 +144,12 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
 def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> list[Hit]:
     """Without what the job got over: warnings it outlived, attempts that were followed by steps."""
     restarts = [hit for hit in context if hit.signature.id == _RESTART]
+    running = max((life.attempt for life in seen.lives if life.steps), default=0)
 
     def recovered(hit: Hit) -> bool:
         cleared_by = hit.signature.cleared_by
+        if seen.lives[hit.source].attempt < running:
+            return True
         if cleared_by == "never":
             return False
         if (cleared_by and seen.step_follows(hit)) or seen.run_follows(hit):

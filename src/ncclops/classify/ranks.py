@@ -21,6 +21,7 @@ _SRUN_TASK = re.compile(r"srun: error: .*?: task (?P<rank>\d+):")
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):(?:\d+ )?\d* ?\[-?\d+\]")
 _NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)")
 _SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)")
+_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)/")
 _FILE_RANK = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 
 
@@ -64,3 +65,9 @@ def rank_of_path(path: PurePath) -> int | None:
         return int(parent)
     found = _FILE_RANK.search(path.name) or _FILE_RANK.fullmatch(parent)
     return int(found[1]) if found else None
+
+
+def attempt_of_path(path: str) -> int:
+    """The attempt that a file in torchrun's layout is of; 0 elsewhere."""
+    found = _ATTEMPT.search(path)
+    return int(found[1]) if found else 0

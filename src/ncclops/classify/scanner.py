@@ -135,7 +135,8 @@ class Scanner:
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
         if key not in self._sources:
-            self._sources[key] = _Source(stream, len(self._sources), rank)
+            life = SourceLife(attempt=ranks.attempt_of_path(stream))
+            self._sources[key] = _Source(stream, len(self._sources), rank, life=life)
             self._ranks.append(rank)
         return self._sources[key]
 
