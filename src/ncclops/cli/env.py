@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclops.cli import env_explain
+from ncclops.cli import env_explain, env_lint
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
@@ -134,6 +134,7 @@ def exec_(
 
 
 app.command()(env_explain.explain)
+app.command()(env_lint.lint)
 
 
 def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:

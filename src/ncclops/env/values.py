@@ -70,14 +70,21 @@ def _list_problem(variable: Variable, value: str) -> str | None:
     return None
 
 
+def _taken_as(variable: Variable, value: str) -> str:
+    """What NCCL makes of a number that is none (tried on libnccl 2.32.3)."""
+    if variable.component not in LIBNCCL:
+        return ""
+    start = _LEADING_INTEGER.match(value)
+    if start:
+        return f": NCCL reads {start[0].strip()} and ignores the rest"
+    switch = "; write 1 or 0" if variable.kind == "bool" else ""
+    return f": NCCL ignores it and uses its default{switch}"
+
+
 def _number_problem(variable: Variable, value: str) -> str | None:
     number = as_number(value)
     if number is None or not _INTEGER.fullmatch(value):
-        if variable.component in LIBNCCL and _LEADING_INTEGER.match(value):
-            taken = _LEADING_INTEGER.match(value)
-            read = taken[0].strip() if taken else ""
-            return f"{value!r} is not a whole number: NCCL reads {read} and ignores the rest"
-        return f"{value!r} is not a whole number: it is ignored or an error"
+        return f"{value!r} is not a whole number{_taken_as(variable, value)}"
     low, high = variable.check.get("min"), variable.check.get("max")
     if low is not None and number < low:
         return f"{value} is below {low}, the least that is taken"

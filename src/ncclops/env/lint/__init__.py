@@ -1,0 +1,54 @@
+"""Lint for environments: unknown names, bad values, and combinations that go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ncclops.env.lint.checks import check_variables
+from ncclops.env.lint.model import (
+    LEVELS,
+    Circumstances,
+    Finding,
+    Host,
+    Level,
+    Setting,
+    Settings,
+    engine,
+)
+from ncclops.env.lint.rules import Rule, check_rules, rules
+
+__all__ = [
+    "LEVELS",
+    "Circumstances",
+    "Finding",
+    "Host",
+    "Level",
+    "Rule",
+    "Setting",
+    "Settings",
+    "engine",
+    "lint",
+    "of_environment",
+    "rules",
+]
+
+
+def of_environment(environ: Mapping[str, str]) -> Settings:
+    """The settings of an environment."""
+    return Settings(Setting(name, value) for name, value in environ.items())
+
+
+def lint(settings: Settings, where: Circumstances) -> list[Finding]:
+    """All findings, by line and the worst first; what ``where.ignore`` names is left out.
+
+    A suppression is a rule's id, or ``id:NAME`` for one variable only.
+    """
+    findings = [*check_variables(settings, where), *check_rules(settings, where)]
+    kept = [finding for finding in findings if not _ignored(finding, where)]
+    unique = list(dict.fromkeys(kept))
+    return sorted(unique, key=lambda finding: (finding.line, LEVELS.index(finding.level)))
+
+
+def _ignored(finding: Finding, where: Circumstances) -> bool:
+    ids = {finding.rule, *(f"{finding.rule}:{name}" for name in finding.names)}
+    return not ids.isdisjoint(where.ignore)

@@ -1,0 +1,235 @@
+"""What the catalogue alone can tell about single variables: names, values, readers, places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ncclops.env.catalogue import (
+    LIBNCCL,
+    Variable,
+    catalogue,
+    is_covered,
+    nearest_names,
+)
+from ncclops.env.lint.model import Circumstances, Finding, Host, Setting, Settings, engine
+from ncclops.env.values import problem_with
+
+_CATALOGUE = "the catalogue"
+# High on the list of what breaks one node, and yet set for good reasons on one.
+_NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
+# Checks of words; a number may have spaces around it, a word may not.
+_WORDS = frozenset({"choices", "list_of", "words"})
+_BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
+
+
+def check_variables(settings: Settings, where: Circumstances) -> Iterator[Finding]:
+    """Findings about one variable each."""
+    for setting in settings.all:
+        variable = catalogue().get(setting.name)
+        if variable is None:
+            yield from _unknown(setting)
+            continue
+        if not setting.exported:
+            yield from _not_exported(setting, variable)
+            continue
+        yield from _value(setting, variable)
+        yield from _reader(setting, variable, where)
+        yield from _place(setting, variable, where)
+        if engine(settings, where) == "second" and variable.nccl2 is False:
+            yield Finding(
+                "unread-by-second-engine",
+                "note",
+                (setting.name,),
+                f"{setting.name} is not read by torch's second NCCL engine, which runs here",
+                "TORCH_DIST_USE_NCCL2=0 brings the classic engine back",
+                variable.source,
+                setting.line,
+            )
+    if where.host is not None:
+        yield from _host(settings, where.host)
+
+
+def _unknown(setting: Setting) -> Iterator[Finding]:
+    name = setting.name
+    bare = name.strip().removeprefix("export ").strip()
+    if bare != name and is_covered(bare):
+        yield Finding(
+            "conf-file-line",
+            "error",
+            (bare,),
+            f"{name!r} is taken as the name: NCCL's file knows no spaces around it and no export",
+            f"write {bare}=VALUE",
+            "run on libnccl 2.32.3",
+            setting.line,
+        )
+        return
+    if not is_covered(name) or not setting.exported:
+        return
+    near = nearest_names(name)
+    meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
+    message = f"{name} is not known: nothing in the catalogue reads it"
+    yield Finding("unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line)
+
+
+def _not_exported(setting: Setting, variable: Variable) -> Iterator[Finding]:
+    if is_covered(setting.name) and variable.component not in ("build", "nccl-tests"):
+        yield Finding(
+            "not-exported",
+            "note",
+            (setting.name,),
+            f"{setting.name} is assigned and not exported here, so no program sees it unless it"
+            " was exported before",
+            f"export {setting.name}",
+            "POSIX shell",
+            setting.line,
+        )
+
+
+def _value(setting: Setting, variable: Variable) -> Iterator[Finding]:
+    if setting.value is None:
+        return
+    value = setting.value
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        problem = f"the quotes in {value} are part of the value"
+    elif not variable.check.keys().isdisjoint(_WORDS) and value != value.strip():
+        problem = f"there are spaces around {value!r}, and they are part of the value"
+    else:
+        problem = problem_with(variable, value) or ""
+    if problem:
+        yield Finding(
+            "bad-value",
+            "error",
+            (setting.name,),
+            f"{setting.name}: {problem}",
+            "",
+            variable.source,
+            setting.line,
+        )
+
+
+def _reader(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[Finding]:
+    instead = f"use {variable.replaced_by}" if variable.replaced_by else ""
+    if variable.status == "unread" or (variable.status == "removed" and _is_gone(variable, where)):
+        since = f" since {variable.removed}" if variable.removed else ""
+        message = f"{setting.name} is read by nothing{since}"
+        if variable.status == "unread":
+            message = f"{setting.name}: {variable.summary}"
+        yield _about_reader("unread", "warning", setting, variable, message, instead)
+    elif variable.status == "deprecated" or (variable.deprecated and variable.replaced_by):
+        since = f" since {variable.deprecated}" if variable.deprecated else ""
+        if variable.component == "flight-recorder" or variable.component == "allocator":
+            return  # both names are in use; the rules on pairs say when one is not enough
+        message = f"{setting.name} is deprecated{since}"
+        yield _about_reader("deprecated", "note", setting, variable, message, instead)
+    elif variable.read_in(torch=where.torch, nccl=where.nccl) is False:
+        installed = (
+            f"NCCL {where.nccl}" if variable.component in LIBNCCL else f"torch {where.torch}"
+        )
+        message = f"{setting.name} is not read by {installed} (it came with {variable.since})"
+        yield _about_reader("unread-here", "note", setting, variable, message, instead)
+
+
+def _is_gone(variable: Variable, where: Circumstances) -> bool:
+    """Whether a removed variable is gone from what runs, as far as that is known."""
+    return variable.read_in(torch=where.torch, nccl=where.nccl) is not True
+
+
+def _about_reader(
+    rule: str, level: str, setting: Setting, variable: Variable, message: str, remedy: str
+) -> Finding:
+    return Finding(
+        rule,
+        "warning" if level == "warning" else "note",
+        (setting.name,),
+        message,
+        remedy or ("remove it" if level == "warning" else ""),
+        variable.source,
+        setting.line,
+    )
+
+
+def _place(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[Finding]:
+    if where.nodes != "one" or not setting.value:
+        return
+    name = setting.name
+    if variable.single_node == "high" and name not in _NOT_POISON and not _harmless(setting, where):
+        yield Finding(
+            "single-node-poison",
+            "warning",
+            (name,),
+            f"{name} can stop a job on one node. {variable.risk or ''}".strip(),
+            f"unset {name} on one node (profile single-node-h200 does)",
+            variable.source,
+            setting.line,
+        )
+    elif variable.multi_host and not name.endswith("_DISABLE"):
+        yield Finding(
+            "multi-host-setting",
+            "note",
+            (name,),
+            f"{name} only matters between nodes",
+            "",
+            variable.source,
+            setting.line,
+        )
+
+
+def _harmless(setting: Setting, where: Circumstances) -> bool:
+    """Whether a dangerous name has a value that is safe on this very host."""
+    value = setting.value or ""
+    if setting.name == "NCCL_NET":
+        return value.lower() == "socket"
+    if setting.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if value in ("lo", "=lo"):
+            return True
+        return where.host is not None and not _absent(setting.name, value, where.host)
+    return False
+
+
+def _host(settings: Settings, host: Host) -> Iterator[Finding]:
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        value = settings.value(name)
+        absent = _absent(name, value, host) if value else ()
+        if absent:
+            kind = "HCA" if name == "NCCL_IB_HCA" else "interface"
+            have = ", ".join(sorted(host.hcas if kind == "HCA" else host.interfaces)) or "none"
+            yield Finding(
+                "not-on-this-host",
+                "error",
+                (name,),
+                f"{name}: this host has no {kind} {' or '.join(absent)}",
+                f"it has {have}",
+                _CATALOGUE,
+                settings.line(name),
+            )
+    net = settings.value("NCCL_NET")
+    if net and net.lower() not in _BUILT_IN_NETS and host.net_plugins == frozenset():
+        yield Finding(
+            "net-plugin-missing",
+            "error",
+            ("NCCL_NET",),
+            f"NCCL_NET={net} is a plugin's network, and this host has no network plugin",
+            "unset NCCL_NET, or put the plugin's directory into LD_LIBRARY_PATH",
+            "nccl src/plugin/net.cc",
+            settings.line("NCCL_NET"),
+        )
+
+
+def _absent(name: str, value: str, host: Host) -> tuple[str, ...]:
+    """The entries of an interface or HCA list that match nothing here, if that is fatal.
+
+    NCCL takes prefixes, ``=`` for exact names and ``^`` to leave out; it is content with one
+    match. Gloo wants each exact name.
+    """
+    if value.startswith("^"):
+        return ()
+    exact = name == "GLOO_SOCKET_IFNAME" or value.startswith("=")
+    have = host.hcas if name == "NCCL_IB_HCA" else host.interfaces
+    wanted = [re.split(":", entry)[0] for entry in value.lstrip("=").split(",") if entry]
+    absent = tuple(
+        entry
+        for entry in wanted
+        if not (entry in have if exact else any(item.startswith(entry) for item in have))
+    )
+    return absent if name == "GLOO_SOCKET_IFNAME" or len(absent) == len(wanted) else ()

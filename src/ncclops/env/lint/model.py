@@ -1,0 +1,128 @@
+"""What is linted, under which circumstances, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Literal
+
+from ncclops.profiles.model import RestartMode
+from ncclops.profiles.versions import release, satisfies
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+# torch's own timeout of an NCCL group, and the in-process wrapper's hard timeout, when nobody
+# gave another one.
+TORCH_GROUP_TIMEOUT = timedelta(minutes=10)
+WRAPPER_HARD_TIMEOUT = timedelta(seconds=90)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One assignment. ``value`` None means that only the program that runs it can tell.
+
+    ``line`` is 1-based, 0 where there are no lines. ``exported`` is False for a shell variable
+    that never reaches a program.
+    """
+
+    name: str
+    value: str | None
+    line: int = 0
+    exported: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to tell: the rule, how bad, about which variables, and what to do."""
+
+    rule: str
+    level: Level
+    names: tuple[str, ...]
+    message: str
+    remedy: str = ""
+    source: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What this host has; the sets are names as NCCL and Gloo know them."""
+
+    interfaces: frozenset[str] = frozenset()
+    hcas: frozenset[str] = frozenset()
+    infiniband: bool = False
+    net_plugins: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What rules may depend on. None is unknown, and a rule that needs to know then stays quiet.
+
+    ``uses`` are the features that the job is known to use: ``fsdp2``, ``tensor-parallel``,
+    ``ucc``, ``torchrun``, ``ras-polling``.
+    """
+
+    restart: RestartMode | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    nodes: Literal["one", "many"] | None = None
+    gpus: bool | None = None
+    host: Host | None = None
+    uses: frozenset[str] = frozenset()
+    group_timeout: timedelta | None = None
+    hard_timeout: timedelta = WRAPPER_HARD_TIMEOUT
+    ignore: Mapping[str, str] = field(default_factory=dict)
+
+    def torch_is(self, spec: str) -> bool:
+        """Whether torch is known and meets ``spec``."""
+        return self.torch is not None and satisfies(self.torch, spec)
+
+    def nccl_is(self, spec: str) -> bool:
+        """Whether NCCL is known and meets ``spec``."""
+        return self.nccl is not None and satisfies(self.nccl, spec)
+
+
+class Settings:
+    """The settings of one environment or file, asked by name.
+
+    A variable that a file gives several values counts as known only where all agree: which of
+    them runs depends on branches that nobody here takes.
+    """
+
+    def __init__(self, settings: Iterable[Setting]) -> None:
+        self.all = tuple(settings)
+
+    @cached_property
+    def _values(self) -> dict[str, str | None]:
+        values: dict[str, str | None] = {}
+        for setting in self.all:
+            if not setting.exported:
+                continue
+            same = setting.name not in values or values[setting.name] == setting.value
+            values[setting.name] = setting.value if same else None
+        return values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def value(self, name: str) -> str | None:
+        """The one value that ``name`` has, None when it has none or it cannot be told."""
+        return self._values.get(name)
+
+    def line(self, name: str) -> int:
+        """The last line that sets ``name``, 0 when none does."""
+        return max((setting.line for setting in self.all if setting.name == name), default=0)
+
+
+def engine(settings: Settings, where: Circumstances) -> Literal["classic", "second"] | None:
+    """Which NCCL engine of torch runs; None when torch's version is not known."""
+    if where.torch is None:
+        return None
+    choice = settings.value("TORCH_DIST_USE_NCCL2")
+    have = release(where.torch)
+    if have >= (2, 15):
+        return "classic" if choice == "0" else "second"
+    return "second" if have >= (2, 14) and choice == "1" else "classic"

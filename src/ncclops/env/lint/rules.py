@@ -1,0 +1,160 @@
+"""Combinations that go wrong, as data: ``data/rules.toml``, each with its own examples.
+
+A rule holds under circumstances (``when``) and if all its conditions on variables do. A
+condition on a variable that is not set, or whose value cannot be told, does not hold, except
+where it says so (``or_unset``, ``set = false``).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ncclops.durations import parse_duration
+from ncclops.env.lint.model import (
+    TORCH_GROUP_TIMEOUT,
+    Circumstances,
+    Finding,
+    Level,
+    Settings,
+    engine,
+)
+from ncclops.env.values import as_number, is_true
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. ``fires`` and ``quiet`` are examples: variables and circumstances."""
+
+    id: str
+    level: Level
+    say: str
+    fix: str
+    source: str
+    conditions: Mapping[str, Mapping[str, Any]]
+    when: Mapping[str, Any] = field(default_factory=dict)
+    fires: tuple[Mapping[str, Any], ...] = ()
+    quiet: tuple[Mapping[str, Any], ...] = ()
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, in the order of the file."""
+    text = resources.files("ncclops.env").joinpath("data/rules.toml").read_text("utf-8")
+    return tuple(
+        Rule(
+            id=raw["id"],
+            level=raw["level"],
+            say=" ".join(raw["say"].split()),
+            fix=" ".join(raw["fix"].split()),
+            source=raw["source"],
+            conditions=raw.get("if", {}),
+            when=raw.get("when", {}),
+            fires=tuple(raw["fires"]),
+            quiet=tuple(raw["quiet"]),
+        )
+        for raw in tomllib.loads(text)["rule"]
+    )
+
+
+def check_rules(settings: Settings, where: Circumstances) -> list[Finding]:
+    """What the rules find."""
+    return [_finding(rule, settings) for rule in rules() if _holds(rule, settings, where)]
+
+
+def _finding(rule: Rule, settings: Settings) -> Finding:
+    names = tuple(rule.conditions)
+    shown = {name: settings.value(name) or "unset" for name in names}
+    message = re.sub(r"\{([A-Z0-9_]+)\}", lambda match: shown.get(match[1], match[0]), rule.say)
+    line = max((settings.line(name) for name in names), default=0)
+    return Finding(rule.id, rule.level, names, message, rule.fix, rule.source, line)
+
+
+def _holds(rule: Rule, settings: Settings, where: Circumstances) -> bool:
+    return all(
+        _circumstance(key, wanted, settings, where) for key, wanted in rule.when.items()
+    ) and all(
+        _condition(name, condition, settings, where) for name, condition in rule.conditions.items()
+    )
+
+
+def _circumstance(key: str, wanted: Any, settings: Settings, where: Circumstances) -> bool:
+    if key == "restart":
+        return where.restart in (wanted if isinstance(wanted, list) else [wanted])
+    if key == "torch":
+        return where.torch_is(str(wanted))
+    if key == "nccl":
+        return where.nccl_is(str(wanted))
+    if key == "nodes":
+        return bool(where.nodes == wanted)
+    if key == "engine":
+        return bool(engine(settings, where) == wanted)
+    if key == "uses":
+        return wanted in where.uses
+    if key == "not_without_gpus":
+        return where.gpus is not False
+    if key == "infiniband":
+        return where.host is not None and where.host.infiniband is wanted
+    if key == "group_timeout_below":
+        return (where.group_timeout or TORCH_GROUP_TIMEOUT) < (
+            where.hard_timeout if wanted == "hard_timeout" else parse_duration(wanted)
+        )
+    raise ValueError(f"rules.toml: unknown circumstance {key!r}")
+
+
+def _condition(
+    name: str, condition: Mapping[str, Any], settings: Settings, where: Circumstances
+) -> bool:
+    if "set" in condition:
+        return (name in settings) is condition["set"]
+    if name not in settings:
+        return bool(condition.get("or_unset", False))
+    value = settings.value(name)
+    if value is None:
+        return False
+    tests = {key: wanted for key, wanted in condition.items() if key != "or_unset"}
+    return all(_test(key, wanted, value, settings, where) for key, wanted in tests.items())
+
+
+def _test(key: str, wanted: Any, value: str, settings: Settings, where: Circumstances) -> bool:
+    if key == "is":
+        return value.lower() in [word.lower() for word in wanted]
+    if key == "is_not":
+        return value.lower() not in [word.lower() for word in wanted]
+    if key == "true":
+        return is_true(value) is wanted
+    if key == "matches":
+        return re.search(wanted, value, re.IGNORECASE) is not None
+    if key == "lacks":
+        return wanted not in value
+    if key == "differs_from":
+        other = settings.value(wanted)
+        return other is not None and other != value
+    number = as_number(value)
+    if number is None:
+        return False
+    if key == "below":
+        limit = where.hard_timeout.total_seconds() if wanted == "hard_timeout" else wanted
+        return number < float(limit)
+    if key == "above":
+        return number > float(wanted)
+    if key == "above_share_of":
+        return number > _share(wanted, settings)
+    raise ValueError(f"rules.toml: unknown test {key!r}")
+
+
+def _share(wanted: Mapping[str, Any], settings: Settings) -> float:
+    """``times`` the value of a variable, or of its default where it is not set or unknown.
+
+    ``inverse`` divides by it instead, for products that may not be above ``times``.
+    """
+    other = settings.value(wanted["variable"])
+    number = as_number(other) if other is not None else None
+    base = float(wanted["default"] if number is None else number)
+    times = float(wanted["times"])
+    return times / (base or 1.0) if wanted.get("inverse") else times * base

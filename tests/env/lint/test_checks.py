@@ -1,0 +1,239 @@
+"""What lint says about single variables, and about whole files and profiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclops.cli.env_lint import under_profile
+from ncclops.env import Overrides, PlanContext, compute_plan
+from ncclops.env.lint import Circumstances, Finding, Host, Settings, lint, of_environment
+from ncclops.env.lint.parse import features, node_count, parse
+from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
+from ncclops.profiles.files import shipped_dir
+
+NOWHERE = Circumstances()
+HOST = Host(
+    interfaces=frozenset({"lo", "eth0", "ib0"}),
+    hcas=frozenset({"mlx5_0", "mlx5_10"}),
+    net_plugins=frozenset(),
+)
+
+
+def found(where: Circumstances = NOWHERE, **environ: str) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in lint(of_environment(environ), where)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("NCCL_DEBUG", "info,trace", "logging then stays off"),
+        ("NCCL_DEBUG", "WARNING", "is not one of VERSION, WARN"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NETWORK", "'NETWORK' is not one of"),
+        ("NCCL_ALGO", "Rings", "'Rings' is not one of ring"),
+        ("NCCL_PROTO", "LL256", "'LL256' is not one of LL"),
+        ("NCCL_NET_GDR_LEVEL", "pix", "only upper case counts"),
+        ("NCCL_NVLS_ENABLE", "3", "is not one of 0, 1, 2"),
+        ("NCCL_P2P_DISABLE", "true", "NCCL ignores it and uses its default; write 1 or 0"),
+        ("NCCL_BUFFSIZE", "4M", "NCCL reads 4 and ignores the rest"),
+        ("NCCL_IB_TIMEOUT", "50", "above 31"),
+        ("NCCL_IB_QPS_PER_CONNECTION", "0", "below 1"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "-5", "below 1"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "on", "torch raises an error"),
+        ("TORCH_FR_BUFFER_SIZE", "abc", "is not a whole number"),
+        ("TORCH_CPP_LOG_LEVEL", "info", "only upper case counts"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "is not one of 0, 1, 2, 3"),
+        ("NCCL_SOCKET_FAMILY", "IPV4", "is not one of AF_INET"),
+        ("NCCL_DEBUG", "'INFO'", "the quotes in 'INFO' are part of the value"),
+        ("NCCL_DEBUG", "INFO ", "they are part of the value"),
+    ],
+)
+def test_a_value_that_its_reader_does_not_take(name: str, value: str, message: str) -> None:
+    finding = found(**{name: value})["bad-value"]
+    assert finding.level == "error"
+    assert message in finding.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_DEBUG", "info"),
+        ("NCCL_DEBUG_SUBSYS", "^COLL,net"),
+        ("NCCL_ALGO", "^NVLS"),
+        ("NCCL_ALGO", "allreduce:tree,ring;broadcast:ring"),
+        ("NCCL_PROTO", "^LL128"),
+        ("NCCL_BUFFSIZE", "0x400000"),
+        ("NCCL_BUFFSIZE", " 8388608"),
+        ("NCCL_CUMEM_ENABLE", "-2"),
+        ("NCCL_IB_GID_INDEX", "-1"),
+        ("NCCL_NET_GDR_LEVEL", "PHB"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "False"),
+        ("TORCH_DISTRIBUTED_DEBUG", "detail"),
+        ("NCCL_DEBUG", ""),
+        ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
+        ("TOKENIZERS_PARALLELISM", "False"),
+    ],
+)
+def test_a_value_that_its_reader_takes(name: str, value: str) -> None:
+    assert "bad-value" not in found(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_IB_TIMOUT", "NCCL_IB_TIMEOUT"),
+        ("NCCL_SOCKET_IF_NAME", "NCCL_SOCKET_IFNAME"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        ("TORCH_NCCL_IB_HCA", "NCCL_IB_HCA"),
+        ("NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+    ],
+)
+def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
+    finding = found(**{name: "1"})["unknown-name"]
+    assert finding.remedy.startswith(f"did you mean {meant}")
+
+
+@pytest.mark.parametrize("name", ["NCCL_ROOT", "NCCL_VERSION", "MY_NCCL_THING", "TORCH_HOME"])
+def test_names_of_builds_and_of_others_are_left_alone(name: str) -> None:
+    assert found(**{name: "x"}) == {}
+
+
+def test_unread_removed_and_deprecated_names() -> None:
+    assert found(NCCL_TIMEOUT="1800")["unread"].level == "warning"
+    assert found(NCCL_TREE_THRESHOLD="0")["unread"].level == "warning"
+    old = found(NCCL_ASYNC_ERROR_HANDLING="1")["deprecated"]
+    assert old.remedy == "use TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    streams = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    assert "unread" in found(Circumstances(torch="2.13.0"), **streams)
+    assert found(Circumstances(torch="2.7.1"), **streams) == {}
+
+
+def test_a_variable_younger_than_what_is_installed() -> None:
+    new = {"TORCHINDUCTOR_DISTRIBUTED_MAX_AUTOTUNE_GEMM": "0"}
+    assert "torch 2.9.0 (it came with 2.10)" in (
+        found(Circumstances(torch="2.9.0"), **new)["unread-here"].message
+    )
+    assert found(Circumstances(torch="2.10.0"), **new) == {}
+    nccl = {"NCCL_CHECK_MODE": "DEFAULT"}
+    assert "unread-here" in found(Circumstances(nccl="2.21.5"), **nccl)
+    assert found(**nccl) == {}
+
+
+def test_the_second_engine_reads_less() -> None:
+    heartbeat = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200"}
+    second = Circumstances(torch="2.15.0")
+    assert "unread-by-second-engine" in found(second, **heartbeat)
+    assert found(second, **heartbeat, TORCH_DIST_USE_NCCL2="0") == {}
+    assert found(Circumstances(torch="2.14.0"), **heartbeat) == {}
+    chosen = found(Circumstances(torch="2.14.0"), **heartbeat, TORCH_DIST_USE_NCCL2="1")
+    assert "unread-by-second-engine" in chosen
+
+
+def test_single_node_poison_and_settings_for_several_nodes() -> None:
+    one, many = Circumstances(nodes="one"), Circumstances(nodes="many")
+    assert found(one, NCCL_NET="gIB")["single-node-poison"].level == "warning"
+    assert found(one, NCCL_NET="Socket") == {}
+    assert found(many, NCCL_NET="gIB") == {}
+    assert found(one, NCCL_CROSS_NIC="1")["multi-host-setting"].level == "note"
+    assert found(many, NCCL_CROSS_NIC="1") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fatal"),
+    [
+        ("NCCL_SOCKET_IFNAME", "ens5", True),
+        ("NCCL_SOCKET_IFNAME", "eth", False),
+        ("NCCL_SOCKET_IFNAME", "=eth", True),
+        ("NCCL_SOCKET_IFNAME", "=eth0", False),
+        ("NCCL_SOCKET_IFNAME", "ens5,ib", False),
+        ("NCCL_SOCKET_IFNAME", "^ens5", False),
+        ("GLOO_SOCKET_IFNAME", "eth", True),
+        ("GLOO_SOCKET_IFNAME", "eth0,ens5", True),
+        ("GLOO_SOCKET_IFNAME", "eth0", False),
+        ("NCCL_IB_HCA", "mlx5_1", False),
+        ("NCCL_IB_HCA", "=mlx5_1", True),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_3:1", False),
+        ("NCCL_IB_HCA", "ibp", True),
+    ],
+)
+def test_interfaces_and_hcas_that_this_host_has(name: str, value: str, fatal: bool) -> None:
+    result = found(Circumstances(host=HOST), **{name: value})
+    assert ("not-on-this-host" in result) is fatal
+
+
+def test_a_network_of_a_plugin_that_is_not_here() -> None:
+    assert "net-plugin-missing" in found(Circumstances(host=HOST), NCCL_NET="gIB")
+    assert "net-plugin-missing" not in found(Circumstances(host=HOST), NCCL_NET="IB")
+    with_one = replace(HOST, net_plugins=frozenset({"/usr/local/gib/lib64/libnccl-net.so"}))
+    assert found(Circumstances(host=with_one), NCCL_NET="gIB") == {}
+
+
+def test_suppressions_name_a_rule_or_a_rule_and_a_variable() -> None:
+    environ = {"NCCL_TIMEOUT": "1", "NCCL_SOCKET_TIMEOUT": "1"}
+    everything = Circumstances(ignore={"unread": "why"})
+    one = Circumstances(ignore={"unread:NCCL_TIMEOUT": "why"})
+    assert lint(of_environment(environ), everything) == []
+    assert [f.names for f in lint(of_environment(environ), one)] == [("NCCL_SOCKET_TIMEOUT",)]
+
+
+def test_a_line_of_a_configuration_file_that_means_nothing() -> None:
+    settings = Settings(parse(" NCCL_DEBUG=INFO\nexport NCCL_NET=IB\n", "conf"))
+    findings = lint(settings, NOWHERE)
+    assert [(finding.rule, finding.line) for finding in findings] == [
+        ("conf-file-line", 1),
+        ("conf-file-line", 2),
+    ]
+
+
+SHIPPED = sorted(path.stem for path in shipped_dir().glob("*.toml"))
+
+
+@pytest.mark.parametrize("torch", ["2.5.1", "2.7.1", "2.10.0", "2.13.0", "2.15.0"])
+@pytest.mark.parametrize("restart", RESTART_MODES)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_profile_is_clean_for_its_lane(
+    name: str, restart: RestartMode, torch: str
+) -> None:
+    kinds = {summary.name: summary.kind for summary in list_profiles(shipped_dir().parent)}
+    for lane in ("single-node-h200", "multi-host-h200"):
+        refs = [name] if kinds[name] == "lane" else [lane, name]
+        profile = load_profiles(refs)
+        plan = compute_plan(profile, {}, Overrides(), PlanContext(restart, torch))
+        environ = plan.apply({}, {"run_dir": "/r", "rank_dir": "/r/0"})
+        gpus = name not in ("base", "local-cpu")
+        where = Circumstances(restart=restart, torch=torch, gpus=gpus)
+        findings = lint(of_environment(environ), under_profile(profile, where))
+        # A note may say that this torch does not read a value; the value's reason says so too.
+        assert [finding for finding in findings if finding.level != "note"] == []
+        if torch == "2.13.0":
+            assert findings == []
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+# A launch script with one of each, in the manner of public ones.
+export NCCL_DEBUG=INFO
+export NCCL_IB_TIMOUT=22
+export NCCL_SOCKET_IFNAME=${IFACE:-eth0}
+export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=$((60 * 60))
+export NCCL_NET=IB NCCL_IB_DISABLE=1
+NCCL_ROOT=/opt/nccl make -C tests
+if [ -n "$DEBUG" ]; then
+    export TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO
+fi
+CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes=2 train.py --use-torch-fsdp2
+"""
+
+
+def test_a_whole_script() -> None:
+    where = Circumstances(nodes=node_count(SCRIPT), uses=features(SCRIPT))
+    findings = lint(Settings(parse(SCRIPT, "shell")), where)
+    assert [(finding.line, finding.rule) for finding in findings] == [
+        (4, "debug-log-left-on"),
+        (5, "unknown-name"),
+        (8, "net-ib-disabled"),
+        (8, "ib-off-on-many-nodes"),
+        (11, "debug-check-left-on"),
+        (13, "one-connection-fsdp2"),
+    ]

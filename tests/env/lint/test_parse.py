@@ -1,0 +1,102 @@
+"""Reading assignments out of scripts and files, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclops.env.lint import Setting
+from ncclops.env.lint.parse import features, guess_format, node_count, parse
+
+
+def shell(text: str) -> dict[str, str | None]:
+    return {setting.name: setting.value for setting in parse(text, "shell") if setting.exported}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("export A=1 B='two words' C=\"x\"", {"A": "1", "B": "two words", "C": "x"}),
+        ("A=1\nB=2\nexport A", {"A": "1"}),
+        ("A=1; export A && echo", {"A": "1"}),
+        ("set -a\nA=1\n", {"A": "1"}),
+        ("A=1 B=2 python train.py", {"A": "1", "B": "2"}),
+        ("env A=1 python train.py x=3", {"A": "1", "x": "3"}),
+        ("mpirun -np 8 -x A=1 -x B ./t", {"A": "1"}),
+        ("docker run -e A=1 --env B=2 --env=C=3 image", {"A": "1", "B": "2", "C": "3"}),
+        ("srun --export=ALL,A=1,B=x ./t", {"A": "1", "B": "x"}),
+        ("#SBATCH --export=ALL,A=1\n", {"A": "1"}),
+        ("declare -x A=1", {"A": "1"}),
+        ("setenv A 1", {"A": "1"}),
+        ("export A=1 # B=2", {"A": "1"}),
+        ("# export A=1", {}),
+        ("export A=a#b", {"A": "a#b"}),
+        ("export A=${X:-5} B=${X-y}", {"A": "5", "B": "y"}),
+        ("export A=$X B=$(date) C=`date` D=a$X", {"A": None, "B": None, "C": None, "D": None}),
+        ("export A='$X'", {"A": "$X"}),
+        ('export A="$X"', {"A": None}),
+        ("export A=1 \\\n  B=2", {"A": "1", "B": "2"}),
+        ("if true; then export A=1; fi", {"A": "1"}),
+        ("export A=1\nunset A", {}),
+        ("export A=", {"A": ""}),
+        ("export A=mlx5_0,mlx5_1", {"A": "mlx5_0,mlx5_1"}),
+        ("export A=it\\'s", {"A": "it's"}),
+        ("python train.py --lr=0.1 model.size=7", {}),
+        ("export A=1|cat", {"A": "1"}),
+        ("echo 'unclosed", {}),
+    ],
+)
+def test_shell(text: str, expected: dict[str, str | None]) -> None:
+    assert shell(text) == expected
+
+
+def test_an_assignment_that_is_not_exported_is_told_apart() -> None:
+    assert parse("NCCL_DEBUG=INFO\n", "shell") == [Setting("NCCL_DEBUG", "INFO", 1, False)]
+
+
+def test_lines_are_those_where_a_command_starts() -> None:
+    found = parse("\n\nexport A=1 \\\n B=2\nexport C=3", "shell")
+    assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 3), ("C", 5)]
+
+
+def test_dotenv() -> None:
+    text = "# c\nA=1\nexport B='two'\nC = \"x y\"  \nD=z # comment\nE=$X\nnot a line\n"
+    found = {setting.name: setting.value for setting in parse(text, "dotenv")}
+    assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None}
+
+
+def test_nccl_configuration_files_are_taken_literally() -> None:
+    found = parse('A=1\n B=2\nexport C=3\n#D=4\nE="x" \n', "conf")
+    assert [(setting.name, setting.value) for setting in found] == [
+        ("A", "1"),
+        (" B", "2"),
+        ("export C", "3"),
+        ("E", '"x" '),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (".env", "dotenv"),
+        ("prod.env", "dotenv"),
+        ("nccl.conf", "conf"),
+        (".nccl.conf", "conf"),
+        ("job.sbatch", "shell"),
+        ("run", "shell"),
+    ],
+)
+def test_the_format_is_guessed_by_name(name: str, kind: str) -> None:
+    assert guess_format(Path(name)) == kind
+
+
+def test_what_a_script_tells_about_its_job() -> None:
+    assert node_count("#SBATCH --nodes=4\n") == "many"
+    assert node_count("#SBATCH -N 1\n") == "one"
+    assert node_count("torchrun --nnodes 2 t.py") == "many"
+    assert node_count("torchrun --nnodes $N t.py") is None
+    assert features("torchrun t.py --use-torch-fsdp2") == {"torchrun", "fsdp2"}
+    assert features("# torchrun would be\npython t.py") == frozenset()
+    assert features("t.py --tensor-model-parallel-size 4") == {"tensor-parallel"}
+    assert features("t.py --tensor-model-parallel-size 1") == frozenset()
