@@ -4,22 +4,39 @@ Gloo's ``abort()`` and ``shutdown()`` do nothing for an operation that is under 
 so a rank blocked in a collective would wait for the group's timeout. Its connections belong to
 this process, however, and once shut down they fail every operation on them at once.
 
-Which sockets are Gloo's? Each Gloo device has a thread with an epoll instance in which it has
-registered its listening socket and all its connections, with *pointers* as user data. (libuv, as
-in the store's server, and Python's selectors register the descriptor's number.) The kernel
-shows all of that under ``/proc/self/fdinfo``. A user's own connections are thus never touched.
+Which sockets are Gloo's? Each Gloo device has a thread that waits in an epoll instance in which
+it has registered its listening socket and all its connections. The kernel tells which epoll
+instance a thread waits in (``/proc/self/task/<id>/syscall``) and what is registered in it
+(``/proc/self/fdinfo``). Where torch names the thread (``gloo_tcp_loop``), that settles it. Older
+ones do not; then the thread must bear the name of the process itself (other libraries name
+theirs), and the sockets must be registered with *pointers* as user data and one of them must
+listen (libuv, as in the store's server, and Python register the descriptor's number).
+A user's own connections are not touched.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ncclops.restart._sockets import duplicate_socket
+
 _FDS = Path("/proc/self/fd")
 _FDINFO = Path("/proc/self/fdinfo")
+_TASKS = Path("/proc/self/task")
+_THREAD_NAME = "gloo_tcp_loop"
+
+# Numbers of epoll_wait, epoll_pwait and epoll_pwait2, whose first argument is the instance.
+_EPOLL_WAITS = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.machine(), set())
+
+# A Gloo thread that is busy is not waiting; it will be within a moment.
+_LOOKS = 20
+_BETWEEN_LOOKS_S = 0.0005
 
 
 def shut_down_gloo_connections() -> int:
@@ -28,8 +45,8 @@ def shut_down_gloo_connections() -> int:
     The descriptors stay open: they are Gloo's to close.
     """
     done = 0
-    for watched in _epoll_registrations():
-        sockets = list(_duplicates(watched))
+    for epoll in _gloo_epolls():
+        sockets = _tcp_sockets(_registered_with_pointer(epoll))
         try:
             if any(map(_listens, sockets)):
                 done += sum(_shut_down(sock) for sock in sockets if not _listens(sock))
@@ -43,9 +60,7 @@ def shut_down_connections_to(port: int, keep: set[int]) -> int:
     """Shut down this process's connections to remote ``port``, except the inodes in ``keep``."""
     done = 0
     for fd, inode in socket_inodes().items():
-        if inode in keep:
-            continue
-        for sock in _duplicates([fd]):
+        for sock in _tcp_sockets([fd] if inode not in keep else []):
             with sock, contextlib.suppress(OSError, IndexError):
                 if sock.getpeername()[1] == port:
                     done += _shut_down(sock)
@@ -55,21 +70,56 @@ def shut_down_connections_to(port: int, keep: set[int]) -> int:
 def socket_inodes() -> dict[int, int]:
     """The sockets of this process: descriptor to inode."""
     found = {}
-    for entry in os.scandir(_FDS):
-        with contextlib.suppress(OSError):
-            target = os.readlink(entry.path)
-            if target.startswith("socket:["):
-                found[int(entry.name)] = int(target[8:-1])
+    for fd, target in _descriptors():
+        if target.startswith("socket:["):
+            found[fd] = int(target[8:-1])
     return found
 
 
-def _epoll_registrations() -> Iterator[list[int]]:
-    """For each epoll instance of this process, the descriptors registered with a pointer."""
+def _gloo_epolls() -> set[int]:
+    """The epoll instances that Gloo's threads wait in."""
+    found: set[int] = set()
+    for _ in range(_LOOKS):
+        names = _thread_names()
+        named = [task for task, name in names.items() if name == _THREAD_NAME]
+        suspects = named or [task for task, name in names.items() if name == names[os.getpid()]]
+        waits = {task: _epoll_of(task) for task in suspects}
+        found |= {epoll for epoll in waits.values() if epoll is not None}
+        if not named or None not in waits.values():
+            break
+        time.sleep(_BETWEEN_LOOKS_S)  # a thread's return to its wait announces nothing
+    return found
+
+
+def _thread_names() -> dict[int, str]:
+    names = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):
+            names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+    return names
+
+
+def _epoll_of(task: int) -> int | None:
+    """The epoll instance that a thread waits in right now."""
+    with contextlib.suppress(OSError):
+        words = (_TASKS / str(task) / "syscall").read_text().split()
+        if len(words) > 1 and words[0].isdigit() and int(words[0]) in _EPOLL_WAITS:
+            return int(words[1], 16)
+    return None
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
     for entry in os.scandir(_FDS):
         with contextlib.suppress(OSError):
-            if os.readlink(entry.path) == "anon_inode:[eventpoll]":
-                lines = (_FDINFO / entry.name).read_text().splitlines()
-                yield [fd for line in lines if (fd := _pointer_registration(line)) is not None]
+            yield int(entry.name), os.readlink(entry.path)  # noqa: PTH115 - hot
+
+
+def _registered_with_pointer(epoll: int) -> list[int]:
+    """The descriptors that an epoll instance watches with a pointer as user data."""
+    with contextlib.suppress(OSError):
+        lines = (_FDINFO / str(epoll)).read_text().splitlines()
+        return [fd for line in lines if (fd := _pointer_registration(line)) is not None]
+    return []
 
 
 def _pointer_registration(line: str) -> int | None:
@@ -83,18 +133,18 @@ def _pointer_registration(line: str) -> int | None:
     return fd if data & 0xFFFFFFFF != fd else None
 
 
-def _duplicates(fds: list[int]) -> Iterator[socket.socket]:
-    """Our own handles on those of ``fds`` that are TCP sockets.
-
-    A duplicate keeps referring to the same socket even if the number is reused meanwhile.
-    """
+def _tcp_sockets(fds: list[int]) -> list[socket.socket]:
+    """Our own handles on those of ``fds`` that are TCP sockets."""
+    found = []
     for fd in fds:
-        with contextlib.suppress(OSError):
-            sock = socket.socket(fileno=os.dup(fd))
-            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
-                yield sock
-            else:
-                sock.close()
+        sock = duplicate_socket(fd)
+        if sock is None:
+            continue
+        if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+            found.append(sock)
+        else:
+            sock.close()
+    return found
 
 
 def _listens(sock: socket.socket) -> bool:

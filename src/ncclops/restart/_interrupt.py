@@ -30,6 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from ncclops.restart._chains import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
 log = logging.getLogger("ncclops.restart")
@@ -62,24 +63,17 @@ class Interrupter:
         self._patience_s = patience_s  # with clean-up, before it is interrupted as well
         self._armed = False
         self._raising = False
-        self._terminating = False
-        self._atomic_depth = 0
-        self._atomic_lock = _thread.allocate_lock()
+        self._gate = _Gate()
         self._out_bell = _thread.allocate_lock()
         self._out_bell.acquire()
         self._quiet_bell = _thread.allocate_lock()
         self._quiet_bell.acquire()
-        self._atomic_bell = _thread.allocate_lock()
-        self._atomic_bell.acquire()
 
     # --- main thread --------------------------------------------------------------------------
 
     def arm(self) -> None:
         """From now on the monitor thread may interrupt this thread."""
-        self._terminating = False
-        self._atomic_depth = 0
-        # A new one each time, in case the exception of the last iteration left it locked.
-        self._atomic_lock = _thread.allocate_lock()
+        self._gate = _Gate()
         self._armed = True
 
     def disarm(self) -> None:
@@ -111,22 +105,12 @@ class Interrupter:
 
         Re-entrant. Raises ``RankShouldRestart`` instead of entering when it has begun.
         """
-        self._enter_atomic()
+        gate = self._gate  # the one of this iteration, also if the section outlives it
+        gate.enter()
         try:
             yield
         finally:
-            self._exit_atomic()
-
-    def _enter_atomic(self) -> None:
-        with self._atomic_lock:
-            if self._terminating and not self._atomic_depth:
-                raise RankShouldRestart("a restart has begun: the atomic section is not entered")
-            self._atomic_depth += 1
-
-    def _exit_atomic(self) -> None:
-        with self._atomic_lock:
-            self._atomic_depth -= 1
-        _ring(self._atomic_bell)
+            gate.leave()
 
     # --- monitor thread -----------------------------------------------------------------------
 
@@ -136,12 +120,10 @@ class Interrupter:
         Returns early if it has left the function meanwhile. A section that never ends is a hang
         of the main thread, with the guardian's hard timeout as its deadline.
         """
-        while True:
-            with self._atomic_lock:
-                if not self._atomic_depth or not self._armed:
-                    self._terminating = True
-                    return
-            self._atomic_bell.acquire(timeout=1.0)
+        gate = self._gate
+        while self._armed and not gate.close_if_empty():
+            gate.bell.acquire(timeout=1.0)
+        gate.closed = True
 
     def interrupt(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
         """Raise ``RankShouldRestart`` in the main thread until it is out.
@@ -163,7 +145,7 @@ class Interrupter:
         while self._armed:
             if not self._is_busy_leaving() or time.monotonic() - started > self._patience_s:
                 if attempts:
-                    self._escalate(wake, unblock, before)
+                    self._escalate(unblock, before)
                 attempts += 1
                 before = self._stack()
                 _set_async_exc(self._thread_id, RankShouldRestart)
@@ -172,9 +154,7 @@ class Interrupter:
             self._out_bell.acquire(timeout=pause_s)
             pause_s = min(2 * pause_s, self._longest_pause_s)
 
-    def _escalate(
-        self, wake: int | None, unblock: Callable[[FrameType], None], before: list[_Place]
-    ) -> None:
+    def _escalate(self, unblock: Callable[[FrameType], None], before: list[_Place]) -> None:
         now = self._stack()
         if now and [place.line for place in now] == [place.line for place in before]:
             unblock(now[-1].frame)
@@ -183,22 +163,49 @@ class Interrupter:
 
     def _stack(self) -> list[_Place]:
         frame = sys._current_frames().get(self._thread_id)
-        return [_Place(f, line) for f, line in traceback.walk_stack(frame)][::-1] if frame else []
+        if frame is None:
+            return []
+        return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
 
     def _is_busy_leaving(self) -> bool:
-        """Whether the main thread is in ``disarm``, or handling the exception (or one raised from it)."""
+        """Whether the main thread is in ``disarm``, or handles the exception or one raised from it."""
         own = {type(self).disarm.__code__, type(self).leave_armed_code.__code__}
         if any(place.frame.f_code in own for place in self._stack()):
             return True
         current = sys._current_exceptions().get(self._thread_id)
         error = current[1] if isinstance(current, tuple) else current  # 3.11: sys.exc_info()
-        seen: set[int] = set()
-        while isinstance(error, BaseException) and id(error) not in seen:
-            if isinstance(error, RankShouldRestart):
-                return True
-            seen.add(id(error))
-            error = error.__cause__ or error.__context__
-        return False
+        return isinstance(error, BaseException) and comes_from_restart(error)
+
+
+class _Gate:
+    """Who is in an ``atomic`` section of one iteration, and whether anybody may still enter.
+
+    A new one for each iteration: whatever the last one's exception left locked or counted stays
+    with the old one.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.bell = _thread.allocate_lock()
+        self.bell.acquire()
+        self._depth = 0
+        self._lock = _thread.allocate_lock()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self.closed and not self._depth:
+                raise RankShouldRestart("a restart has begun: the atomic section is not entered")
+            self._depth += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._depth -= 1
+        _ring(self.bell)
+
+    def close_if_empty(self) -> bool:
+        with self._lock:
+            self.closed = not self._depth
+            return self.closed
 
 
 class _Place:

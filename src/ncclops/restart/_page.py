@@ -85,7 +85,7 @@ class Page:
 
 
 def create_page_fd() -> int:
-    """A file descriptor of a new, zeroed page that no file system shows and nobody has to remove."""
+    """A descriptor of a new, zeroed page that no file system shows and nobody has to remove."""
     fd = os.memfd_create("ncclops-progress", os.MFD_CLOEXEC)
     os.ftruncate(fd, _BYTES)
     return fd

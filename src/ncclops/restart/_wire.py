@@ -30,7 +30,7 @@ class Peer:
         return bool(self._unsent)
 
     def send(self, message: Message) -> None:
-        """Queue ``message`` and send what the socket takes. A broken connection shows on receive."""
+        """Queue ``message``, send what the socket takes. A broken connection shows on receive."""
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
 

@@ -58,9 +58,12 @@ class AbortTorchDistributed(Abort):
         with _logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()
         if distributed.is_initialized():
+            group = distributed.group.WORLD
             _abort_backends()
-            with _logged("destroy_process_group"):
-                distributed.destroy_process_group()
+            # An abort that took too long was given up; the groups there are now are not its own.
+            if distributed.group.WORLD is group:
+                with _logged("destroy_process_group"):
+                    distributed.destroy_process_group()
         return state
 
 
@@ -112,6 +115,18 @@ def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
     target = getattr(child, "_target", None)
     modules = (getattr(target, "__module__", None) or "", type(child).__module__)
     return any("checkpoint" in module or "async_ckpt" in module for module in modules)
+
+
+def forget_failed_groups() -> None:
+    """Let torch number process groups from 0 again, when there are none.
+
+    torch names groups by a counter that only ``destroy_process_group`` resets. Where making the
+    first group was interrupted there is nothing to destroy, and the rank would from then on look
+    for its peers under names that they do not use.
+    """
+    world = getattr(distributed_c10d, "_world", None)
+    if world is not None and not distributed.is_initialized() and not world.pg_map:
+        world.group_count = 0
 
 
 def _abort_backends() -> None:

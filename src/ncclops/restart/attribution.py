@@ -52,7 +52,8 @@ class Fault:
 
     ``initial_rank`` is the rank at launch and ``rank`` its number in ``iteration`` (``None``
     where the reporter could not know it). ``at`` is wall time in seconds, by the reporter's
-    clock. ``gone`` faults take the rank out of the job for good.
+    clock. ``gone`` faults take the rank out of the job for good; ``secondary`` ones occurred when
+    this rank's groups were already being aborted because of another.
     """
 
     kind: FaultKind
@@ -63,12 +64,16 @@ class Fault:
     summary: str
     traceback: str | None = None
     gone: bool = False
+    secondary: bool = False
 
     @property
     def is_symptom(self) -> bool:
         """Whether this fault as a rule is the consequence of one on another rank."""
-        if self.kind in _SYMPTOMS:
-            return True
+        return self.secondary or self.kind in _SYMPTOMS or self.is_symptom_by_text
+
+    @property
+    def is_symptom_by_text(self) -> bool:
+        """Whether it is the exception of a rank whose peer has gone."""
         return self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
 
     def to_json(self) -> str:
@@ -91,6 +96,7 @@ class Fault:
         rank: int,
         iteration: int,
         gone: bool = False,
+        secondary: bool = False,
     ) -> Fault:
         """The fault that ``error`` on this rank is."""
         text = "".join(traceback.format_exception(error))
@@ -103,6 +109,7 @@ class Fault:
             summary=summarise(error),
             traceback=text[-_TRACEBACK_CHARS:],
             gone=gone,
+            secondary=secondary,
         )
 
 
@@ -115,9 +122,24 @@ def summarise(error: BaseException) -> str:
 def find_cause(faults: Sequence[Fault]) -> Fault:
     """The fault that the others most likely follow from: the first that is not a mere symptom.
 
-    ``faults`` are in the order in which they were recorded, and there is at least one.
+    ``faults`` are in the order in which they were recorded, and there is at least one. Of
+    symptoms, those that were there before anything was aborted come first.
     """
-    return min(faults, key=lambda fault: fault.is_symptom)
+    return min(faults, key=lambda fault: (fault.is_symptom, fault.secondary))
+
+
+def condense(faults: Sequence[Fault], most: int = 32) -> list[Fault]:
+    """``faults`` fit for being read by thousands of ranks: the first ``most``, cause included.
+
+    Only the cause keeps its traceback.
+    """
+    if not faults:
+        return []
+    cause = find_cause(faults)
+    kept = [fault for fault in faults[:most] if fault is not cause]
+    position = min(faults.index(cause), len(kept))
+    kept = [dataclasses.replace(fault, traceback=None) for fault in kept[: most - 1]]
+    return [*kept[:position], cause, *kept[position:]]
 
 
 def without_repeats(faults: Sequence[Fault]) -> list[Fault]:

@@ -25,8 +25,7 @@ def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
     # torch.distributed.rendezvous is a function of that name; the module hides behind it
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", None)
-    original = handlers.get("env") if handlers is not None else None
-    if original is None:  # a torch that keeps them elsewhere: env:// works as it does there
+    if handlers is None or "env" not in handlers:
         yield
         return
 
@@ -37,7 +36,7 @@ def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
         yield store_of_iteration(), int(rank), int(world_size)
         raise RuntimeError("env:// cannot be iterated again")
 
-    handlers["env"] = handler
+    original, handlers["env"] = handlers["env"], handler
     try:
         yield
     finally:

@@ -127,7 +127,7 @@ class Guardian:
         if silent_s > hard_s:
             self._end_main(now, f"{what} for {silent_s:.1f} s (hard timeout {hard_s:g} s)")
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
-            self._report_soft(f"{what} for {silent_s:.1f} s (soft timeout {soft_s:g} s)", now)
+            self._report_soft(f"{what} for {silent_s:.1f} s (soft timeout {soft_s:g} s)")
         else:
             self._kill_at = None
 
@@ -141,11 +141,11 @@ class Guardian:
                 silences.append((now - max(page.ping, floor), "no ping"))
         return max(silences)
 
-    def _report_soft(self, what: str, now: float) -> None:
+    def _report_soft(self, what: str) -> None:
         if self._soft_reported_in != self._page.iteration:
             self._soft_reported_in = self._page.iteration
             log.warning("soft timeout: %s", what)
-            self._report("soft-timeout", what, gone=False, now=now)
+            self._report("soft-timeout", what, gone=False)
 
     def _end_main(self, now: float, why: str) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
@@ -176,7 +176,7 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
-        self._report("died", cause, gone=True, now=time.monotonic())
+        self._report("died", cause, gone=True)
         self._forward_all()
         self._done = self._ring.idle
 
@@ -225,7 +225,7 @@ class Guardian:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         self._deliver(self._stamped(message), None)
 
-    def _report(self, cause: str, detail: str, *, gone: bool, now: float) -> None:
+    def _report(self, cause: str, detail: str, *, gone: bool) -> None:
         """Report something about this rank itself."""
         page = self._page
         message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}

@@ -70,14 +70,13 @@ def describe(
     """
     faults = agreement.faults or (_unknown(agreement, before),)
     cause = find_cause(faults)
-    others = [fault.initial_rank for fault in faults]
     lost = {fault.initial_rank for fault in faults if fault.gone}
     return Incident(
         iteration=agreement.iteration,
         cause=cause.kind.value,
         summary=cause.summary,
         first_faulty_rank=cause.initial_rank,
-        faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *others])),
+        faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *agreement.faulty])),
         ranks_lost=tuple(sorted(lost)),
         exception=cause.summary if cause.traceback else None,
         traceback=cause.traceback,

@@ -41,7 +41,7 @@ from typing import Any
 from torch.distributed import Store
 
 from ncclops.restart import _store_ops
-from ncclops.restart.attribution import Fault, without_repeats
+from ncclops.restart.attribution import Fault, condense, without_repeats
 
 FAULT = "fault"
 COMPLETED = "completed"
@@ -54,13 +54,15 @@ class Agreement:
     """How iteration ``iteration`` ended, the same on every rank.
 
     ``gone`` are the initial ranks that left the job up to now; ``terminated`` those among them
-    that were members of this iteration, by their numbers in it; ``faults`` what happened in it.
+    that were members of this iteration, by their numbers in it; ``faults`` what happened in it,
+    if that was much only the beginning; ``faulty`` all ranks it happened on, by initial number.
     """
 
     iteration: int
     gone: frozenset[int]
     terminated: frozenset[int]
     faults: tuple[Fault, ...]
+    faulty: tuple[int, ...]
 
     def to_json(self) -> str:
         """As the store holds it."""
@@ -70,6 +72,7 @@ class Agreement:
                 "gone": sorted(self.gone),
                 "terminated": sorted(self.terminated),
                 "faults": [fault.to_json() for fault in self.faults],
+                "faulty": self.faulty,
             }
         )
 
@@ -82,6 +85,7 @@ class Agreement:
             frozenset(fields["gone"]),
             frozenset(fields["terminated"]),
             tuple(map(Fault.from_json, fields["faults"])),
+            tuple(fields["faulty"]),
         )
 
 
@@ -187,7 +191,11 @@ class Ledger:
         agreement = Agreement.from_json(self._store.get(f"{iteration}/done").decode())
         if self._planner is None or initial_rank in agreement.gone:
             return agreement, None
-        return agreement, self._store.get(f"{iteration}/placement/{initial_rank}").decode()
+        key = f"{iteration}/placement/{initial_rank}"
+        placement = self._store.get(key).decode()
+        with contextlib.suppress(Exception):  # nobody else reads it; some stores cannot delete
+            self._store.delete_key(key)
+        return agreement, placement
 
     def _last_key(self, iteration: int, initial_rank: int) -> str:
         placed = self._planner is not None
@@ -200,13 +208,14 @@ class Ledger:
         covered = arrivals.keys() | {fault.initial_rank for fault in gone}
         if len(covered) < self._initial_world_size:
             return
-        faults = [Fault.from_json(line) for line in self._read(f"{iteration}/faults")]
+        faults = without_repeats(list(map(Fault.from_json, self._read(f"{iteration}/faults"))))
         numbers = {rank: arrival.rank for rank, arrival in arrivals.items()}
         proposal = Agreement(
             iteration,
             frozenset(fault.initial_rank for fault in gone),
             terminated_numbers(iteration, gone, numbers, membership),
-            tuple(without_repeats(faults)),
+            tuple(condense(faults)),
+            tuple(dict.fromkeys(fault.initial_rank for fault in faults)),
         )
         self._publish(f"{iteration}/done", proposal.to_json())
         if self._planner is not None and not self._store.check([f"{iteration}/world"]):
@@ -256,6 +265,11 @@ class Ledger:
         address: list[Any] = json.loads(self._wait(f"guardian/{initial_rank}", timeout))
         return address
 
+    def known_addresses(self, initial_ranks: Iterable[int]) -> list[list[Any]]:
+        """Those of ``initial_ranks`` that have been published; does not block."""
+        keys = [f"guardian/{rank}" for rank in initial_ranks]
+        return [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
+
     # --- the operations underneath ------------------------------------------------------------
 
     def _publish(self, key: str, value: str) -> None:
@@ -263,7 +277,8 @@ class Ledger:
 
     def _wait(self, key: str, timeout: timedelta) -> str:
         self._store.wait([key], timeout)
-        return self._store.get(key).decode()
+        value: str = self._store.get(key).decode()
+        return value
 
     def _append(self, key: str, line: str) -> None:
         _store_ops.append(self._store, key, line)

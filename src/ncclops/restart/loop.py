@@ -2,10 +2,11 @@
 
 ::
 
-    join ─► enter ─► run ─┬─ everybody done ────────────────────────────────────────► complete
+    join ─► enter ─► run ─┬─ all done ─► complete
               ▲           │
-              │           └─ fault ─► detect ─► abort ─► finalize ─► health check ─► barrier ─► assign
-              └────────────────────────────────────────────────────────────────────────────────┘
+              │           └─ fault ─► detect ─► abort ─► finalize ─► health check
+              │                                                           │
+              └───────────────────────────── assign ◄─────── barrier ◄────┘
 
 ``detect`` and ``abort`` happen in the monitor thread; this thread waits for them. Any phase may
 end with this rank *leaving*: it says so in the ledger, and the others go on without it.
@@ -15,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import logging
 import queue
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclops.restart import incident as incidents
+from ncclops.restart._chains import RemoteFaultError, append_to_chain, comes_from_restart
+from ncclops.restart._heap import freeze_heap, release
 from ncclops.restart._page import Watch
+from ncclops.restart.abort import forget_failed_groups
 from ncclops.restart.attribution import Fault, FaultKind, find_cause
 from ncclops.restart.env_rendezvous import env_leads_to
 from ncclops.restart.exception import (
@@ -51,8 +53,6 @@ log = logging.getLogger("ncclops.restart")
 
 # Between a fault in the ledger and the news of it: two messages. This much later the store is ill.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
-
-_heap_is_frozen = False
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,6 @@ class Failed:
     error: BaseException | None = None
 
 
-class RemoteFaultError(RestartError):
-    """What happened on the rank that caused the restart; chained where this rank itself was well."""
-
-
 class RestartLoop:
     """One call of a wrapped function on one rank.
 
@@ -104,7 +100,6 @@ class RestartLoop:
         self.session = Session(settings, state)
         self._page = self.session.guardian.page
         self._phases_ms: dict[str, float] = {}
-        self._aborted = False  # in this iteration, and the main thread knows it
         self._restarting: Restarting | None = None  # until the function has been entered again
         self._last_error: BaseException | None = None
         self._entered_at = time.monotonic()
@@ -121,26 +116,23 @@ class RestartLoop:
         chained to it.
         """
         try:
-            with (
-                env_leads_to(self.session.store_for_user)
-                if self._settings.env_rendezvous
-                else (contextlib.nullcontext())
-            ):
-                self._join()
-                while True:
-                    ending = self._iterate()
-                    if isinstance(ending, Finished):
-                        return self._complete(ending.value)
-                    self._restart(ending)
+            with self._env_rendezvous():
+                return self._run_iterations()
         except _Leaving as leaving:
-            error = leaving.error
+            error: BaseException = leaving.error
         except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, a store that is gone
             error = unexpected
             self._remember(unexpected)
             self._depart_in_disorder(unexpected)
         finally:
             self.session.close()
-        self._raise_chained(error)
+        raise self._chained(error)
+
+    def _run_iterations(self) -> Any:
+        self._join()
+        while not isinstance(ending := self._iterate(), Finished):
+            self._restart(ending)
+        return self._complete(ending.value)
 
     # --- join ---------------------------------------------------------------------------------
 
@@ -150,7 +142,7 @@ class RestartLoop:
         session.monitor.expect_agreement(INITIAL)
         session.ledger.publish_address(self._state.initial_rank, session.guardian.address)
         self._arrive(INITIAL)
-        _freeze_heap()
+        freeze_heap()
         session.introduce(timeout)
         agreed = self._await_agreement(INITIAL)
         session.learn_successors(agreed.agreement.gone)
@@ -163,15 +155,16 @@ class RestartLoop:
         """One iteration: the function on an active rank, waiting on a reserve."""
         state, session = self._state, self.session
         self._entered_at = time.monotonic()
-        self._aborted = False
         state.set_distributed_vars()
-        session.monitor.watch(state.iteration, state.freeze())
+        forget_failed_groups()
+        value, failed = None, None
         try:
             value = self._run_armed()
         except BaseException as error:  # noqa: BLE001 - sorted out below
-            return self._sort_out(error)
-        finally:
-            self._page.watch = Watch.NONE
+            failed = self._sort_out(error)
+        self._page.watch = Watch.NONE
+        if failed is not None:
+            return self._await_abort(failed)
         if state.mode is Mode.ACTIVE:
             assert state.active_world_size is not None
             session.ledger.record_completion(state.iteration, state.active_world_size)
@@ -180,8 +173,10 @@ class RestartLoop:
     def _run_armed(self) -> Any:
         """The part that the monitor thread may interrupt."""
         interrupter = self.session.interrupter
+        # Armed before anybody watches: an interruption must not find us on the way in.
         interrupter.arm()
         try:
+            self.session.monitor.watch(self._state.iteration, self._state.freeze())
             self._page.touch()
             self._page.watch = Watch.SOFT_AND_HARD
             self._enter()
@@ -211,12 +206,36 @@ class RestartLoop:
             kind = FaultKind.LEFT
         if kind is None:
             return Failed()
-        fault = self._fault(error, kind, gone=kind is FaultKind.LEFT)
-        if interrupted and (fault.is_symptom or _comes_from_restart(error)) and not fault.gone:
+        gone = kind is FaultKind.LEFT
+        fault = self._fault(error, kind, gone=gone, secondary=interrupted)
+        if interrupted and not gone and (fault.is_symptom_by_text or comes_from_restart(error)):
             return Failed()  # what an abort does to those who wait
         self._remember(error)
         self.session.ledger.record_fault(state.iteration, fault)
-        return Failed(fault, error)
+        # What is raised after the abort cannot be told from what the abort made raise: it is on
+        # record, and the rank is not blamed for it.
+        return Failed(fault, error if gone or not interrupted else None)
+
+    def _await_abort(self, failed: Failed) -> Finished | Failed:
+        """Until the groups are aborted (by the monitor thread); ``detect`` and ``abort``."""
+        deadline = _STORE_ANSWERS_WITHIN + 2 * self._settings.hard_timeout
+        try:
+            news = self._news(deadline)
+        except queue.Empty:
+            error = TimeoutError(f"the abort did not end within {deadline}")
+            error.__cause__ = failed.error
+            self._leave(error, self._fault(error, FaultKind.FINALIZE, gone=True))
+        if isinstance(news, Completed):
+            return self._fail_late(failed)
+        self._note_abort(news)
+        return failed
+
+    def _fail_late(self, failed: Failed) -> Finished:
+        """A reserve failed when the others had finished already: that changes nothing for them."""
+        if failed.fault is not None and failed.fault.gone and failed.error is not None:
+            self._depart(failed.error, None)
+        log.warning("a reserve failed after the job had finished: %s", failed.fault)
+        return Finished(None)
 
     def _await_outcome(self, value: Any) -> Finished | Failed:
         """This rank is done: wait for the others, on an active rank for ``completion_timeout``."""
@@ -237,9 +256,8 @@ class RestartLoop:
     # --- the way to the next iteration --------------------------------------------------------
 
     def _restart(self, ending: Failed) -> None:
-        """Abort, finalize, health check, barrier, assign: afterwards the next iteration can begin."""
+        """Finalize, health check, barrier, assign: then the next iteration can begin."""
         self._report_restart()  # the last one, if the function was not even reached after it
-        self._await_abort(ending)
         if ending.fault is not None and ending.fault.gone:
             assert ending.error is not None
             self._leave(ending.error, ending.fault)
@@ -252,22 +270,9 @@ class RestartLoop:
         self._restarting = Restarting(agreed.agreement, before, self._phases_ms)
         self.session.enter(self._state.iteration, agreed.agreement)
 
-    def _await_abort(self, ending: Failed) -> None:
-        """Until the groups are aborted (by the monitor thread); ``detect`` and ``abort``."""
-        if self._aborted:
-            return  # the news was what ended the iteration
-        deadline = _STORE_ANSWERS_WITHIN + 2 * self._settings.hard_timeout
-        try:
-            self._note_abort(self._news(deadline))
-        except queue.Empty:
-            error = TimeoutError(f"the abort did not end within {deadline}")
-            error.__cause__ = ending.error
-            self._leave(error, self._fault(error, FaultKind.FINALIZE, gone=True))
-
     def _note_abort(self, news: News) -> None:
         if not isinstance(news, Aborted):
             raise InternalError(f"expected the abort, got {news}")
-        self._aborted = True
         self._phases_ms = {"abort": 1000 * news.abort_s}
         self._seen_at = time.time() - (time.monotonic() - news.seen_at)
 
@@ -280,7 +285,7 @@ class RestartLoop:
         try:
             with self._timed("finalize"):
                 self._callback(self._settings.finalize)
-                _release(ending.error)
+                release(ending.error)
             kind = FaultKind.HEALTH_CHECK
             with self._timed("health_check"):
                 self._check_health(self._restart_health_check)
@@ -321,8 +326,8 @@ class RestartLoop:
                 "initial barrier" if iteration == INITIAL else f"barrier of iteration {iteration}"
             )
             raise BarrierTimeout(
-                f"{name}: not all of the ranks arrived within barrier_timeout={timeout}, and nobody "
-                "reported the missing ones lost"
+                f"{name}: not all of the ranks arrived within barrier_timeout={timeout}, and "
+                "nobody reported the missing ones lost"
             ) from None
         if not isinstance(news, Agreed):
             raise InternalError(f"expected the agreement, got {news}")
@@ -375,11 +380,10 @@ class RestartLoop:
         if self._settings.terminate is not None:
             try:
                 self._settings.terminate(self._state.freeze())
-            except BaseException as replacement:  # noqa: BLE001 - documented to replace the original
+            except BaseException as replacement:  # noqa: BLE001 - it replaces the original
                 self._remember(replacement)
                 error = replacement
-        with _logged("checking out"):
-            self._check_out()
+        self._check_out()
         raise _Leaving(error)
 
     def _depart_in_disorder(self, error: BaseException) -> None:
@@ -387,19 +391,20 @@ class RestartLoop:
         if self._page.finished or isinstance(error, _StoreGoneError):
             return
         with _logged("reporting the end of this rank"):
-            fault = self._fault(error, FaultKind.LEFT, gone=True)
-            self.session.ledger.record_fault(self._state.iteration, fault)
-            self.session.ledger.record_gone(self._state.iteration, fault, self.session.membership)
+            fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
+            session.ledger.record_fault(session.iteration, fault)
+            session.ledger.record_gone(session.iteration, fault, session.membership)
 
     def _check_out(self) -> None:
         """Let ranks that hold the store leave last."""
         critical = critical_ranks(self.session.raw_store)
         if not critical:
             return
-        expected = self._state.initial_world_size - len(self.session.membership.gone_before)
-        self.session.ledger.check_out(expected)
-        if self._state.initial_rank in critical:
-            with _logged("waiting for the others to leave"):
+        gone = self.session.membership.gone_before
+        with _logged("checking out"):
+            if self._state.mode is not Mode.TERMINATED:
+                self.session.ledger.check_out(self._state.initial_world_size - len(gone))
+            if self._state.initial_rank in critical:
                 self.session.ledger.wait_for_everyone(self._settings.barrier_timeout)
 
     def _restore_env(self) -> None:
@@ -408,16 +413,16 @@ class RestartLoop:
         everybody.active_rank, everybody.active_world_size = everybody.rank, everybody.world_size
         everybody.set_distributed_vars()
 
-    def _raise_chained(self, error: BaseException) -> NoReturn:
-        """Raise ``error`` with the earlier exceptions of this rank, or the remote cause, behind it."""
+    def _chained(self, error: BaseException) -> BaseException:
+        """``error`` with this rank's earlier exception, or the remote cause, behind it."""
         earlier = self._earlier_error
         if earlier is None and self._remote_cause is not None and self._remote_cause.faults:
             cause = find_cause(self._remote_cause.faults)
             if cause.initial_rank != self._state.initial_rank:
                 earlier = RemoteFaultError(cause.traceback or cause.summary)
         if earlier is not None:
-            _append_to_chain(error, earlier)
-        raise error
+            append_to_chain(error, earlier)
+        return error
 
     # --- small things -------------------------------------------------------------------------
 
@@ -425,11 +430,18 @@ class RestartLoop:
     _remote_cause: Agreement | None = None
     _seen_at: float = 0.0
 
+    def _env_rendezvous(self) -> contextlib.AbstractContextManager[None]:
+        if self._settings.env_rendezvous:
+            return env_leads_to(self.session.store_for_user)
+        return contextlib.nullcontext()
+
     def _remember(self, error: BaseException) -> None:
         if error is not self._last_error:
             self._earlier_error, self._last_error = self._last_error, error
 
-    def _fault(self, error: BaseException, kind: FaultKind, *, gone: bool = False) -> Fault:
+    def _fault(
+        self, error: BaseException, kind: FaultKind, *, gone: bool = False, secondary: bool = False
+    ) -> Fault:
         state = self._state
         return Fault.of_exception(
             error,
@@ -438,6 +450,7 @@ class RestartLoop:
             rank=state.rank,
             iteration=state.iteration,
             gone=gone,
+            secondary=secondary,
         )
 
     def _news(self, timeout: timedelta | None) -> News:
@@ -506,54 +519,9 @@ class _StoreGoneError(RestartError):
     """The store's server is gone, and with it every means to agree on anything."""
 
 
-def _freeze_heap() -> None:
-    """Exempt all that exists before the first iteration from garbage collection.
-
-    A full collection over what torch has loaded takes tens of milliseconds, and each restart
-    needs one, to release what the abandoned iteration holds. What was frozen is not looked at.
-    """
-    global _heap_is_frozen
-    if not _heap_is_frozen:
-        _heap_is_frozen = True
-        gc.collect()
-        gc.freeze()
-
-
-def _release(error: BaseException | None) -> None:
-    """Let go of what the abandoned iteration's frames hold: activations, optimizer state, groups."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-    gc.collect()
-
-
-def _comes_from_restart(error: BaseException) -> bool:
-    """Whether ``error`` was raised while RankShouldRestart was being handled."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        if isinstance(current, RankShouldRestart):
-            return True
-        seen.add(id(current))
-        current = current.__cause__ or current.__context__
-    return False
-
-
-def _append_to_chain(error: BaseException, earlier: BaseException) -> None:
-    """Make ``earlier`` the end of ``error``'s chain of causes, unless it is in it."""
-    seen = {id(earlier)}
-    while id(error) not in seen:
-        seen.add(id(error))
-        following = error.__cause__ or error.__context__
-        if following is None:
-            error.__cause__ = earlier
-            return
-        error = following
-
-
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - the result of the call must not depend on it
+    except Exception as error:
         log.warning("%s failed: %s: %s", what, type(error).__name__, error, exc_info=True)

@@ -177,6 +177,25 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+# An address that is nobody's (RFC 5737): the route to it is the one to other networks.
+_SOMEWHERE_ELSE = "192.0.2.1"
+
+
+def _local_end_of_route(host: str) -> str:
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(target)  # a datagram socket: nothing is sent, a route is chosen
+            local: str = probe.getsockname()[0]
+            return local
+    except OSError:
+        return "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
 def reachable_host() -> str:
     """The address under which the other nodes reach this one.
 
@@ -190,11 +209,9 @@ def reachable_host() -> str:
     master = os.environ.get("MASTER_ADDR")
     if not master:
         return "127.0.0.1"
-    try:
-        family, kind, proto, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(target)  # a datagram socket: nothing is sent, a route is chosen
-            host: str = probe.getsockname()[0]
-            return host
-    except OSError:
-        return "127.0.0.1"
+    host = _local_end_of_route(master)
+    if _is_loopback(host) and not (_is_loopback(master) or master == "localhost"):
+        # The master's own name often stands for the loopback address on its node (Debian's
+        # 127.0.1.1), which the other nodes cannot use.
+        host = _local_end_of_route(_SOMEWHERE_ELSE)
+    return host

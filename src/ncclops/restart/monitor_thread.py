@@ -120,7 +120,7 @@ class MonitorThread:
         while (task := self._tasks.get()) is not None:
             try:
                 self._perform(task)
-            except Exception as error:  # noqa: BLE001 - the main thread must hear of anything
+            except Exception as error:
                 log.debug("the store failed", exc_info=True)
                 self._leave(task.state)
                 self.news.put(StoreLost(error))

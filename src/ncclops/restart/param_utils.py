@@ -11,7 +11,7 @@ from typing import Any
 
 
 def parameters_of_type(fn: Callable[..., Any], wanted: type) -> list[str]:
-    """Names of ``fn``'s parameters annotated with ``wanted``, ``Optional[wanted]`` or a union of it.
+    """Names of ``fn``'s parameters annotated with ``wanted``, optional or in a union.
 
     Annotations that are text (``from __future__ import annotations``) are resolved; where that
     fails, for instance for an import under ``TYPE_CHECKING``, the name of the type decides.
@@ -38,7 +38,7 @@ def bind_injected(
     own = [p for p in signature.parameters.values() if p.name not in names]
     theirs = {name: given for name, given in kwargs.items() if name not in names}
     bound = signature.replace(parameters=own).bind(*args, **theirs)
-    full = inspect.BoundArguments(signature, {})  # type: ignore[arg-type]
+    full = inspect.BoundArguments(signature, {})
     for name in signature.parameters:
         if name in names:
             full.arguments[name] = value
@@ -52,7 +52,7 @@ def _resolve(fn: Callable[..., Any], annotation: Any) -> Any:
         return annotation
     namespace = getattr(inspect.unwrap(fn), "__globals__", {})
     try:
-        return eval(annotation, dict(namespace))  # noqa: S307 - the function's own annotation
+        return eval(annotation, dict(namespace))
     except Exception:  # noqa: BLE001 - any name in it may be unknown at run time
         return annotation
 

@@ -85,7 +85,8 @@ class PlannedAssigner:
                 world,
                 dict.fromkeys(arrivals, f"{_FAILED}{type(error).__name__}: {error}"),
             )
-        told = {rank: places.get(rank, _DISCARDED) for rank in arrivals}
+        # also those who have gone: they may be alive, and waiting to hear it
+        told = {rank: places.get(rank, _DISCARDED) for rank in everybody}
         return Plan(after.to_json(), told)
 
     def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002

@@ -173,6 +173,11 @@ class Session:
                 del self._reported[rank]
 
     @property
+    def iteration(self) -> int:
+        """The present iteration; ``INITIAL`` before the first."""
+        return self._iteration
+
+    @property
     def membership(self) -> Membership:
         """Who takes part in the present iteration."""
         return self._membership
@@ -180,10 +185,11 @@ class Session:
     def learn_successors(self, gone: Iterable[int]) -> None:
         """Fetch the addresses of a few more successors, now that all have published theirs."""
         lost = set(gone)
-        following = [r for r in self._following(self._rank) if r not in lost]
-        for rank in following[1:_KNOWN_SUCCESSORS]:
-            self._addresses.append(self.ledger.address_of(rank, self.settings.barrier_timeout))
-        self._send_addresses(self._addresses[1:])
+        following = [rank for rank in self._following(self._rank) if rank not in lost]
+        more = self.ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
+        self._addresses += more
+        if more:  # an empty message would say that nobody is left
+            self._send_addresses(more)
 
     # --- the guardian's messages (watchdog thread) --------------------------------------------
 
@@ -222,9 +228,8 @@ class Session:
         # else it has just started, and the main thread sends the first ones in a moment
 
     def _look_up(self, ledger: Ledger, after: int) -> None:
-        found = []
-        for rank in itertools.islice(self._following(after), _KNOWN_SUCCESSORS):
-            found.append(ledger.address_of(rank, self.settings.barrier_timeout))
+        following = itertools.islice(self._following(after), _KNOWN_SUCCESSORS)
+        found = ledger.known_addresses(following)
         self._addresses += found
         self._send_addresses(found)
 

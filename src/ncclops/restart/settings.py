@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import distributed
 
@@ -37,7 +37,7 @@ class Settings:
     finalize: Finalize | None = None
     health_check: HealthCheck | None = None
     rank_assignment: RankAssignment = dataclasses.field(
-        default_factory=lambda: Compose(ActivateAllRanks(), ShiftRanks())  # type: ignore[arg-type,return-value]
+        default_factory=lambda: cast(RankAssignment, Compose(ActivateAllRanks(), ShiftRanks()))
     )
     monitor_thread_interval: timedelta = timedelta(seconds=1)
     monitor_process_interval: timedelta = timedelta(seconds=1)

@@ -92,7 +92,7 @@ class Ring:
         return self._target is None and not self._candidates
 
     def add_candidates(self, addresses: list[Address], now: float) -> None:
-        """Take the answer to ``need_addresses``; an empty one means that nobody is left to watch."""
+        """Take the answer to ``need_addresses``; an empty one: nobody is left to watch."""
         self._asked = False
         self.alone = not addresses
         self._candidates.extend(addresses)

@@ -25,11 +25,11 @@ class BarrierError(RestartError):
     """A barrier over the store failed."""
 
 
-class BarrierTimeout(BarrierError):
+class BarrierTimeout(BarrierError):  # noqa: N818 - the public API's name
     """Somebody did not come before the deadline."""
 
 
-class BarrierOverflow(BarrierError):
+class BarrierOverflow(BarrierError):  # noqa: N818 - the public API's name
     """More ranks entered than the barrier was for: two groups use the same name."""
 
 
@@ -74,11 +74,11 @@ def barrier(
     except RuntimeError as error:
         entered = store.add(f"{group_name}/entered", 0)
         raise BarrierTimeout(
-            f"barrier {group_name!r}: {entered} of {rendezvous_count} ranks entered within {timeout}"
+            f"barrier {group_name!r}: {entered} of {rendezvous_count} ranks came within {timeout}"
         ) from error
 
 
-class TCPStore(dist.TCPStore, StoreMixin):
+class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
     """The default store: a TCPStore whose server outlives rank 0.
 
     Rank 0 starts the server as a process of its own, unless the port is taken already (by a
@@ -110,8 +110,10 @@ class TCPStore(dist.TCPStore, StoreMixin):
             host_name, port = parse_address(external, "NCCLOPS_STORE")
         host = host_name if host_name is not None else _required("MASTER_ADDR", "host_name")
         port = port if port is not None else int(_required("MASTER_PORT", "port"))
-        world_size = world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", 1))
-        self._hosted = not external and os.environ.get("RANK", "0") == "0" and _host_server(port)
+        if world_size is None:
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if not external and os.environ.get("RANK", "0") == "0":
+            _host_server(port)
         super().__init__(
             host,
             port,
@@ -130,7 +132,7 @@ class TCPStore(dist.TCPStore, StoreMixin):
         self.wait(["ncclops/workers/complete"], timeout)
 
 
-class FileStore(dist.FileStore, StoreMixin):
+class FileStore(dist.FileStore, StoreMixin):  # type: ignore[misc]
     """A store in a file that all ranks can see, for jobs without a network between them.
 
     torch's FileStore looks at the file every few milliseconds while it waits: good for tests and
@@ -138,7 +140,7 @@ class FileStore(dist.FileStore, StoreMixin):
     """
 
 
-class PrefixStore(dist.PrefixStore, StoreMixin):
+class PrefixStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc]
     """``store`` with every key under ``iteration``, so that iterations do not see each other's."""
 
     def __init__(self, iteration: int | str, store: dist.Store) -> None:
@@ -181,16 +183,14 @@ def parse_address(text: str, source: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _host_server(port: int) -> bool:
-    """Start a server on ``port``; False when the port is in use, as it is under torchrun."""
+def _host_server(port: int) -> None:
+    """Start a server on ``port``, unless there is one already, as under torchrun."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return False
+        return
     listener = store_server.bind(port)
-    if listener is None:
-        return False
-    with listener:
-        store_server.start(listener)
-    return True
+    if listener is not None:
+        with listener:
+            store_server.start(listener)
 
 
 def _required(variable: str, parameter: str) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import importlib
+import importlib.machinery
 import json
 import os
 import resource
@@ -26,11 +28,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.restart._sockets import duplicate_socket
+
 # The ranks of a large job may take this long to come up before the first one connects.
 _FIRST_CLIENT_WITHIN_S = 600.0
 # Between the last disconnection and the end: a rank that reconnects finds the server there.
 _LINGER_S = 0.2
 _POLL_S = 0.1
+# Without clients the process has a dozen descriptors open.
+_SURELY_CLIENTS = 256
 
 _BOOT = (
     "import sys; sys.path[:0] = [{root!r}]; "
@@ -60,19 +66,23 @@ def bind(port: int) -> socket.socket | None:
 
 
 def start(listener: socket.socket) -> None:
-    """Start the server on ``listener`` and return while it comes up; connections queue meanwhile."""
+    """Start the server on ``listener`` and return while it comes up: connections queue.
+
+    Should it fail, ``NCCLOPS_STORE_LOG`` names the file that it complains to.
+    """
     import ncclops
 
     boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]), path=list(sys.path))
     config = {"fd": listener.fileno(), "linger": True}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[listener.fileno()],
-        start_new_session=True,
-    )
+    with Path(os.environ.get("NCCLOPS_STORE_LOG", os.devnull)).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
     process.wait()  # it forks and returns, so that it is nobody's child
 
 
@@ -127,39 +137,36 @@ def wait_until_deserted(port: int) -> None:
     """Return when no client but our own has been connected to ``port`` for a moment.
 
     The sockets belong to torch's server thread, which tells nobody about connections: hence the
-    poll. It counts descriptors, which is cheap with thousands of them.
+    poll.
     """
-    without_clients = _fds_without_clients(port)
     patience_s = _FIRST_CLIENT_WITHIN_S
     empty_since = time.monotonic()
     while time.monotonic() - empty_since < patience_s:
-        if len(_open_fds()) > without_clients:
+        if _has_clients(port):
             patience_s, empty_since = _LINGER_S, time.monotonic()
         time.sleep(_POLL_S)
 
 
-def _fds_without_clients(port: int) -> int:
-    """How many descriptors this process has besides those of clients that are connected already."""
-    while True:
-        before = _open_fds()
-        clients = sum(_is_connection_to(port, fd) for fd in before) - 1  # one is our own
-        if clients >= 0 and _open_fds() == before:
-            return len(before) - clients
-        time.sleep(_POLL_S)
+def _has_clients(port: int) -> bool:
+    fds = _open_fds()
+    # Most of so many must be clients; looking at each of thousands would take too long.
+    if len(fds) > _SURELY_CLIENTS:
+        return True
+    return sum(_is_connection_to(port, fd) for fd in fds) > 1  # one is our own
 
 
 def _is_connection_to(port: int, fd: str) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(int(fd))) as sock:
-            sock.getpeername()
-            return bool(sock.getsockname()[1] == port)
-    except (OSError, IndexError):
+    sock = duplicate_socket(int(fd))
+    if sock is None:
         return False
+    with sock, contextlib.suppress(OSError, IndexError):
+        sock.getpeername()
+        return bool(sock.getsockname()[1] == port)
+    return False
 
 
 def _open_fds() -> list[str]:
-    # Without the descriptor that listing the directory needs itself.
-    return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]  # noqa: PTH
+    return os.listdir("/proc/self/fd")  # noqa: PTH208 - names are all that is wanted, often
 
 
 def main(path: list[str]) -> None:
@@ -173,6 +180,7 @@ def main(path: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     port = socket.socket(fileno=os.dup(config["fd"])).getsockname()[1]
+    faulthandler.enable()
     server = serve(config["fd"], port, load_tcp_store())
     wait_until_deserted(port)
     del server

@@ -1,4 +1,4 @@
-"""``Wrapper``, which makes a function restart in place, and ``CallWrapper``, its view from inside."""
+"""``Wrapper`` makes a function restart in place; ``CallWrapper`` is its view from inside."""
 
 from __future__ import annotations
 
