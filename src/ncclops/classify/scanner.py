@@ -132,6 +132,11 @@ class Scanner:
                 self._read_block(source, block, line)
         return judge(self._observations(), self._stats(), tuple(notes))
 
+    @property
+    def steps(self) -> int:
+        """Training steps that the output fed so far shows, of the source that shows most."""
+        return max((source.life.steps for source in self._sources.values()), default=0)
+
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
         if key not in self._sources:
