@@ -272,6 +272,7 @@ def test_a_summary_of_torchelastic_alone(code: int, class_: str) -> None:
         ("[rank3]: {cause}", 3),
         ("[default3]:{cause}", 3),
         ("3: {cause}", 3),
+        ("[1,3]<stderr>:{cause}", 3),
         (" 3: [rank7]: {cause}", 7),
         ("[Rank 3] {cause}", 3),
         ("[PG ID 0 PG GUID 0(default_pg) Rank 3] {cause}", 3),
