@@ -34,34 +34,34 @@ class Observations:
     hits: list[Hit]
     lives: list[SourceLife]
     first_failed_rank: int | None = None
+    starting_up: bool | None = None
+    """Whether the first collective is still to come, where somebody knows; else the log decides."""
     # For stamps that name no year: the latest one that any line names.
     year: int = field(init=False)
-    _axis: dict[int, tuple[float, int, int]] = field(init=False, default_factory=dict)
-
-    def when(self, hit: Hit) -> tuple[float, int, int]:
-        """Sort key: time where it is known; a line that nothing dates comes first."""
-        return self._axis[hit.order]
+    _when: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
+    _last_step_at: float = field(init=False, default=float("-inf"))
 
     def __post_init__(self) -> None:
         years = [hit.stamp[0] for hit in self.hits if hit.stamp and hit.stamp[0]]
         self.year = max(years, default=2000)
         for hit in self.hits:
-            at = comparable(hit.stamp, self.year) if hit.stamp else float("-inf")
-            self._axis[hit.order] = (at, hit.source, hit.line)
+            self._when[hit.order] = (self._at(hit.stamp), hit.order)
+        self._last_step_at = max(
+            (self._at(life.last_step_stamp) for life in self.lives), default=float("-inf")
+        )
+
+    def _at(self, stamp: Stamp | None) -> float:
+        return comparable(stamp, self.year) if stamp else float("-inf")
+
+    def when(self, hit: Hit) -> tuple[float, int]:
+        """Sort key: time where it is known; a line that nothing dates comes first."""
+        return self._when[hit.order]
 
     def step_follows(self, hit: Hit) -> bool:
         """Whether the job was seen to take a step after this line."""
-        life = self.lives[hit.source]
-        if (life.last_step_line or 0) > hit.line:
+        if (self.lives[hit.source].last_step_line or 0) > hit.line:
             return True
-        if hit.stamp is None:
-            return False
-        at = comparable(hit.stamp, self.year)
-        return any(
-            comparable(other.last_step_stamp, self.year) > at
-            for number, other in enumerate(self.lives)
-            if number != hit.source and other.last_step_stamp
-        )
+        return hit.stamp is not None and self._last_step_at > self._at(hit.stamp)
 
     def run_follows(self, hit: Hit) -> bool:
         """Whether so many steps followed in the same log that nothing there can have died."""
@@ -77,6 +77,8 @@ class Observations:
 
     def step_precedes(self, hit: Hit) -> bool:
         """Whether the job may have run collectives before this line: yes when in doubt."""
+        if self.starting_up is not None:
+            return not self.starting_up
         return self.steps_were_seen(hit) or any(
             other.signature.id == COLLECTIVES_DONE for other in self.hits
         )

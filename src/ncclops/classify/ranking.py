@@ -6,11 +6,12 @@ clock, only the hits and what the scan saw of the job's life.
 
 from __future__ import annotations
 
-from ncclops.classify.model import CERTAINTY, Hit, Report, Stats
-from ncclops.classify.observations import Observations
+from ncclops.classify.model import Hit, Report, Stats
+from ncclops.classify.observations import COLLECTIVES_DONE, Observations
 from ncclops.classify.verdicts import evidence_for, verdict_on, verdict_without_failure
 
 _RESTART = "context-restart"
+_INIT_PHASE = "context-init-phase"
 # Where a signature stands that says nothing but "it ended": below all that says why.
 _LAST_TIER = 4
 
@@ -22,7 +23,8 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
     candidates = _conditions_met(candidates, seen)
     candidates = _not_recovered(candidates, context, seen)
     candidates = _explained_away(candidates)
-    ordered = sorted(candidates, key=lambda hit: _rank_key(hit, candidates, seen))
+    crashes = _crashes_of_teardown(candidates, seen)
+    ordered = sorted(candidates, key=lambda hit: _rank_key(hit, crashes, seen))
     if not ordered:
         return Report(verdict_without_failure(seen), (), stats, notes)
     leader = ordered[0]
@@ -35,6 +37,8 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
     by_id: dict[str, list[Hit]] = {}
     for hit in seen.hits:
         by_id.setdefault(hit.signature.id, []).append(hit)
+    if seen.starting_up:
+        by_id.pop(COLLECTIVES_DONE, None)
 
     def fresh(fact: Hit, hit: Hit) -> bool:
         # A condition that the job has since outrun by a step no longer explains anything.
@@ -44,6 +48,8 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
         signature = hit.signature
         if any(name in by_id for name in signature.absent):
             return False
+        if seen.starting_up and _INIT_PHASE in signature.requires:
+            return True
         facts = [fact for name in signature.requires for fact in by_id.get(name, ())]
         return not signature.requires or any(fresh(fact, hit) for fact in facts)
 
@@ -84,23 +90,27 @@ def _explained_away(hits: list[Hit]) -> list[Hit]:
     return kept or hits
 
 
-def _rank_key(
-    hit: Hit, hits: list[Hit], seen: Observations
-) -> tuple[int, tuple[float, int, int], float]:
-    signature = hit.signature
-    tier = signature.tier
-    if signature.teardown and _follows_other_failure(hit, hits, seen):
-        tier = max(tier, _LAST_TIER)
-    return tier, seen.when(hit), -CERTAINTY[signature.certainty]
+def _rank_key(hit: Hit, crashes: set[int], seen: Observations) -> tuple[int, tuple[float, int]]:
+    tier = hit.signature.tier
+    return max(tier, _LAST_TIER) if hit.order in crashes else tier, seen.when(hit)
 
 
-def _follows_other_failure(hit: Hit, hits: list[Hit], seen: Observations) -> bool:
-    """Whether the same process had something else to say before it crashed."""
-    return any(
-        other.source == hit.source
-        and other.signature.tier < _LAST_TIER
-        and other.signature.class_ != hit.signature.class_
-        and (other.rank is None or hit.rank is None or other.rank == hit.rank)
-        and seen.when(other) < seen.when(hit)
-        for other in hits
-    )
+def _crashes_of_teardown(hits: list[Hit], seen: Observations) -> set[int]:
+    """The orders of hits whose process had something else to say before it gave up.
+
+    What start-up alone would clear is a warning, and explains no crash.
+    """
+    by_source: dict[int, list[Hit]] = {}
+    for hit in hits:
+        if hit.signature.tier < _LAST_TIER and hit.signature.cleared_by != "init":
+            by_source.setdefault(hit.source, []).append(hit)
+
+    def follows(hit: Hit) -> bool:
+        return any(
+            other.signature.class_ != hit.signature.class_
+            and (other.rank is None or hit.rank is None or other.rank == hit.rank)
+            and seen.when(other) < seen.when(hit)
+            for other in by_source.get(hit.source, ())
+        )
+
+    return {hit.order for hit in hits if hit.signature.teardown and follows(hit)}

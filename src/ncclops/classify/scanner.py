@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from ncclops.classify import ranks, stamps
 from ncclops.classify.blocks import BlockCutter
@@ -93,8 +94,15 @@ class Scanner:
     does not end the scan.
     """
 
-    def __init__(self, signatures: SignatureSet | None = None) -> None:
+    def __init__(
+        self,
+        signatures: SignatureSet | None = None,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``clock`` is for live output: it dates the lines that bear no time of their own."""
         self._signatures = signatures or load_signatures()
+        self._clock = clock
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._ranks: list[int | None] = []
         self._hits: dict[tuple[str, int, int | None], list[Hit]] = {}
@@ -116,8 +124,12 @@ class Scanner:
             self._read_block(source, block, first_line)
             source.offset += len(block)
 
-    def verdict(self, notes: Iterable[str] = ()) -> Report:
-        """The verdict on all that was fed so far, lines without an end included."""
+    def verdict(self, notes: Iterable[str] = (), *, starting_up: bool | None = None) -> Report:
+        """The verdict on all that was fed so far, lines without an end included.
+
+        ``starting_up`` tells what the caller may know better than the log: that the first
+        collective is still to come (True), or has completed (False).
+        """
         for source in self._sources.values():
             if source.unmarked:
                 _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
@@ -128,7 +140,7 @@ class Scanner:
                 steps = source.life.steps
                 self._read_block(source, block, line)
                 source.provisional_steps = source.life.steps - steps
-        return judge(self._observations(), self._stats(), tuple(notes))
+        return judge(self._observations(starting_up), self._stats(), tuple(notes))
 
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
@@ -146,12 +158,13 @@ class Scanner:
         seconds = time.monotonic() - self._began
         return Stats(len(self._sources), lines, self._bytes, seconds)
 
-    def _observations(self) -> Observations:
+    def _observations(self, starting_up: bool | None) -> Observations:
         hits = [self._with_rank(hit) for group in self._hits.values() for hit in group]
         return Observations(
             hits=hits,
             lives=[source.life for source in self._sources.values()],
             first_failed_rank=self._first_failed,
+            starting_up=starting_up,
         )
 
     def _with_rank(self, hit: Hit) -> Hit:
@@ -206,7 +219,8 @@ class Scanner:
             return
         stamp = stamps.first_stamp(text[:EVIDENCE_CHARS])
         if stamp is None:
-            stamp = source.stamp_before(block, span[0])
+            now = self._clock() if self._clock else None
+            stamp = stamps.stamp_of(now) if now else source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
         seen = Line(text, line, ranks.rank_of_line(text), stamp, steps)
         for match in matched:

@@ -70,19 +70,25 @@ def _retry(
 
 
 def _needs_a_fix(leader: Hit, ordered: list[Hit]) -> Hit | None:
-    """Another cause that is as firm as the leader and that no retry would mend."""
-    return next(
-        (
-            hit
-            for hit in ordered
-            if hit.signature.role == "cause"
-            and hit.signature.tier <= max(1, leader.signature.tier)
-            and hit.signature.retry in ("fix-config", "fix-code")
-            and hit.signature.class_ != leader.signature.class_
-            and not hit.signature.teardown
-        ),
-        None,
-    )
+    """Another cause, as firm as the leader and no consequence of it, that no retry would mend."""
+
+    def speaks_against(hit: Hit) -> bool:
+        signature = hit.signature
+        # The exception with which a process gives up after the leading line says nothing new.
+        same_process = hit.source == leader.source or (
+            hit.rank is not None and hit.rank == leader.rank
+        )
+        gives_up = signature.certainty == "weak" or signature.teardown
+        aftermath = gives_up and same_process and hit.order > leader.order
+        return (
+            signature.role == "cause"
+            and signature.tier <= max(1, leader.signature.tier)
+            and signature.retry in ("fix-config", "fix-code")
+            and signature.class_ != leader.signature.class_
+            and not aftermath
+        )
+
+    return next(filter(speaks_against, ordered), None)
 
 
 _REASONS = {
