@@ -313,6 +313,7 @@ def test_the_launcher_knows_whether_the_first_collective_has_completed() -> None
     assert (unknown.class_, unknown.eligible) == ("peer-exit", False)
     assert (starting.class_, starting.retry_policy) == ("bootstrap", "retry-once-lazy")
     assert (running.class_, running.eligible) == ("peer-exit", False)
+    scanner = Scanner(LOADED)
     scanner.feed(1, "stderr", REFUSED.format(s=1, r=1).encode())
     assert scanner.verdict(starting_up=True).verdict.eligible
     assert not scanner.verdict(starting_up=False).verdict.eligible
