@@ -29,6 +29,14 @@ def print_plan(plan: Plan) -> None:
         _print_stacked(rows, console.width)
 
 
+def print_files(added: list[dict[str, str]]) -> None:
+    """Print what NCCL adds from its configuration files, which no plan takes away."""
+    for setting in added:
+        sys.stdout.write(
+            f"file  {setting['name']}  {setting['value']}  NCCL adds it from {setting['source']}\n"
+        )
+
+
 def first_sentence(reason: str) -> str:
     """The part of a reason that fits a table; the rest is in ``--json`` and ``profile show``."""
     head, dot, _ = reason.partition(". ")

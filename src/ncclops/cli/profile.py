@@ -74,12 +74,19 @@ def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = stdout_console()
+    if not console.is_terminal:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            typer.echo("  ".join(cells).rstrip())
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("name", "kind", "from", "what for"):
         table.add_column(header, no_wrap=header != "what for")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    stdout_console().print(table)
+    console.print(table)
 
 
 def _document(profile: Profile) -> dict[str, Any]:
