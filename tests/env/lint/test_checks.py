@@ -99,6 +99,13 @@ def test_names_of_builds_and_of_others_are_left_alone(name: str) -> None:
     assert found(**{name: "x"}) == {}
 
 
+def test_a_scripts_own_variable_and_plugins_names_are_left_alone() -> None:
+    text = "export NCCL_RUNNER=x\n$NCCL_RUNNER\nexport NCCL_EP_JIT_SOURCE_DIR=/x\n"
+    assert lint(Settings(parse(text, "shell")), NOWHERE) == []
+    typo = Settings(parse("export OFI_NCCL_PROTOCL=RDMA\n", "shell"))
+    assert [finding.rule for finding in lint(typo, NOWHERE)] == ["unknown-name"]
+
+
 def test_unread_removed_and_deprecated_names() -> None:
     assert found(NCCL_TIMEOUT="1800")["unread"].level == "warning"
     assert found(NCCL_TREE_THRESHOLD="0")["unread"].level == "warning"
@@ -135,6 +142,8 @@ def test_single_node_poison_and_settings_for_several_nodes() -> None:
     assert found(one, NCCL_NET="gIB")["single-node-poison"].level == "warning"
     assert found(one, NCCL_NET="Socket") == {}
     assert found(many, NCCL_NET="gIB") == {}
+    assert found(one, NCCL_SOCKET_IFNAME="eth0")["single-node-poison"].level == "note"
+    assert found(one, NCCL_SOCKET_IFNAME="^lo,docker") == {}
     assert found(one, NCCL_CROSS_NIC="1")["multi-host-setting"].level == "note"
     assert found(many, NCCL_CROSS_NIC="1") == {}
 

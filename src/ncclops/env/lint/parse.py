@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -59,36 +59,62 @@ def _dotenv(text: str) -> Iterator[Setting]:
 
 @dataclass(frozen=True)
 class _Word:
-    """One word of a command: as written with quotes removed, and whether it is constant."""
+    """One word of a command, quotes removed: whether it is constant, and quoted from its start."""
 
     text: str
     constant: bool
+    quoted: bool = False
 
 
 def _shell(text: str) -> list[Setting]:
     found: list[Setting] = []
     exported: set[str] = set()
     export_all = False
-    for number, line in _logical_lines(text):
-        for words in _commands(line):
-            texts = [word.text for word in words]
-            if texts[0] == "set" and ("-a" in texts or "allexport" in texts):
-                export_all = True
-            if texts[0] == "unset":
-                found = [setting for setting in found if setting.name not in texts]
-            exported.update(_exports_by_name(texts))
-            found.extend(_assignments(words, number))
-        if line.lstrip().startswith("#SBATCH"):
-            found.extend(_sbatch(line, number))
+    for number, words in _script(text):
+        texts = [word.text for word in words]
+        if texts[0] == "set" and ("-a" in texts or "allexport" in texts):
+            export_all = True
+        if texts[0] == "unset":
+            found = [setting for setting in found if setting.name not in texts]
+        exported.update(_exports_by_name(texts))
+        found.extend(_assignments(words, number))
+    expanded = set(re.findall(rf"\$\{{?({_NAME})", _without_own_fallbacks(text)))
     return [
-        Setting(
-            setting.name,
-            setting.value,
-            setting.line,
-            setting.exported or export_all or setting.name in exported,
+        replace(
+            setting,
+            exported=setting.exported or export_all or setting.name in exported,
+            expanded=setting.name in expanded,
         )
         for setting in found
     ]
+
+
+def _without_own_fallbacks(text: str) -> str:
+    """``text`` without ``NAME=${NAME:-…}``, which only keeps what was there."""
+    return re.sub(rf"\b({_NAME})=[\"']?\$\{{\1:?[-=]", "", text)
+
+
+def _script(text: str) -> Iterator[tuple[int, list[_Word]]]:
+    """Every simple command with its line, those inside ``sh -c '…'`` and ``#SBATCH`` too."""
+    for number, line in _logical_lines(text):
+        if line.lstrip().startswith("#SBATCH"):
+            yield number, [_Word("#SBATCH", True), *_words(line.lstrip()[7:])]
+        for words in _commands(line):
+            yield number, words
+            for word in words:
+                if word.quoted and _holds_commands(word.text):
+                    yield from ((number, inner) for inner in _commands(word.text))
+
+
+def _holds_commands(text: str) -> bool:
+    """Whether a quoted word is a command line of its own, handed to a shell somewhere."""
+    return re.match(rf"\s*(?:export|env|set)\s|\s*{_NAME}=\S*[\s;]+\S", text) is not None or (
+        re.search(r"[;&|]\s*(?:export|env)\s", text) is not None
+    )
+
+
+def _words(line: str) -> list[_Word]:
+    return [word for word in _tokens(line) if word is not None]
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -133,23 +159,24 @@ _TOKEN = re.compile(
 
 def _tokens(line: str) -> Iterator[_Word | None]:
     """Words of ``line``; None stands where a command ends. A comment ends the line."""
-    text, constant, started = "", True, False
+    text, constant, started, quoted = "", True, False, False
     for match in _TOKEN.finditer(line):
         kind, piece = match.lastgroup, match[0]
         if kind in ("space", "end"):
             if started:
-                yield _Word(text, constant)
-            text, constant, started = "", True, False
+                yield _Word(text, constant, quoted)
+            text, constant, started, quoted = "", True, False, False
             if kind == "end":
                 yield None
             continue
         if kind == "plain" and piece.startswith("#") and not started:
             break
+        quoted = quoted or (not started and kind in ("single", "double"))
         started = True
         value, known = _unquote(kind or "plain", piece)
         text, constant = text + value, constant and known
     if started:
-        yield _Word(text, constant)
+        yield _Word(text, constant, quoted)
 
 
 def _unquote(kind: str, piece: str) -> tuple[str, bool]:
@@ -159,7 +186,7 @@ def _unquote(kind: str, piece: str) -> tuple[str, bool]:
     if kind == "escape":
         return piece[1], True
     inner = piece[1:-1] if kind == "double" else piece
-    inner = _FALLBACK.sub(lambda match: match[1], inner)
+    inner = _FALLBACK.sub(lambda match: match[1].strip("'\""), inner)
     known = _DYNAMIC.search(re.sub(r"\\.", "", inner)) is None and inner != "$"
     return (re.sub(r"\\(.)", r"\1", inner) if kind == "double" else inner), known
 
@@ -194,7 +221,7 @@ def _assignments(words: list[_Word], number: int) -> Iterator[Setting]:
     if not words:
         return
     if texts[0] == "setenv" and len(words) >= 3:
-        yield Setting(texts[1], texts[2] if words[2].constant else None, number)
+        yield Setting(texts[1], _value(texts[2], words[2]), number)
         return
     leading = 0
     while leading < len(words) and _ASSIGNMENT.fullmatch(texts[leading]):
@@ -215,13 +242,7 @@ def _assignments(words: list[_Word], number: int) -> Iterator[Setting]:
         with_option = word.text.startswith("--env=")
         if position < leading or is_export or passed or of_env or with_option:
             reaches = is_export or passed or before_command or of_env or with_option
-            yield Setting(match[1], match[2] if word.constant else None, number, reaches)
-
-
-def _sbatch(line: str, number: int) -> Iterator[Setting]:
-    match = re.search(r"--export[= ](\S+)", line)
-    if match:
-        yield from _slurm_export(_Word(f"--export={match[1]}", "$" not in match[1]), number)
+            yield Setting(match[1], _value(match[2], word), number, reaches)
 
 
 def _slurm_export(word: _Word, number: int) -> Iterator[Setting]:
@@ -230,7 +251,12 @@ def _slurm_export(word: _Word, number: int) -> Iterator[Setting]:
     for part in re.split(rf",(?={_NAME}(?:=|,|$))", listed):
         match = _ASSIGNMENT.fullmatch(part)
         if match:
-            yield Setting(match[1], match[2] if word.constant else None, number)
+            yield Setting(match[1], _value(match[2], word), number)
+
+
+def _value(text: str, word: _Word) -> str | None:
+    """The value, unless only running it tells; a ``$`` kept by quotes is for a later shell."""
+    return None if not word.constant or "$" in text or "`" in text else text
 
 
 def features(text: str) -> frozenset[str]:
@@ -241,6 +267,7 @@ def features(text: str) -> frozenset[str]:
         "ucc": r"--(?:distributed|dist)[-_]backend[= ]+ucc\b",
         "torchrun": r"\btorchrun\b|torch\.distributed\.(?:run|launch)\b",
         "ras-polling": r"\bncclras\b|\b28028\b",
+        "rocm": r"\brocm\b|\brccl\b|\bRCCL_|\bHIP_VISIBLE_DEVICES\b|\bHSA_",
     }
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("# "))
     return frozenset(name for name, mark in marks.items() if re.search(mark, code))
