@@ -15,6 +15,7 @@ number of ranks, so neither does the loss, beyond rounding.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from pathlib import Path
@@ -159,6 +160,9 @@ def main() -> None:
     try:
         loss = train(arguments, device)
     finally:
+        # DDP is full of reference cycles and keeps the process group, whose threads would
+        # otherwise be alive while the interpreter shuts down, and now and then abort it.
+        gc.collect()
         dist.destroy_process_group()
     if os.environ["RANK"] == "0":
         print(f"peak memory {peak_memory_gib(device):.2f} GiB")

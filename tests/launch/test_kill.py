@@ -220,13 +220,15 @@ def test_children_that_outlive_their_worker_end_with_the_run(
 def test_losing_the_store_is_reported_and_ends_nobody(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
+    """Groups that are up go on without it. (Only the in-process restart cannot.)"""
     path = script(
         "import os, time\n"
         "open('ready', 'w').close()\n"
         "while not os.path.exists('go'):\n"
         "    time.sleep(0.05)\n"
     )
-    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
+    options = ["--restart", "process", "--nproc-per-node", "1", "--run-dir", "run"]
+    agent = background("launch", *options, path)
     wait_until((tmp_path / "ready").exists, "ready")
     (store,) = [
         process

@@ -63,7 +63,7 @@ def test_workers_get_exactly_what_env_diff_said(
 ) -> None:
     leaked = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
     choice = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
-    diff = ncclops("env", "diff", "--json", *choice, "--restart", "process", env=leaked)
+    diff = ncclops("env", "diff", "--json", *choice, env=leaked)
     changes = json.loads(diff.stdout)["changes"]
     done = ncclops("launch", *choice, "--nproc-per-node", "2", script(DUMP_ENVIRON), env=leaked)
     assert done.returncode == 0, done.stderr
@@ -226,6 +226,22 @@ class TestFailure:
         assert run.verdict["attempts"] == 2
         assert len(run.named("retry")) == 1
         assert (run.path / "ranks" / "0" / "error-0.json").exists()
+
+    def test_a_named_port_serves_every_attempt(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        source = (
+            "import os, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "print('port', os.environ['MASTER_PORT'])\n"
+            "os._exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))\n"
+        )
+        options = ["--nproc-per-node", "1", "--max-restarts", "1", "--master-port", port]
+        done = ncclops("launch", *options, script(source))
+        assert done.returncode == 0, done.stderr
+        assert only_run().stdout(0) == f"port {port}\n" * 2
 
     def test_restart_none_stops_at_the_first_failure(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun

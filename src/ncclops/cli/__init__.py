@@ -15,6 +15,7 @@ import typer
 from ncclops._version import __version__
 from ncclops.cli import env as env_commands
 from ncclops.cli import profile as profile_commands
+from ncclops.cli.classify import classify
 from ncclops.cli.launch import launch
 from ncclops.errors import NcclopsError
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 # What follows the script belongs to the script, whatever it looks like.
 app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
+app.command()(classify)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
 

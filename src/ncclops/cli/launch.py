@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Restart(StrEnum):
-    """What happens to the workers when one fails."""
+    """What happens when a worker fails."""
 
+    IN_PROCESS = "in-process"
     PROCESS = "process"
     NONE = "none"
 
@@ -31,7 +32,11 @@ _NOTHING_TO_DO = {
     "--rdzv-conf": "there is no rendezvous to configure",
 }
 
-_MODES: dict[Restart, RestartMode] = {Restart.PROCESS: "process", Restart.NONE: "none"}
+_MODES: dict[Restart, RestartMode] = {
+    Restart.IN_PROCESS: "in-process",
+    Restart.PROCESS: "process",
+    Restart.NONE: "none",
+}
 
 _OURS = "Environment and run"
 _WORKERS = "Workers (as torchrun)"
@@ -75,8 +80,11 @@ def launch(
     ] = None,
     restart: Annotated[
         Restart,
-        typer.Option(rich_help_panel=_OURS, help="On a failure: start new processes, or stop."),
-    ] = Restart.PROCESS,
+        typer.Option(
+            rich_help_panel=_OURS,
+            help="After a fault: go on in the same processes, start new ones, or stop.",
+        ),
+    ] = Restart.IN_PROCESS,
     run_dir: Annotated[
         Path | None,
         typer.Option(

@@ -90,9 +90,10 @@ def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
 
 
 def _document(profile: Profile) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from ncclops.durations import format_duration
 
-    group = profile.timeouts.process_group
     return {
         "schema": "ncclops.profile/1",
         "name": profile.name,
@@ -101,8 +102,8 @@ def _document(profile: Profile) -> dict[str, Any]:
         "nodes": profile.nodes,
         "parameters": dict(profile.parameters),
         "timeouts": {
-            "process_group": None if group is None else format_duration(group),
-            "stop_grace": format_duration(profile.timeouts.stop_grace),
+            name: value and format_duration(value)
+            for name, value in asdict(profile.timeouts).items()
         },
         "env": {
             name: [_entry_document(entry) for entry in entries]
@@ -142,7 +143,7 @@ def _print_profile(profile: Profile) -> None:
     for name, value in profile.parameters.items():
         console.print(Text(f"parameter {name} = {value}"))
     for name, value in document["timeouts"].items():
-        console.print(Text(f"timeout {name} = {value or 'as torch has it'}"))
+        console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
     for name, entries in profile.env.items():
         console.print()
         console.print(Text(name, style="bold"))

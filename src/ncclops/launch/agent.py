@@ -21,13 +21,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ncclops.durations import format_duration
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
+from ncclops.launch.inbox import Inbox
 from ncclops.launch.options import Shown
 from ncclops.launch.rundir import RunDirectory
-from ncclops.launch.verdict import Ending, Verdict, judge
+from ncclops.launch.screen import Screen
+from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
 from ncclops.launch.warden import FORWARDED
 from ncclops.worker.variables import AGENT_PID
 
@@ -52,6 +56,7 @@ class Job:
     max_restarts: int
     stop_grace: timedelta
     shown: Shown
+    restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 
@@ -68,6 +73,8 @@ class _Agent:
         self._workers: list[workers.Worker] = []
         self._ended: list[workers.Worker] = []  # in the order in which they ended
         self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
+        self._entered: set[int] = set()  # ranks that the restart core looks after
+        self._last_faulty: int | None = None
         self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
         self._stopped_by: signal.Signals | None = None
@@ -78,14 +85,14 @@ class _Agent:
 
     async def run(self) -> int:
         self._make_log_files()
-        self._echo = Echo(
-            self._echo_sources(),
-            stdout=sys.stderr.buffer if self._job.stdout_is_data else sys.stdout.buffer,
-            stderr=sys.stderr.buffer,
-        )
+        stdout = sys.stderr if self._job.stdout_is_data else sys.stdout
+        self._echo = Echo(self._echo_sources(), Screen(stdout.buffer, sys.stderr.buffer))
         self._echo.start()
         self._take_signals()
+        self._inbox = Inbox(self._worker_event_files(), self._on_worker_event)
+        self._inbox.open()
         attempts = await self._run_attempts()
+        self._inbox.close()
         self._echo.finish()
         return self._conclude(attempts)
 
@@ -96,7 +103,7 @@ class _Agent:
         for number in range(self._job.max_restarts + 1):
             self._spawn(number)
             await self._watch()
-            failed = self._first_failed()
+            failed = self._final_failure()
             if failed is not None:
                 self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
             await self._stop_workers()
@@ -123,7 +130,8 @@ class _Agent:
             job_id=self._job.job_id,
             store=self._store_address(),
         )
-        self._workers, self._ended, self._asked_to_stop = [], [], set()
+        self._workers, self._ended = [], []
+        self._asked_to_stop, self._entered = set(), set()
         loop = asyncio.get_running_loop()
         for local_rank, planned in enumerate(self._job.environs):
             rank = layout.rank(local_rank)
@@ -139,8 +147,8 @@ class _Agent:
             self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=number)
 
     async def _watch(self) -> None:
-        """Return when all workers have ended, one has failed, or we are asked to stop."""
-        while self._running() and self._first_failed() is None and self._stopped_by is None:
+        """Return when all workers have ended, one has failed for good, or we are to stop."""
+        while self._running() and self._final_failure() is None and self._stopped_by is None:
             await self._next_change()
 
     async def _stop_workers(self) -> None:
@@ -161,7 +169,10 @@ class _Agent:
         in_order = [self._ending(worker) for worker in self._ended]
         in_order += [ending for ending in endings if ending not in in_order]
         outcome, code, reason = judge(
-            in_order, stopped_by=self._stopped_by, launcher_lost=self._launcher_lost
+            in_order,
+            stopped_by=self._stopped_by,
+            launcher_lost=self._launcher_lost,
+            losses_allowed=self._job.restarts_in_process,
         )
         failed = outcome == "failed"
         verdict = Verdict(
@@ -171,15 +182,18 @@ class _Agent:
             reason=reason,
             attempts=attempts,
             seconds=round(time.monotonic() - self._began, 3),
-            first_failure=report.first_failure(self._run, in_order, attempts - 1)
-            if failed
-            else None,
+            first_failure=self._describe_failure(in_order, attempts - 1) if failed else None,
             workers=endings,
         )
         self._run.write_verdict(verdict.to_json())
         self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
         report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
         return code
+
+    def _describe_failure(self, in_order: list[Ending], attempt: int) -> FirstFailure | None:
+        """The failure to show: the rank that the restart core blames, or the first to end badly."""
+        blamed = sorted(in_order, key=lambda ending: ending.rank != self._last_faulty)
+        return report.first_failure(self._run, blamed, attempt)
 
     # --- what the phases are made of ----------------------------------------------------------
 
@@ -189,6 +203,11 @@ class _Agent:
             self._run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
             self._run.stdout_log(rank).touch()
             self._run.stderr_log(rank).touch()
+            self._run.worker_events(rank).touch()
+
+    def _worker_event_files(self) -> dict[int, Path]:
+        ranks = [self._job.layout.rank(local) for local in range(self._job.layout.nproc)]
+        return {rank: self._run.worker_events(rank) for rank in ranks}
 
     def _echo_sources(self) -> list[Source]:
         sources = []
@@ -240,8 +259,18 @@ class _Agent:
         self._run.event("fault", cause="store-lost", log=str(self._run.store_log))
         self._echo.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
 
+    def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
+        match record.pop("event", None):
+            case "entered":
+                self._entered.add(rank)
+            case "fault" | "restart" as event:
+                if event == "fault":
+                    self._last_faulty = rank
+                self._run.event(event, rank=rank, **record)
+
     def _on_worker_end(self, worker: workers.Worker) -> None:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
+        self._inbox.collect()
         ended = worker.reap()
         self._ended.append(worker)
         self._run.event(
@@ -279,8 +308,16 @@ class _Agent:
     def _running(self) -> list[workers.Worker]:
         return [worker for worker in self._workers if worker.exit is None]
 
-    def _first_failed(self) -> workers.Worker | None:
-        return next((w for w in self._ended if w.exit is not None and not w.exit.ok), None)
+    def _final_failure(self) -> workers.Worker | None:
+        """The worker whose failure ends the attempt, if there is one."""
+        failed = [w for w in self._ended if w.exit is not None and not w.exit.ok]
+        if self._job.restarts_in_process and self._running():
+            # The others go on without it, unless it never reached the point from which they can.
+            failed = [worker for worker in failed if worker.rank not in self._entered]
+        elif self._job.restarts_in_process and len(failed) < len(self._ended):
+            return None  # the job was finished by those that were left
+        blamed = [worker for worker in failed if worker.rank == self._last_faulty]
+        return next(iter(blamed + failed), None)
 
     def _send(self, signum: signal.Signals) -> None:
         for worker in self._running():

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -15,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ncclops.durations import format_duration
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
+from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
+from ncclops.launch.ladder import Ladder, build_ladder
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
@@ -55,6 +59,7 @@ class Prepared:
     plan: Plan
     stack: Stack
     layout: workers.Layout
+    ladder: Ladder
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -72,8 +77,11 @@ class Prepared:
             "command": self.argv,
             "stack": asdict(self.stack),
             "timeouts": {
-                name: value and format_duration(value)
-                for name, value in asdict(profile.timeouts).items()
+                name: format_duration(value)
+                for name, value in {
+                    **asdict(self.ladder),
+                    "stop_grace": profile.timeouts.stop_grace,
+                }.items()
             },
             "plan": self.plan.to_json()["changes"],
         }
@@ -82,6 +90,9 @@ class Prepared:
 def prepare(request: Request) -> Prepared:
     """Check the request and settle profile, plan and layout. Raises ``UsageError``."""
     options.check_target(request.target)
+    argv = workers.command(request.target)
+    if shutil.which(argv[0]) is None:
+        raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
     remarks = []
     gpus = find_gpus()
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
@@ -96,9 +107,10 @@ def prepare(request: Request) -> Prepared:
         request=request,
         plan=compute_plan(request.profile, os.environ, request.overrides, context),
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
+        ladder=build_ladder(request.profile.timeouts),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
-        argv=workers.command(request.target),
+        argv=argv,
         remarks=remarks,
     )
 
@@ -121,10 +133,7 @@ def start(prepared: Prepared) -> int:
 
         return run_agent(job)
 
-    code = warden.hold(agent)
-    if listener is not None:
-        listener.close()
-    return code
+    return warden.hold(agent, handed_over=listener)
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
@@ -164,6 +173,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         max_restarts=_restarts(request),
         stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
+        restarts_in_process=request.restart == "in-process",
         listener=listener,
         stdout_is_data=request.stdout_is_data,
     )
@@ -178,7 +188,13 @@ def _restarts(request: Request) -> int:
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
     fill = {"run_dir": str(run.path), "rank_dir": str(run.rank_dir(rank))}
     environ = prepared.plan.apply(os.environ, fill)
-    environ |= {variables.RUN_DIR: str(run.path), variables.RUN_ID: run.run_id}
+    environ |= {
+        variables.RUN_DIR: str(run.path),
+        variables.RUN_ID: run.run_id,
+        variables.RESTART: prepared.request.restart,
+        variables.STARTED: f"{time.time():.3f}",
+        variables.TIMEOUTS_S: json.dumps(prepared.ladder.seconds()),
+    }
     if (limit := prepared.request.profile.timeouts.process_group) is not None:
         environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
     return environ

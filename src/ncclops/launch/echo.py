@@ -6,15 +6,13 @@ stopped or gone can hold up nobody but the thread below, and nothing is lost by 
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from ncclops.launch.screen import Screen
 from ncclops.launch.tail import GrowthWatch, LineReader
 
 # Six that can be told apart on dark and light backgrounds: red is left to errors.
@@ -33,24 +31,17 @@ class Source:
 class Echo:
     """Follows ``sources`` from :meth:`start` until :meth:`finish` has shown their last line."""
 
-    def __init__(self, sources: Iterable[Source], *, stdout: BinaryIO, stderr: BinaryIO) -> None:
+    def __init__(self, sources: Iterable[Source], screen: Screen) -> None:
         self._watch = GrowthWatch()
-        self._feeds = [
-            _Feed(
-                LineReader(source.path), stream, _prefix(source.rank, stream), _plain(source.rank)
-            )
-            for source in sources
-            for stream in [stderr if source.to_stderr else stdout]
-        ]
-        self._sources = [source.path for source in sources]
+        self._screen = screen
+        self._feeds = [_Feed(source, screen) for source in sources]
         self._notes: deque[str] = deque()
-        self._stderr = stderr
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
 
     def start(self) -> None:
-        for path in self._sources:
-            self._watch.add(path)
+        for feed in self._feeds:
+            self._watch.add(feed.source.path)
         self._thread.start()
 
     def say(self, note: str) -> None:
@@ -66,75 +57,61 @@ class Echo:
         self._watch.close()
 
     def _run(self) -> None:
-        try:
-            while True:
-                last_look = self._finishing.is_set()
-                self._show_notes()
-                grown = [feed.pump() for feed in self._feeds]
-                if any(grown):
-                    continue
-                if last_look and not self._notes:
-                    break
-                self._watch.wait()
-            for feed in self._feeds:
-                feed.pump_rest()
-        except OSError as error:
-            # The terminal or the pipe's reader has gone. The run goes on: it is in the files.
-            self._say_gone(error)
-        finally:
-            for feed in self._feeds:
-                feed.reader.close()
-
-    def _show_notes(self) -> None:
-        while self._notes:
-            self._stderr.write(f"ncclops: {self._notes.popleft()}\n".encode())
-            self._stderr.flush()
-
-    def _say_gone(self, error: OSError) -> None:
-        try:
-            sys.stderr.write(
-                f"ncclops: output is no longer shown ({error.strerror}); see the logs\n"
-            )
-        except OSError:
-            return
+        while True:
+            last_look = self._finishing.is_set()
+            while self._notes:
+                self._screen.write(f"ncclops: {self._notes.popleft()}\n".encode(), to_stderr=True)
+            grown = [feed.pump() for feed in self._feeds]
+            if any(grown):
+                continue
+            if last_look and not self._notes:
+                break
+            self._watch.wait()
+        for feed in self._feeds:
+            feed.finish()
 
 
-@dataclass
 class _Feed:
-    reader: LineReader
-    stream: BinaryIO
-    prefix: bytes
-    own_prefix: bytes
+    """One file on its way to the screen."""
+
+    def __init__(self, source: Source, screen: Screen) -> None:
+        self.source = source
+        self._reader = LineReader(source.path)
+        self._screen = screen
+        self._plain = f"[rank{source.rank}]: ".encode()
+        self._prefix = self._plain
+        if screen.wants_colour(source.to_stderr):
+            colour = _RANK_COLOURS[source.rank % len(_RANK_COLOURS)]
+            self._prefix = f"\x1b[{colour}m[rank{source.rank}]:\x1b[0m ".encode()
 
     def pump(self) -> bool:
         """Show the lines that are there; whether anything was read."""
-        lines = list(self.reader.read())
-        self._show(lines)
+        lines = list(self._reader.read())
+        self._show([line for line in lines if line])
+        if progress := _last_segment(self._reader.partial):
+            self._screen.show_progress(self._prefix, progress, to_stderr=self.source.to_stderr)
         return bool(lines)
 
-    def pump_rest(self) -> None:
-        self._show([line + b"\n" for line in self.reader.rest()])
+    def finish(self) -> None:
+        self._show([line + b"\n" for line in self._reader.rest()])
+        self._reader.close()
 
     def _show(self, lines: list[bytes]) -> None:
+        if self._screen.is_terminal(self.source.to_stderr):
+            # The bar's last state stands for all of its states.
+            lines = [(_last_segment(line) or line.rstrip()) + b"\n" for line in lines]
         # torch puts the rank in front of its tracebacks itself.
-        bare = (line.removeprefix(self.own_prefix) for line in lines if line)
-        if shown := b"".join(self.prefix + line for line in bare):
-            self.stream.write(shown)
-            self.stream.flush()
+        shown = b"".join(self._prefix + line.removeprefix(self._plain) for line in lines)
+        if shown:
+            self._screen.write(shown, to_stderr=self.source.to_stderr)
 
 
-def _prefix(rank: int, stream: BinaryIO) -> bytes:
-    if not wants_colour(stream):
-        return _plain(rank)
-    return f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m[rank{rank}]:\x1b[0m ".encode()
+def _last_segment(line: bytes) -> bytes:
+    """The newest state of a progress bar, which redraws itself after each carriage return.
 
-
-def _plain(rank: int) -> bytes:
-    return f"[rank{rank}]: ".encode()
-
-
-def wants_colour(stream: BinaryIO) -> bool:
-    """Whether to colour ``stream``, by the conventions ``NO_COLOR`` and ``FORCE_COLOR``."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+    Empty for a line that has none.
+    """
+    *earlier, last = line.rstrip(b"\r\n").split(b"\r")
+    if not earlier:
+        return b""
+    return last or earlier[-1]

@@ -46,9 +46,11 @@ def _recorded_message(error_file: Path) -> str | None:
 
 def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
     """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
-    lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {verdict.reason}"]
-    if verdict.first_failure is not None:
-        lines += verdict.first_failure.lines()
+    failure = verdict.first_failure
+    why = verdict.reason if failure is None else failure.headline()
+    lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
+    if failure is not None:
+        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

@@ -3,7 +3,9 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
-<run>/ranks/<rank>/         stdout.log, stderr.log, error-<attempt>.json (rank is the initial rank)
+<run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
+<run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
+                            worker.jsonl (what the worker tells the agent)
 <run>/verdict.json          how it ended
 """
 
@@ -12,12 +14,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.worker import record as worker_record
 
 DEFAULT_PARENT = Path("runs")
 
@@ -25,11 +29,13 @@ DEFAULT_PARENT = Path("runs")
 class RunDirectory:
     """The files of one run. Create with :meth:`create`, which makes the directory."""
 
+    EVENTS = "events.jsonl"
+
     def __init__(self, path: Path, run_id: str, node: str) -> None:
         self.path = path
         self.run_id = run_id
         self._node = node
-        self._events = self.events_path.open("ab", buffering=0)
+        self._complained = False
 
     @classmethod
     def create(cls, *, exact: Path | None, parent: Path | None, node: str) -> RunDirectory:
@@ -47,6 +53,7 @@ class RunDirectory:
                     f"{wanted} already holds a run, and records are never overwritten:"
                     " give --run-dir another path or remove it"
                 )
+            (path / cls.EVENTS).touch()
             return cls(path, run_id, node)
         except OSError as error:
             raise UsageError(
@@ -60,7 +67,7 @@ class RunDirectory:
 
     @property
     def events_path(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / self.EVENTS
 
     @property
     def verdict_path(self) -> Path:
@@ -79,6 +86,10 @@ class RunDirectory:
     def stderr_log(self, rank: int) -> Path:
         return self.rank_dir(rank) / "stderr.log"
 
+    def worker_events(self, rank: int) -> Path:
+        """What the worker tells the agent; see ``ncclops.worker.record``."""
+        return self.rank_dir(rank) / worker_record.FILE_NAME
+
     def error_file(self, rank: int, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""
         return self.rank_dir(rank) / f"error-{attempt}.json"
@@ -93,16 +104,37 @@ class RunDirectory:
         except OSError:  # the current directory is gone
             return str(absolute)
 
-    def event(self, event: str, *, rank: int | None = None, **fields: Any) -> None:
-        """Append one event. One unbuffered write each, so that no kill can leave half a record."""
-        record = {"ts": time.time(), "event": event, "rank": rank, "node": self._node, **fields}
-        self._events.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    def event(
+        self, event: str, *, rank: int | None = None, ts: float | None = None, **fields: Any
+    ) -> None:
+        """Append one event, of now or of ``ts`` (seconds since the epoch).
+
+        One unbuffered write each, so that no kill can leave half a record.
+
+        A full disk ends the record and not the run; it is said once.
+        """
+        when = time.time() if ts is None else ts
+        record = {"ts": when, "event": event, "rank": rank, "node": self._node, **fields}
+        try:
+            with self.events_path.open("ab", buffering=0) as events:
+                events.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            self._complain(self.events_path, error)
+
+    def _complain(self, path: Path, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            sys.stderr.write(f"ncclops: cannot write {self.shown(path)}: {error.strerror}\n")
 
     def write_run(self, document: dict[str, Any]) -> None:
         _write_json(self.run_path, {"schema": "ncclops.run/1", "run_id": self.run_id, **document})
 
     def write_verdict(self, document: dict[str, Any]) -> None:
-        _write_json(self.verdict_path, document)
+        """Write the last word; if the disk is full, the terminal and the exit code still say it."""
+        try:
+            _write_json(self.verdict_path, document)
+        except OSError as error:
+            self._complain(self.verdict_path, error)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

@@ -14,9 +14,10 @@ _IN_MODIFY = 0x2
 # garbage, an endless progress bar) cannot fill the memory.
 _LONGEST_LINE = 16 << 20
 _CHUNK = 1 << 18
+_PEEK = 4096
 # Only where inotify is not to be had (the limit on instances per user is 128, and containers
 # share it): there is no other event for "this file has grown".
-_FALLBACK_INTERVAL_MS = 100
+FALLBACK_INTERVAL_S = 0.1
 
 
 class LineReader:
@@ -49,6 +50,11 @@ class LineReader:
         else:
             yield b""  # something was read, and no line is complete yet
 
+    @property
+    def partial(self) -> bytes:
+        """The end of what stands after the last newline, a few kB at most; not counted as read."""
+        return b"".join(self._partial[-2:])[-_PEEK:]
+
     def rest(self) -> Iterator[bytes]:
         """What has been read after the last newline, if anything; it counts as read."""
         if self._partial:
@@ -66,10 +72,19 @@ class GrowthWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller = select.poll()
-        self._poller.register(self._waker, select.POLLIN)
+        self._poller = select.epoll()
+        self._poller.register(self._waker, select.EPOLLIN)
         if self._inotify >= 0:
-            self._poller.register(self._inotify, select.POLLIN)
+            self._poller.register(self._inotify, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when :meth:`wait` would return at once, for use in an event loop."""
+        return self._poller.fileno()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the kernel tells of growth; otherwise someone has to look now and then."""
+        return bool(self._inotify >= 0)
 
     def add(self, path: Path) -> None:
         """Watch ``path``, which must exist."""
@@ -85,7 +100,7 @@ class GrowthWatch:
 
     def wait(self) -> None:
         """Return when a file has grown since the last call, or someone woke us."""
-        for fd, _ in self._poller.poll(None if self._inotify >= 0 else _FALLBACK_INTERVAL_MS):
+        for fd, _ in self._poller.poll(None if self.is_told else FALLBACK_INTERVAL_S):
             with suppress(BlockingIOError):
                 os.read(fd, 1 << 16)
 
@@ -94,6 +109,7 @@ class GrowthWatch:
         os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
+        self._poller.close()
         os.close(self._waker)
         if self._inotify >= 0:
             os.close(self._inotify)

@@ -51,8 +51,8 @@ class FirstFailure:
     tail: Sequence[str]
     log: str
 
-    def lines(self) -> list[str]:
-        """For the terminal: which rank, how, the last lines, where the rest is."""
+    def headline(self) -> str:
+        """Which rank, how and why, in one line."""
         ending = self.ending
         headline = f"rank {ending.rank} {ending.how()}"
         if ending.seconds is not None:
@@ -61,8 +61,7 @@ class FirstFailure:
             headline += f": {self.message}"
         elif hint := _SIGNAL_HINTS.get(ending.signal or ""):
             headline += f" ({hint})"
-        tail = [f"    {line}" for line in self.tail]
-        return [headline, *tail, f"log: {self.log}"]
+        return headline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +86,25 @@ class Verdict:
 
 
 def judge(
-    endings: Sequence[Ending], *, stopped_by: signal.Signals | None, launcher_lost: bool
+    endings: Sequence[Ending],
+    *,
+    stopped_by: signal.Signals | None,
+    launcher_lost: bool,
+    losses_allowed: bool = False,
 ) -> tuple[Outcome, int, str]:
-    """Outcome, exit code and reason for a run whose workers ended as ``endings``."""
+    """Outcome, exit code and reason for a run whose workers ended as ``endings``.
+
+    With ``losses_allowed`` (in-process restart) the job has ended well if any worker has: it
+    ends well only together with all that were left.
+    """
     if launcher_lost:
         return "failed", 1, "the launcher was killed, and the agent stopped the workers"
     if stopped_by is not None:
         return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
     bad = [ending for ending in endings if not ending.ok]
-    if bad:
+    well = len(endings) - len(bad)
+    if bad and not (losses_allowed and well):
         first = next((ending for ending in bad if not ending.asked_to_stop), bad[0])
         return "failed", 1, f"rank {first.rank} {first.how()}"
-    return "completed", 0, f"{len(endings)} worker{'s' * (len(endings) != 1)} exited 0"
+    lost = "".join(f"; rank {ending.rank} {ending.how()}, the others went on" for ending in bad)
+    return "completed", 0, f"{well} worker{'s' * (well != 1)} exited 0{lost}"

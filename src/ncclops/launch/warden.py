@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -37,11 +38,12 @@ FORWARDED = (
 _LEFTOVER_GRACE = timedelta(seconds=3)
 
 
-def hold(agent: Callable[[], int]) -> int:
+def hold(agent: Callable[[], int], *, handed_over: socket.socket | None = None) -> int:
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
-    On return not one descendant of this process is left. An agent that was killed by a signal
-    counts as exit code 1, and is reported on stderr.
+    ``handed_over`` is the agent's from here on: were it open in this process too, its port would
+    stay taken when the agent has closed it. On return not one descendant of this process is left.
+    An agent that was killed by a signal counts as exit code 1, and is reported on stderr.
     """
     _prctl.become_subreaper()
     warden_pid = os.getpid()
@@ -54,6 +56,8 @@ def hold(agent: Callable[[], int]) -> int:
     agent_pid = os.fork()
     if agent_pid == 0:
         _be_agent(agent, warden_pid)
+    if handed_over is not None:
+        handed_over.close()
     status = _wait(agent_pid, watched)
     survivors = proctree.end_descendants(_LEFTOVER_GRACE)
     if survivors:
@@ -75,6 +79,8 @@ def _be_agent(agent: Callable[[], int], warden_pid: int) -> None:
         code = agent()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
+    except OSError as error:  # no memory, no processes, no space: nothing that a trace explains
+        sys.stderr.write(f"ncclops: error: the agent cannot go on: {error}\n")
     except BaseException:  # noqa: BLE001 - the boundary of the process; shown, then exit 1
         import traceback
 

@@ -66,9 +66,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Windows a profile chooses; ``process_group`` None leaves torch's own default."""
+    """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
+    from it for the others (``ncclops.launch.ladder``)."""
 
     process_group: timedelta | None = None
+    soft: timedelta | None = None
+    hard: timedelta | None = None
+    barrier: timedelta | None = None
+    completion: timedelta | None = None
     stop_grace: timedelta = timedelta(seconds=15)
 
 

@@ -51,6 +51,9 @@ def _is_version_spec(text: str) -> str:
     return text
 
 
+Duration = Annotated[str, AfterValidator(_is_duration)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -92,8 +95,12 @@ class EntryPart(_Part):
 class TimeoutsPart(_Part):
     """``[timeouts]``; each is a duration or one parameter in braces."""
 
-    process_group: Annotated[str, AfterValidator(_is_duration)] | None = None
-    stop_grace: Annotated[str, AfterValidator(_is_duration)] | None = None
+    process_group: Duration | None = None
+    soft: Duration | None = None
+    hard: Duration | None = None
+    barrier: Duration | None = None
+    completion: Duration | None = None
+    stop_grace: Duration | None = None
 
 
 class LintPart(_Part):

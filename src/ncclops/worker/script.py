@@ -19,6 +19,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 # What the interpreter was started with; kept, because dropping a module clears its globals.
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _launcher_main = sys.modules.get("__main__")
 
 
@@ -99,7 +100,7 @@ def _without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_ours(trace: TracebackType) -> bool:
     filename = trace.tb_frame.f_code.co_filename
-    return filename.startswith((os.path.dirname(__file__), "<frozen runpy>"))  # noqa: PTH120
+    return filename.startswith((_PACKAGE, "<frozen runpy>"))
 
 
 def _record(error: Exception) -> None:

@@ -2,8 +2,14 @@
 
 # PID of the agent, which the worker must not outlive (``tether``); removed once read.
 AGENT_PID = "NCCLOPS_AGENT_PID"
-# Seconds; what process groups get where the script gives no timeout (``groups``).
-GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
 # Absolute path and name of the run, for whoever wants to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
+# What happens to this worker after a fault: in-process, process or none.
+RESTART = "NCCLOPS_RESTART"
+# When the run began, in seconds since the epoch.
+STARTED = "NCCLOPS_STARTED"
+# Seconds; what process groups get where the script gives no timeout (``groups``).
+GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
+# JSON object of seconds: soft, hard, barrier, completion (``in_process``).
+TIMEOUTS_S = "NCCLOPS_TIMEOUTS_S"

@@ -1,0 +1,176 @@
+"""Where logs come from: files, standard input, directories; plain, gzip or zstd.
+
+A torchelastic error file is one line of JSON; it is read as the traceback it carries.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from io import BufferedIOBase, BufferedReader
+from pathlib import Path
+
+from ncclops.classify.loader import SignatureSet
+from ncclops.classify.model import Report
+from ncclops.classify.ranks import rank_of_path
+from ncclops.classify.scanner import Scanner
+from ncclops.errors import UsageError
+
+# Blocks that stay in the second-level cache are read three times as fast as larger ones.
+_READ_BYTES = 1 << 18
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_STDIN = "-"
+# In a directory: what holds a log, by its suffix. Records of ours that repeat the logs, and
+# dumps, are left out by their names.
+_SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
+_ERROR_FILES = {"error.json", "reply.json"}
+_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
+# Stacks and dumps taken after the failure: they quote code, not what happened.
+_NOT_LOG_FOLDERS = {"incidents"}
+_ERROR_FILE_BYTES = 8 << 20
+
+
+def classify_paths(paths: Sequence[str | Path], signatures: SignatureSet | None = None) -> Report:
+    """The verdict on files and directories, taken together as the logs of one job.
+
+    Raises ``UsageError`` for what does not exist, cannot be read, or holds no log.
+    """
+    scanner = Scanner(signatures)
+    notes: list[str] = []
+    for path in paths:
+        notes += scan_path(scanner, path)
+    return scanner.verdict(notes)
+
+
+def classify_bytes(data: bytes, signatures: SignatureSet | None = None) -> Report:
+    """The verdict on one log held in memory."""
+    scanner = Scanner(signatures)
+    scanner.feed(None, "<memory>", data)
+    return scanner.verdict()
+
+
+def scan_path(scanner: Scanner, path: str | Path) -> list[str]:
+    """Read one path (``-`` is standard input); the notes returned say what was cut short."""
+    if str(path) == _STDIN:
+        return list(_scan_stream(scanner, _stdin(), _STDIN, None))
+    path = Path(path)
+    files = _logs_below(path) if path.is_dir() else [path]
+    return [note for file in files for note in _scan_file(scanner, file, inside=path.is_dir())]
+
+
+def _stdin() -> BufferedReader:
+    # Text layers may have replaced sys.stdin; descriptor 0 is what the shell connected.
+    return open(0, "rb", closefd=False)
+
+
+def _logs_below(directory: Path) -> list[Path]:
+    files = sorted(
+        file
+        for file in directory.rglob("*")
+        if file.is_file()
+        and not any(
+            part.startswith(".") or part in _NOT_LOG_FOLDERS
+            for part in file.relative_to(directory).parts
+        )
+        and (file.name in _ERROR_FILES or _is_log(file))
+    )
+    if not files:
+        raise UsageError(
+            f"no logs below {directory}: expected *.log, *.out, *.err or *.txt files there, "
+            "as a run directory or torchrun --log-dir has them"
+        )
+    return files
+
+
+def _is_log(file: Path) -> bool:
+    return file.suffix in _SUFFIXES and file.name not in _NOT_LOGS
+
+
+def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
+    try:
+        with file.open("rb") as stream:
+            if file.name in _ERROR_FILES and inside:
+                _scan_error_file(scanner, stream, file)
+            else:
+                yield from _scan_stream(scanner, stream, str(file), rank_of_path(file.absolute()))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if not inside:
+            raise UsageError(
+                f"cannot read {file}: {reason}; check the path and its mode"
+            ) from error
+        # One rank's file of thousands does not keep the others from being read.
+        yield f"{file} was left out: {reason}"
+
+
+def _scan_stream(
+    scanner: Scanner, stream: BufferedReader, name: str, rank: int | None
+) -> Iterator[str]:
+    """Feed a stream to its end; what breaks off in the middle is read that far and noted."""
+    scanner.feed(rank, name, b"")
+    try:
+        for chunk in _chunks(stream, name):
+            scanner.feed(rank, name, chunk)
+    except (EOFError, zlib.error, gzip.BadGzipFile, _TruncatedError) as error:
+        yield f"{name} is cut short or damaged ({error}); read as far as it goes"
+
+
+class _TruncatedError(Exception):
+    """Compressed data that ends, or turns to nonsense, in the middle."""
+
+
+def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
+    magic = stream.peek(4)[:4]
+    if magic[:2] == _GZIP:
+        return _read_all(gzip.GzipFile(fileobj=stream))
+    if magic == _ZSTD:
+        return _zstd_chunks(stream, name)
+    return _read_all(stream)
+
+
+def _read_all(stream: BufferedIOBase) -> Iterator[bytes]:
+    # read1 returns what there is: a pipe that trickles is read as it comes.
+    while chunk := stream.read1(_READ_BYTES):
+        yield chunk
+
+
+def _zstd_chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UsageError(
+            f"{name} is compressed with zstd and the zstandard package is not installed: "
+            f"pip install zstandard, or pipe it through `zstd -dc {name} | ncclops classify -`"
+        ) from error
+    with zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True) as reader:
+        try:
+            while chunk := reader.read(_READ_BYTES):
+                yield chunk
+        except zstandard.ZstdError as error:
+            raise _TruncatedError(str(error)) from error
+
+
+def _scan_error_file(scanner: Scanner, stream: BufferedReader, file: Path) -> None:
+    raw = stream.read(_ERROR_FILE_BYTES)
+    text = "\n".join(_error_lines(raw))
+    scanner.feed(rank_of_path(file.absolute()), str(file), text.encode() + b"\n")
+
+
+def _error_lines(raw: bytes) -> Iterable[str]:
+    """The message of torchelastic's error.json, dated; the raw text where it is not one.
+
+    ``{"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack", "timestamp"}}}``
+    """
+    try:
+        message = json.loads(raw)["message"]
+        extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+        head = message["message"] if isinstance(message, dict) else str(message)
+        at = float(extra.get("timestamp", 0))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [raw.decode("utf-8", "replace")]
+    # The call stack repeats the message at its end; one line is enough to prove it.
+    stamp = f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} " if at else ""
+    return [stamp + " ".join(str(head).split())]

@@ -1,0 +1,235 @@
+"""Reading signatures from TOML: the shipped ones and a site's own.
+
+A file holds an array of tables named ``signature``; docs/classify.md describes the keys.
+Loading validates everything that can be validated without a log, so that a typing error in a
+site's file is one clear line and never a signature that silently matches nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ncclops.classify.matcher import Matcher, build_matcher
+from ncclops.classify.model import (
+    CERTAINTY,
+    FAILURE_CLASSES,
+    PHASES,
+    RETRY_POLICIES,
+    ROLES,
+    CompiledSignature,
+    Signature,
+)
+from ncclops.errors import UsageError
+
+_LISTS = (
+    "literals", "requires", "absent", "outranks", "remedy", "references", "examples", "near_misses",
+)  # fmt: skip
+_REQUIRED = ("id", "class", "role", "literals", "summary", "examples", "near_misses")
+_REQUIRED_OF_FAILURES = ("retry", "remedy")
+_TEXTS = (
+    "id", "class", "role", "pattern", "unless", "certainty", "phase", "cleared_by", "retry",
+    "retry_after_progress", "summary",
+)  # fmt: skip
+_KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown"})
+# A shorter literal brings half of any log to the pattern stage.
+_SHORTEST_LITERAL = 4
+
+
+@dataclass(frozen=True)
+class SignatureSet:
+    """All signatures of a scan, in order, with the index from literals back to them."""
+
+    signatures: tuple[Signature, ...]
+
+    @cached_property
+    def compiled(self) -> tuple[CompiledSignature, ...]:
+        return tuple(map(CompiledSignature, self.signatures))
+
+    @cached_property
+    def by_id(self) -> dict[str, Signature]:
+        return {signature.id: signature for signature in self.signatures}
+
+    @cached_property
+    def _by_literal(self) -> dict[str, list[int]]:
+        index: dict[str, list[int]] = {}
+        for number, signature in enumerate(self.signatures):
+            for literal in signature.literals:
+                index.setdefault(literal, []).append(number)
+        return index
+
+    @cached_property
+    def literals(self) -> tuple[str, ...]:
+        return tuple(self._by_literal)
+
+    @cached_property
+    def signatures_of_literal(self) -> tuple[tuple[int, ...], ...]:
+        """For each literal (by its index), the signatures that it brings up (by theirs)."""
+        return tuple(tuple(numbers) for numbers in self._by_literal.values())
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        return build_matcher([literal.encode() for literal in self.literals])
+
+    def match_line(self, line: str) -> list[Signature]:
+        """Every signature that matches one line; for tests and for trying out a new one."""
+        return [
+            compiled.signature
+            for compiled in self.compiled
+            if any(literal in line for literal in compiled.signature.literals)
+            and compiled.match(line)
+        ]
+
+
+def load_signatures(*directories: Path) -> SignatureSet:
+    """The shipped signatures, then those of ``directories``; a later one replaces its namesake.
+
+    Raises ``UsageError`` for a directory without ``*.toml`` files, a file that is not TOML and
+    an entry that does not validate; the message names file and entry.
+    """
+    merged = {signature.id: signature for signature in _shipped()}
+    for directory in directories:
+        merged.update((signature.id, signature) for signature in _of_directory(directory))
+    loaded = SignatureSet(tuple(merged.values()))
+    _check_names(loaded)
+    return loaded
+
+
+def _shipped() -> Iterator[Signature]:
+    folder = resources.files("ncclops.classify") / "signatures"
+    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
+        if entry.name.endswith(".toml"):
+            # Their patterns are compiled by the tests; here that would be half of the start.
+            text = entry.read_text(encoding="utf-8")
+            yield from parse_signatures(text, entry.name, compile_patterns=False)
+
+
+def _of_directory(directory: Path) -> Iterator[Signature]:
+    try:
+        files = sorted(directory.glob("*.toml"))
+        texts = [(file, file.read_text(encoding="utf-8")) for file in files]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read signatures in {directory}: {error}") from error
+    if not texts:
+        raise UsageError(f"no signatures in {directory}: expected at least one *.toml file there")
+    for file, text in texts:
+        for signature in parse_signatures(text, str(file)):
+            yield replace(signature, origin=str(file))
+
+
+def parse_signatures(text: str, where: str, *, compile_patterns: bool = True) -> list[Signature]:
+    """The signatures of one TOML document; raises ``UsageError`` naming ``where`` and the entry."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where} is not valid TOML: {error}") from error
+    entries = document.pop("signature", None)
+    if document or not isinstance(entries, list):
+        raise UsageError(f"{where} must hold [[signature]] tables and nothing else at top level")
+    return [_parse_entry(entry, where, compile_patterns) for entry in entries]
+
+
+def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> Signature:
+    name = f"{where}: signature {entry.get('id', '<without id>')!r}"
+    for problem in _problems(entry):
+        raise UsageError(f"{name}: {problem}")
+    for problem in _problems_of_patterns(entry) if compile_patterns else ():
+        raise UsageError(f"{name}: {problem}")
+    role, certainty = entry["role"], entry.get("certainty", "likely")
+    lists = {key: tuple(entry.get(key, ())) for key in _LISTS}
+    retry = entry.get("retry", "none")
+    return Signature(
+        id=entry["id"],
+        class_=entry["class"],
+        role=role,
+        literals=lists["literals"],
+        pattern=entry.get("pattern", ""),
+        unless=entry.get("unless", ""),
+        certainty=certainty,
+        tier=entry.get("tier", Signature.default_tier(role, certainty)),
+        phase=entry.get("phase"),
+        requires=frozenset(lists["requires"]),
+        absent=frozenset(lists["absent"]),
+        outranks=frozenset(lists["outranks"]),
+        cleared_by=entry.get("cleared_by", ""),
+        teardown=entry.get("teardown", False),
+        retry=retry,
+        retry_after_progress=entry.get("retry_after_progress", retry),
+        summary=entry["summary"],
+        remedy=lists["remedy"],
+        references=lists["references"],
+        examples=lists["examples"],
+        near_misses=lists["near_misses"],
+    )
+
+
+def _problems(entry: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with an entry, the first things first."""
+    if unknown := sorted(set(entry) - _KNOWN):
+        yield f"unknown key {unknown[0]!r}; known are {', '.join(sorted(_KNOWN))}"
+    for key in (key for key in _REQUIRED if not entry.get(key)):
+        yield f"{key} is missing or empty"
+    for key in (key for key in _TEXTS if not isinstance(entry.get(key, ""), str)):
+        yield f"{key} must be a string"
+    for key in _LISTS:
+        value = entry.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            yield f"{key} must be a list of strings"
+    yield from _problems_of_values(entry)
+    yield from _problems_of_literals(entry)
+
+
+def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
+    choices: dict[str, Iterable[str]] = {
+        "class": FAILURE_CLASSES,
+        "role": ROLES,
+        "certainty": CERTAINTY,
+        "phase": PHASES,
+        "cleared_by": ("", "init", "step", "never"),
+        "retry": RETRY_POLICIES,
+        "retry_after_progress": RETRY_POLICIES,
+    }
+    for key, allowed in choices.items():
+        if key in entry and entry[key] not in allowed:
+            yield f"{key} = {entry[key]!r} is none of {', '.join(filter(None, allowed))}"
+    if entry["role"] != "benign":
+        for key in (key for key in _REQUIRED_OF_FAILURES if not entry.get(key)):
+            yield f"{key} is missing: a signature that can decide must say what to do"
+    if not isinstance(entry.get("tier", 0), int) or not isinstance(
+        entry.get("teardown", False), bool
+    ):
+        yield "tier must be a whole number and teardown true or false"
+
+
+def _problems_of_literals(entry: dict[str, Any]) -> Iterator[str]:
+    for literal in entry["literals"]:
+        if len(literal) < _SHORTEST_LITERAL:
+            yield f"literal {literal!r} is shorter than {_SHORTEST_LITERAL} characters"
+        if not literal.isascii() or "\n" in literal:
+            yield f"literal {literal!r} must be ASCII and on one line"
+
+
+def _problems_of_patterns(entry: dict[str, Any]) -> Iterator[str]:
+    for key in ("pattern", "unless"):
+        try:
+            re.compile(entry.get(key, ""))
+        except re.error as error:
+            yield f"{key} is not a regular expression: {error}"
+
+
+def _check_names(loaded: SignatureSet) -> None:
+    known = set(loaded.by_id)
+    for signature in loaded.signatures:
+        named = signature.requires | signature.absent
+        named |= {name for name in signature.outranks if not name.startswith("class:")}
+        if missing := sorted(named - known):
+            raise UsageError(
+                f"signature {signature.id!r} ({signature.origin}) refers to {missing[0]!r}, "
+                "which does not exist: check requires, absent and outranks"
+            )

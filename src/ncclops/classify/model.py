@@ -1,0 +1,262 @@
+"""What the classifier talks about: classes, roles, retry policies, signatures, hits, reports.
+
+All of it is plain values. Nothing here reads a file, knows a pattern by heart or takes a
+decision; the signatures are data (``signatures/*.toml``) and the ranking is in ``ranking``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+SCHEMA = "ncclops.classify/1"
+
+FailureClass = Literal[
+    "bootstrap",
+    "store-rendezvous",
+    "plugin-env",
+    "watchdog-timeout",
+    "watchdog-compile",
+    "straggler",
+    "collective-mismatch",
+    "coalesced-unsupported",
+    "network-transport",
+    "gpu-hardware",
+    "cuda-error",
+    "gpu-oom",
+    "host-oom",
+    "driver-version",
+    "invalid-usage",
+    "nvls-multicast",
+    "process-crash",
+    "peer-exit",
+    "user-error",
+    "preempted",
+]
+FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
+CLASSES: tuple[str, ...] = ("healthy", "unknown", *FAILURE_CLASSES)
+
+Role = Literal["cause", "symptom", "victim", "benign"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+RetryPolicy = Literal[
+    "retry-once-lazy", "retry-after-cooldown", "replace-node", "fix-config", "fix-code", "none"
+]
+RETRY_POLICIES: tuple[str, ...] = get_args(RetryPolicy)
+ELIGIBLE_POLICIES = frozenset({"retry-once-lazy", "retry-after-cooldown", "replace-node"})
+
+# The phases of NCCL's start, in their order: the c10d store answers, rank 0 publishes the
+# unique id, every rank reaches the out-of-band sockets, topologies are exchanged, channels
+# are connected.
+PHASES: tuple[str, ...] = ("store", "unique-id", "socket", "topology", "transport")
+
+# How sure one line makes us. The numbers only order verdicts and are shown as they are; they
+# are not frequencies measured on a corpus.
+CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.8, "weak": 0.5}
+
+_TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One way in which one piece of software words one condition.
+
+    ``literals``: byte-exact fragments, any of which brings the line to ``pattern``.
+    ``pattern``: searched in the line; named group ``rank`` names the culprit, not the writer.
+    ``unless``: the line does not count where this is found.
+    ``requires``: ids of which at least one must have been seen (and no step completed since).
+    ``absent``: ids none of which may have been seen anywhere.
+    ``tier``: what competes with what; lower wins, ties are settled by time (see ``ranking``).
+    ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, nothing
+    short of a whole run of steps (the default), or ``never``.
+    ``teardown``: a consequence when any other failure precedes it in the same log.
+    """
+
+    id: str
+    class_: str
+    role: str
+    literals: tuple[str, ...]
+    pattern: str
+    unless: str
+    certainty: str
+    tier: int
+    phase: str | None
+    requires: frozenset[str]
+    absent: frozenset[str]
+    outranks: frozenset[str]
+    cleared_by: str
+    teardown: bool
+    retry: str
+    retry_after_progress: str
+    summary: str
+    remedy: tuple[str, ...]
+    references: tuple[str, ...]
+    examples: tuple[str, ...]
+    near_misses: tuple[str, ...]
+    origin: str = "shipped"
+
+    @staticmethod
+    def default_tier(role: str, certainty: str) -> int:
+        """A weak cause competes with echoes, by time; a firm one beats them whenever it came."""
+        tier = _TIER_BY_ROLE[role]
+        return tier + 1 if role == "cause" and certainty == "weak" else tier
+
+    def outranks_signature(self, other: Signature) -> bool:
+        return other.id in self.outranks or f"class:{other.class_}" in self.outranks
+
+
+@dataclass(frozen=True)
+class CompiledSignature:
+    """A signature with its patterns, compiled when the first line asks for them."""
+
+    signature: Signature
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        source = self.signature.pattern or "|".join(map(re.escape, self.signature.literals))
+        return re.compile(source)
+
+    @cached_property
+    def _unless(self) -> re.Pattern[str] | None:
+        return re.compile(self.signature.unless) if self.signature.unless else None
+
+    def match(self, line: str) -> re.Match[str] | None:
+        found = self._pattern.search(line)
+        if found is None or (self._unless is not None and self._unless.search(line)):
+            return None
+        return found
+
+
+# (year or None, month, day, seconds of the day): what a line says about its time.
+Stamp = tuple[int | None, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line on which a signature matched.
+
+    ``rank`` is who the line is about (None: it does not say), ``steps_before`` the number of
+    step marks this source had shown by then, ``process`` the (host, pid) that NCCL prints.
+    """
+
+    signature: Signature
+    source: int
+    file: str
+    line: int
+    text: str
+    rank: int | None
+    stamp: Stamp | None
+    steps_before: int
+    order: int
+    accuses: bool = False
+    """Whether the line itself names ``rank`` as the one to blame."""
+    process: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line that speaks for the verdict; ``line`` is 1-based."""
+
+    file: str
+    line: int
+    text: str
+    signature: str
+    role: str
+    rank: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "line": self.line,
+            "text": self.text,
+            "signature": self.signature,
+            "role": self.role,
+            "rank": self.rank,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What failed, who began it, and whether it may be tried again."""
+
+    class_: str
+    signature: str | None = None
+    confidence: float
+    rank: int | None = None
+    rank_began_it: bool = False
+    """False: ``rank`` is only the first that reported it (or None)."""
+    phase: str | None = None
+    summary: str
+    retry_policy: str = "none"
+    retry_reason: str = ""
+    remedy: tuple[str, ...] = ()
+
+    @property
+    def eligible(self) -> bool:
+        return self.retry_policy in ELIGIBLE_POLICIES
+
+    @property
+    def exit_code(self) -> int:
+        """The status ``ncclops classify --exit-code`` leaves with."""
+        if self.class_ == "healthy":
+            return 0
+        if self.class_ == "unknown":
+            return 12
+        return 10 if self.eligible else 11
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "class": self.class_,
+            "signature": self.signature,
+            "confidence": round(self.confidence, 2),
+            "rank": self.rank,
+            "rank_began_it": self.rank_began_it,
+            "phase": self.phase,
+            "summary": self.summary,
+            "retry": {
+                "eligible": self.eligible,
+                "policy": self.retry_policy,
+                "reason": self.retry_reason,
+            },
+            "remedy": list(self.remedy),
+        }
+
+
+@dataclass(slots=True)
+class Stats:
+    """How much was read, and in how long (``seconds``, wall clock)."""
+
+    files: int = 0
+    lines: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "files": self.files,
+            "lines": self.lines,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict with the lines that prove it."""
+
+    verdict: Verdict
+    evidence: tuple[Evidence, ...]
+    stats: Stats
+    notes: tuple[str, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        """The document CONTRACTS promises as ``ncclops.classify/1``."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict.as_json(),
+            "evidence": [item.as_json() for item in self.evidence],
+            "stats": self.stats.as_json(),
+            "notes": list(self.notes),
+        }

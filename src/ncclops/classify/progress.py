@@ -1,0 +1,99 @@
+"""Signs of life: training steps, an orderly end, communicators that came up.
+
+A log without a failure in it is not healthy for that: something must show that the job ran.
+Step lines are the bulk of any training log, so of a large block only its head, its tail and
+what follows a failure are read; in between, one more step changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Each begins with a fixed run of characters, by which `re` skips through text that has none.
+_STEP = re.compile(
+    rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+[^\n\r]{0,300}?"
+    rb"\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed|mem"
+    rb"|[Tt]flops?|TFLOPS?)"
+)
+_LOSS = re.compile(rb"oss'?\W{1,4}\d")
+_LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
+_BAR = re.compile(rb"%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)")
+# Bars of work that is done before training, by the verbs they begin with.
+_OTHER_BAR = re.compile(
+    rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
+    rb"|[Gg]enerat|[Pp]rocess|[Rr]ead"
+)
+_END = re.compile(
+    rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)"
+    rb"|# Avg bus bandwidth|Collective test concluded"
+)
+_INIT = re.compile(
+    rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
+    rb"|Warmup completed|Application startup complete"
+)
+# NCCL says INFO only while it works; a failure among such lines is found by its signature.
+_INIT_BEGUN = re.compile(
+    rb"NCCL INFO |NCCL version \d|coll channels|is connected to \d+ peer ranks"
+)
+
+_LINE_END = re.compile(rb"[\n\r]")
+
+WHOLE_BLOCK = 64 * 1024
+_HEAD, _TAIL, _AROUND_HIT = 2 * 1024, 4 * 1024, 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Offsets in a block: of each step mark found, and of the last of the rarer marks (or -1)."""
+
+    steps: tuple[int, ...]
+    init: int
+    ended: bool
+    begun: bool
+
+
+NO_MARKS = Marks((), -1, False, False)
+
+
+def read_marks(block: bytes, last_hit: int) -> Marks:
+    """The signs of life in ``block``; ``last_hit`` is where its last literal was found, or -1."""
+    steps: list[int] = []
+    init, ended, begun = -1, False, False
+    for start, stop in _regions(len(block), last_hit):
+        steps.extend(_steps(block, start, stop))
+        init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
+        ended = ended or _END.search(block, start, stop) is not None
+        begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
+    return Marks(_one_a_line(block, sorted(steps)), init, ended, begun)
+
+
+def _one_a_line(block: bytes, offsets: list[int]) -> tuple[int, ...]:
+    kept: list[int] = []
+    for offset in offsets:
+        if not kept or _LINE_END.search(block, kept[-1], offset):
+            kept.append(offset)
+    return tuple(kept)
+
+
+def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
+    for found in _STEP.finditer(block, start, stop):
+        yield found.start()
+    for found in _LOSS.finditer(block, start, stop):
+        if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
+            yield found.start()
+    for found in _BAR.finditer(block, start, stop):
+        line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
+        if not _OTHER_BAR.search(block, line_start + 1, found.start()):
+            yield found.start()
+
+
+def _regions(size: int, last_hit: int) -> list[tuple[int, int]]:
+    if size <= WHOLE_BLOCK:
+        return [(0, size)]
+    regions = [(0, _HEAD), (size - _TAIL, size)]
+    if last_hit >= 0:
+        regions.append((last_hit, min(size, last_hit + _AROUND_HIT)))
+        regions.append((max(0, last_hit - _AROUND_HIT), last_hit))
+    return regions

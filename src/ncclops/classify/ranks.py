@@ -1,0 +1,73 @@
+"""Whose line is it: rank prefixes, processes, file names.
+
+Three answers of falling trust: the line names its rank; the line names its process, whose rank
+another line gave away; the file belongs to a rank.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+# torch >= 2.2 writes [rank3]:, and ours is the same; c10d adds [Rank 3] and [PG ... Rank 3].
+_NAMED = re.compile(
+    r"\[[Rr]ank ?(?P<a>\d+)\]|\[PG [^\]]*?Rank (?P<b>\d+)\]|^\W{0,6}[Rr]ank[ =:]?(?P<c>\d+)[\]:>]"
+)
+# torchrun's --tee puts the role and the local rank; the local rank is all it knows.
+_ROLE_PREFIX = re.compile(r"\[(?:default|trainer|worker|train)(?P<rank>\d+)\]:")
+# srun --label: the task id, which is the rank in every job that starts one task per GPU.
+_SRUN = re.compile(r"^\s*(?P<rank>\d{1,5}): ")
+_SRUN_TASK = re.compile(r"srun: error: .*?: task (?P<rank>\d+):")
+_NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):(?:\d+ )?\d* ?\[-?\d+\]")
+_NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)")
+_SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)")
+_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)/")
+_FILE_RANK = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+
+
+def rank_of_line(line: str) -> int | None:
+    """The rank that the line itself names as its writer."""
+    head = line[:400]
+    if found := _NAMED.search(head):
+        return int(found["a"] or found["b"] or found["c"])
+    for form in (_ROLE_PREFIX, _SRUN_TASK, _SRUN):
+        if found := form.search(head):
+            return int(found["rank"])
+    return None
+
+
+def process_of_line(line: str) -> tuple[str, int] | None:
+    """(host, pid) where NCCL's ``host:pid:tid [device]`` stands in the line."""
+    found = _NCCL.search(line[:400])
+    return (found["host"], int(found["pid"])) if found else None
+
+
+def rank_in_communicator(line: str) -> tuple[int, int] | None:
+    """(rank, size) that an NCCL line gives for the communicator it speaks of."""
+    found = _NCCL_RANK.search(line)
+    return (int(found["rank"]), int(found["size"])) if found else None
+
+
+def rank_of_summary(line: str) -> int | None:
+    """The rank in a line of torchelastic's failure summary."""
+    found = _SUMMARY_RANK.search(line)
+    return int(found["rank"]) if found else None
+
+
+def rank_of_path(path: PurePath) -> int | None:
+    """The rank a log file belongs to, by the layouts of run directories and of torchrun.
+
+    ``ranks/<rank>/stdout.log`` is ours, ``…/attempt_0/<local rank>/stderr.log`` is torchrun's
+    (on one node the local rank is the rank), ``rank_3.log`` is everybody's.
+    """
+    parent, grandparent = path.parent.name, path.parent.parent.name
+    if parent.isdigit() and (grandparent == "ranks" or grandparent.startswith("attempt_")):
+        return int(parent)
+    found = _FILE_RANK.search(path.name) or _FILE_RANK.fullmatch(parent)
+    return int(found[1]) if found else None
+
+
+def attempt_of_path(path: str) -> int:
+    """The attempt that a file in torchrun's layout is of; 0 elsewhere."""
+    found = _ATTEMPT.search(path)
+    return int(found[1]) if found else 0

@@ -1,0 +1,339 @@
+"""The scanner: bytes of many ranks in, hits of signatures out.
+
+It is fed live by the launcher (``feed``) and from files by ``inputs.classify_paths``; both go
+the same way. Memory is bounded: of equal hits of one rank in one source the first few and the
+newest are kept, the rest is counted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from ncclops.classify import ranks, stamps
+from ncclops.classify.blocks import BlockCutter
+from ncclops.classify.loader import SignatureSet, load_signatures
+from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
+from ncclops.classify.progress import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
+from ncclops.classify.ranking import Observations, SourceLife, judge
+
+# Around a literal in a line of a megabyte, this much is read on either side.
+_REACH = 4096
+_EVIDENCE_CHARS = 600
+# How far back a line without a time looks for one.
+_LOOK_BACK = 8192
+_STEP_LOOK_BACK = 1024
+# In a large file, how often signs of life are looked for where nothing failed.
+_MARK_EVERY = 4 << 20
+# Hits kept of one signature, rank and source; the last of them is replaced by newer ones.
+_KEPT_HITS = 3
+# A literal that has come up so often in one source has nothing new to say there.
+_SATURATED = 5000
+_KEPT_PROCESSES = 20_000
+
+# Signatures whose lines carry facts about ranks.
+_COMMUNICATOR = "context-communicator-rank"
+_SUMMARY_RANK = "context-elastic-rank"
+_ROOT_CAUSE = "context-elastic-root-cause"
+_SUMMARY_EXIT = "elastic-exit"
+
+
+@dataclass(slots=True)
+class _Source:
+    """One stream of one rank, or one file."""
+
+    name: str
+    number: int
+    rank: int | None
+    cutter: BlockCutter = field(default_factory=BlockCutter)
+    life: SourceLife = field(default_factory=SourceLife)
+    tail: bytes = b""
+    tail_line: int = 1
+    # Bytes since signs of life were looked for; a new source is due at once.
+    unmarked: int = 1 << 62
+    literal_counts: dict[int, int] = field(default_factory=dict)
+    summary_rank: int | None = None
+    root_cause_next: bool = False
+    # Where the next block begins, up to where stamps were looked for, and the last one there.
+    offset: int = 0
+    dated_to: int = 0
+    stamp: Stamp | None = None
+
+    def stamp_before(self, block: bytes, start: int) -> Stamp | None:
+        """The stamp that a line without one inherits; no byte is searched twice."""
+        begin = max(self.dated_to - self.offset, start - _LOOK_BACK)
+        text = block[begin:start] if begin >= 0 else self.tail[begin:] + block[:start]
+        self.dated_to = self.offset + start
+        found = stamps.last_stamp(text.decode("utf-8", "replace"))
+        self.stamp = found or self.stamp
+        return self.stamp
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that something matched, and what is known about it."""
+
+    text: str
+    number: int
+    rank: int | None
+    stamp: Stamp | None
+    steps_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A signature found in a line, where, and the rank that it accuses."""
+
+    signature: Signature
+    start: int
+    culprit: int | None
+
+
+class Scanner:
+    """Finds what failed in output that arrives in pieces, from any number of ranks.
+
+    Not safe for use from several threads at once; a verdict may be asked for at any time and
+    does not end the scan.
+    """
+
+    def __init__(self, signatures: SignatureSet | None = None) -> None:
+        self._signatures = signatures or load_signatures()
+        self._sources: dict[tuple[int | None, str], _Source] = {}
+        self._ranks: list[int | None] = []
+        self._hits: dict[tuple[str, int, int | None], list[Hit]] = {}
+        self._process_ranks: dict[tuple[str, int], tuple[int, int]] = {}
+        self._first_failed: int | None = None
+        self._order = 0
+        self._bytes = 0
+        self._began = time.monotonic()
+
+    def feed(self, rank: int | None, stream: str, data: bytes) -> None:
+        """Read what ``rank`` has just written to ``stream``; ``data`` may end within a line.
+
+        ``stream`` names the source in the evidence: a path, or ``stdout``.
+        """
+        source = self._source(rank, stream)
+        self._bytes += len(data)
+        for block, first_line in source.cutter.push(data):
+            self._read_block(source, block, first_line)
+            source.offset += len(block)
+
+    def verdict(self, notes: Iterable[str] = ()) -> Report:
+        """The verdict on all that was fed so far, lines without an end included."""
+        for source in self._sources.values():
+            if source.unmarked:
+                _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
+                source.unmarked = 0
+            block, line = source.cutter.pending()
+            if block:
+                self._read_block(source, block, line)
+        return judge(self._observations(), self._stats(), tuple(notes))
+
+    def _source(self, rank: int | None, stream: str) -> _Source:
+        key = (rank, stream)
+        if key not in self._sources:
+            life = SourceLife(attempt=ranks.attempt_of_path(stream))
+            self._sources[key] = _Source(stream, len(self._sources), rank, life=life)
+            self._ranks.append(rank)
+        return self._sources[key]
+
+    def _stats(self) -> Stats:
+        lines = 0
+        for source in self._sources.values():
+            unfinished, line = source.cutter.pending()
+            lines += line - 1 + bool(unfinished)
+        seconds = time.monotonic() - self._began
+        return Stats(len(self._sources), lines, self._bytes, seconds)
+
+    def _observations(self) -> Observations:
+        hits = [self._with_rank(hit) for group in self._hits.values() for hit in group]
+        return Observations(
+            hits=hits,
+            lives=[source.life for source in self._sources.values()],
+            first_failed_rank=self._first_failed,
+        )
+
+    def _with_rank(self, hit: Hit) -> Hit:
+        """The hit with the rank of its process, where its own line gave none."""
+        if hit.rank is not None:
+            return hit
+        rank: int | None = None
+        if hit.process is not None:
+            known = self._process_ranks.get(hit.process)
+            rank = known[0] if known else None
+        if rank is None:
+            rank = self._ranks[hit.source]
+        return hit if rank is None else replace(hit, rank=rank)
+
+    def _read_block(self, source: _Source, block: bytes, first_line: int) -> None:
+        found = self._signatures.matcher(block)
+        marks = NO_MARKS
+        source.unmarked += len(block)
+        if found or source.unmarked >= _MARK_EVERY or len(block) <= WHOLE_BLOCK:
+            marks = read_marks(block, found[-1][0] if found else -1)
+            source.unmarked = 0
+        line, counted = first_line, 0
+        for start, stop, literals in _by_line(block, self._unsaturated(source, found)):
+            line += block.count(b"\n", counted, start)
+            counted = max(counted, start)
+            self._read_line(source, block, (start, stop), line, literals, marks)
+        _note_marks(source.life, marks, block, first_line)
+        source.tail = (source.tail + block[-_LOOK_BACK:])[-_LOOK_BACK:]
+        source.tail_line = source.cutter.line - source.tail.count(b"\n")
+
+    def _unsaturated(
+        self, source: _Source, found: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        counts = source.literal_counts
+        for end, literal in found:
+            count = counts[literal] = counts.get(literal, 0) + 1
+            if count <= _SATURATED:
+                yield end, literal
+
+    def _read_line(
+        self,
+        source: _Source,
+        block: bytes,
+        span: tuple[int, int],
+        line: int,
+        literals: set[int],
+        marks: Marks,
+    ) -> None:
+        text = block[span[0] : span[1]].decode("utf-8", "replace").strip("\r\n")
+        matched = self._match(text, literals)
+        if not matched:
+            return
+        stamp = stamps.first_stamp(text[:_EVIDENCE_CHARS])
+        if stamp is None:
+            stamp = source.stamp_before(block, span[0])
+        steps = source.life.steps + bisect_left(marks.steps, span[0])
+        seen = _Line(text, line, ranks.rank_of_line(text), stamp, steps)
+        for match in matched:
+            self._learn(source, match.signature, text)
+            self._keep(source, match, seen)
+
+    def _match(self, text: str, literals: set[int]) -> list[_Match]:
+        by_literal = self._signatures.signatures_of_literal
+        candidates = sorted({number for literal in literals for number in by_literal[literal]})
+        matched: list[_Match] = []
+        for number in candidates:
+            compiled = self._signatures.compiled[number]
+            if (found := compiled.match(text)) is not None:
+                culprit = _accused(found)
+                matched.append(_Match(compiled.signature, found.start(), culprit))
+        return _strongest_on_line(matched)
+
+    def _learn(self, source: _Source, signature: Signature, text: str) -> None:
+        if signature.id == _COMMUNICATOR:
+            self._learn_process(text)
+        elif signature.id == _ROOT_CAUSE:
+            source.root_cause_next = True
+        elif signature.id == _SUMMARY_RANK:
+            source.summary_rank = ranks.rank_of_summary(text)
+            if source.root_cause_next:
+                self._first_failed, source.root_cause_next = source.summary_rank, False
+
+    def _learn_process(self, text: str) -> None:
+        process, place = ranks.process_of_line(text), ranks.rank_in_communicator(text)
+        if process is None or place is None or len(self._process_ranks) >= _KEPT_PROCESSES:
+            return
+        # Sub-groups number their members anew: the largest communicator is the world.
+        known = self._process_ranks.get(process)
+        if known is None or place[1] > known[1]:
+            self._process_ranks[process] = place
+
+    def _keep(self, source: _Source, match: _Match, line: _Line) -> None:
+        signature = match.signature
+        rank = line.rank if match.culprit is None else match.culprit
+        if rank is None and signature.id.startswith(_SUMMARY_EXIT):
+            rank = source.summary_rank
+        kept = self._hits.setdefault((signature.id, source.number, rank), [])
+        if any(hit.line == line.number for hit in kept):
+            return
+        self._order += 1
+        hit = Hit(
+            signature=signature,
+            source=source.number,
+            file=source.name,
+            line=line.number,
+            text=_excerpt(line.text, match.start),
+            rank=rank,
+            stamp=line.stamp,
+            steps_before=line.steps_before,
+            order=self._order,
+            accuses=match.culprit is not None,
+            process=ranks.process_of_line(line.text),
+        )
+        if len(kept) < _KEPT_HITS:
+            kept.append(hit)
+        else:
+            kept[-1] = hit
+
+
+def _accused(found: re.Match[str]) -> int | None:
+    """The rank in the first filled group whose name begins with ``rank``."""
+    named = (value for name, value in found.groupdict().items() if name.startswith("rank"))
+    return next((int(value) for value in named if value), None)
+
+
+def _by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
+    """(start, stop, literals) of each line, or progress-bar segment, that holds a literal."""
+    start = stop = -1
+    literals: set[int] = set()
+    for end, literal in found:
+        if end > stop:
+            if literals:
+                yield start, stop, literals
+            start, stop = _line_around(block, end)
+            literals = set()
+        literals.add(literal)
+    if literals:
+        yield start, stop, literals
+
+
+def _line_around(block: bytes, end: int) -> tuple[int, int]:
+    low, high = max(0, end - _REACH), min(len(block), end + _REACH)
+    start = max(block.rfind(b"\n", low, end), block.rfind(b"\r", low, end)) + 1 or low
+    stop = block.find(b"\n", end, high)
+    stop = high if stop < 0 else stop
+    bar = block.find(b"\r", end, stop)
+    return start, stop if bar < 0 else bar
+
+
+def _strongest_on_line(matched: list[_Match]) -> list[_Match]:
+    """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
+    # What holds on a condition is settled when the whole log is known, not here.
+    found = [m.signature for m in matched if not (m.signature.requires or m.signature.absent)]
+    firm = any(s.certainty != "weak" and s.role != "benign" for s in found)
+
+    def survives(signature: Signature) -> bool:
+        if any(other.outranks_signature(signature) for other in found):
+            return False
+        return not (firm and signature.certainty == "weak")
+
+    return [match for match in matched if survives(match.signature)]
+
+
+def _excerpt(text: str, start: int) -> str:
+    """The part of a line that evidence shows: all of it, or a window that holds the match."""
+    if len(text) <= _EVIDENCE_CHARS:
+        return text
+    begin = 0 if start < _EVIDENCE_CHARS // 2 else start - _EVIDENCE_CHARS // 4
+    return text[begin : begin + _EVIDENCE_CHARS]
+
+
+def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -> None:
+    if marks.steps:
+        life.steps += len(marks.steps)
+        life.last_step_line = first_line + block.count(b"\n", 0, marks.steps[-1])
+        if life.first_step_line is None:
+            life.first_step_line = first_line + block.count(b"\n", 0, marks.steps[0])
+        text = block[max(0, marks.steps[-1] - _STEP_LOOK_BACK) : marks.steps[-1]]
+        life.last_step_stamp = stamps.last_stamp(text.decode("utf-8", "replace"))
+    if marks.init >= 0:
+        life.last_init_line = first_line + block.count(b"\n", 0, marks.init)
+    life.begun = life.begun or marks.begun
+    life.ended = life.ended or marks.ended

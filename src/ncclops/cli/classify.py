@@ -1,0 +1,189 @@
+"""`ncclops classify`: what failed, which line proves it, who began it, may it be retried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ncclops.classify import Report, Signature, SignatureSet
+
+_SIGNATURES_SCHEMA = "ncclops.signatures/1"
+_SHOWN_CHARS = 200
+_SHOWN_ECHOES = 6
+
+
+def classify(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH...",
+            help="Log files (plain, gzip, zstd), directories of per-rank logs, or - for stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print ncclops.classify/1.")] = False,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="Leave with 0 healthy, 10 may be retried, 11 may not, 12 unknown failure.",
+        ),
+    ] = False,
+    signatures: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--signatures",
+            metavar="DIR",
+            help="More signatures: *.toml files in DIR. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all signatures.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="ID", help="Explain one signature.", show_default=False),
+    ] = None,
+) -> None:
+    """Say what failed in logs, which line proves it, and whether to retry.
+
+    All PATHs together are read as the logs of one job.
+    """
+    from ncclops.classify import classify_paths, load_signatures
+    from ncclops.errors import UsageError
+
+    loaded = load_signatures(*(signatures or ()))
+    if list_:
+        _print_list(loaded, json)
+        return
+    if explain is not None:
+        _print_explanation(loaded, explain, json)
+        return
+    if not paths:
+        raise UsageError("nothing to classify: name a log, a directory of logs, or - for stdin")
+    report = classify_paths(paths, loaded)
+    if json:
+        from ncclops.cli._output import print_json
+
+        print_json(report.as_json())
+    else:
+        _print_report(report)
+    if exit_code:
+        raise typer.Exit(report.verdict.exit_code)
+
+
+def _print_report(report: Report) -> None:
+    verdict = report.verdict
+    phase = f" ({verdict.phase})" if verdict.phase else ""
+    colour = typer.colors.GREEN if verdict.class_ == "healthy" else typer.colors.RED
+    typer.secho(f"{verdict.class_}{phase}: {verdict.summary}", fg=colour, bold=True)
+    facts = [f"confidence {verdict.confidence:.2f}"]
+    if verdict.rank is not None:
+        how = "begun by" if verdict.rank_began_it else "first reported by"
+        facts.insert(0, f"{how} rank {verdict.rank}")
+    if verdict.signature:
+        facts.append(f"signature {verdict.signature}")
+    typer.echo("  " + ", ".join(facts))
+    _print_evidence(report)
+    if verdict.class_ != "healthy":
+        word = "may be retried" if verdict.eligible else "not retried"
+        typer.echo(f"  retry: {word} ({verdict.retry_policy}): {verdict.retry_reason}")
+    for number, step in enumerate(verdict.remedy):
+        typer.echo(("  do:    " if number == 0 else "         ") + step)
+    for note in report.notes:
+        typer.echo(f"  note:  {note}")
+
+
+def _print_evidence(report: Report) -> None:
+    causes = [item for item in report.evidence if item.role == "cause"]
+    echoes = [item for item in report.evidence if item.role != "cause"]
+    for item in [*causes[:3], *echoes[:_SHOWN_ECHOES]]:
+        rank = "" if item.rank is None else f" rank {item.rank}"
+        typer.echo(f"  {item.role}{rank}, {item.file}:{item.line}")
+        typer.echo("    " + _one_line(item.text))
+
+
+def _one_line(text: str) -> str:
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= _SHOWN_CHARS else flat[: _SHOWN_CHARS - 1] + "…"
+
+
+def _print_list(loaded: SignatureSet, as_json: bool) -> None:
+    if as_json:
+        from ncclops.cli._output import print_json
+
+        found = [_signature_as_json(item) for item in loaded.signatures]
+        print_json({"schema": _SIGNATURES_SCHEMA, "signatures": found})
+        return
+    ordered = sorted(loaded.signatures, key=lambda item: (item.class_, item.id))
+    width = max(len(item.id) for item in ordered)
+    for item in ordered:
+        policy = item.retry if item.role != "benign" else "-"
+        typer.echo(f"{item.id:{width}}  {item.class_:22} {item.role:8} {policy:21} {item.summary}")
+
+
+def _print_explanation(loaded: SignatureSet, name: str, as_json: bool) -> None:
+    signature = loaded.by_id.get(name)
+    if signature is None:
+        raise _unknown_signature(loaded, name)
+    if as_json:
+        from ncclops.cli._output import print_json
+
+        print_json({"schema": _SIGNATURES_SCHEMA, "signatures": [_signature_as_json(signature)]})
+        return
+    typer.secho(f"{signature.id}: {signature.summary}", bold=True)
+    phase = f", phase {signature.phase}" if signature.phase else ""
+    typer.echo(f"  class {signature.class_}{phase}, {signature.role}, {signature.certainty}")
+    typer.echo(f"  retry: {signature.retry}", nl=False)
+    if signature.retry_after_progress != signature.retry:
+        typer.echo(f"; once collectives have completed: {signature.retry_after_progress}", nl=False)
+    typer.echo(f"\n  from {signature.origin}")
+    for title, lines in (
+        ("do", signature.remedy),
+        ("outranks", tuple(sorted(signature.outranks))),
+        ("needs one of", tuple(sorted(signature.requires))),
+        ("unless seen", tuple(sorted(signature.absent))),
+        ("looks for", signature.literals),
+        ("pattern", (signature.pattern,) if signature.pattern else ()),
+        ("matches, for example", signature.examples),
+        ("does not match", signature.near_misses),
+        ("references", signature.references),
+    ):
+        if lines:
+            typer.echo(f"  {title}:")
+            typer.echo("\n".join(f"    {line}" for line in lines))
+
+
+def _unknown_signature(loaded: SignatureSet, name: str) -> Exception:
+    from difflib import get_close_matches
+
+    from ncclops.errors import UsageError
+
+    close = get_close_matches(name, loaded.by_id, n=1)
+    hint = f"did you mean {close[0]}?" if close else "`ncclops classify --list` shows them all"
+    return UsageError(f"there is no signature {name!r}: {hint}")
+
+
+def _signature_as_json(signature: Signature) -> dict[str, Any]:
+    return {
+        "id": signature.id,
+        "class": signature.class_,
+        "phase": signature.phase,
+        "role": signature.role,
+        "certainty": signature.certainty,
+        "literals": list(signature.literals),
+        "pattern": signature.pattern or None,
+        "outranks": sorted(signature.outranks),
+        "retry": {
+            "policy": signature.retry,
+            "after_progress": signature.retry_after_progress,
+        },
+        "summary": signature.summary,
+        "remedy": list(signature.remedy),
+        "references": list(signature.references),
+        "examples": list(signature.examples),
+        "near_misses": list(signature.near_misses),
+        "origin": signature.origin,
+    }

@@ -1,0 +1,60 @@
+"""Running a call that may hang, with a deadline."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from ncclops.restart.exception import TimeoutError  # noqa: A004 - that is its public name
+
+T = TypeVar("T")
+
+
+def run_within(timeout: timedelta, what: str, function: Callable[[], T]) -> T:
+    """The result of ``function()``, called in a daemon thread of its own.
+
+    Its exception is raised here. Raises ``exception.TimeoutError`` naming ``what`` when it takes
+    longer; the thread then goes on by itself, because a call into a driver cannot be ended.
+    Where CUDA is in use the thread works on the caller's current device.
+    """
+    call = _Call(function, current_cuda_device())
+    threading.Thread(target=call.run, name=f"ncclops-{what}", daemon=True).start()
+    if not call.done.wait(timeout.total_seconds()):
+        raise TimeoutError(f"{what} took longer than {timeout.total_seconds():g} s")
+    if call.error is not None:
+        raise call.error
+    return call.result
+
+
+def current_cuda_device() -> int | None:
+    """The caller's CUDA device, or ``None`` where this process has no CUDA context so far.
+
+    Never makes one: it would cost hundreds of MiB of GPU memory and time in the restart.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    device: int = torch.cuda.current_device()
+    return device
+
+
+class _Call(Generic[T]):
+    def __init__(self, function: Callable[[], T], cuda_device: int | None) -> None:
+        self.function = function
+        self.cuda_device = cuda_device
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+        self.result: T
+
+    def run(self) -> None:
+        try:
+            if self.cuda_device is not None:
+                sys.modules["torch"].cuda.set_device(self.cuda_device)
+            self.result = self.function()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, who raises it
+            self.error = error
+        finally:
+            self.done.set()

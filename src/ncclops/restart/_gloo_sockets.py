@@ -1,0 +1,159 @@
+"""Finding and shutting down Gloo's TCP connections, which nothing else can abort.
+
+Gloo's ``abort()`` and ``shutdown()`` do nothing for an operation that is under way (torch 2.13),
+so a rank blocked in a collective would wait for the group's timeout. Its connections belong to
+this process, however, and once shut down they fail every operation on them at once.
+
+Which sockets are Gloo's? Each Gloo device has a thread that waits in an epoll instance in which
+it has registered its listening socket and all its connections. The kernel tells which epoll
+instance a thread waits in (``/proc/self/task/<id>/syscall``) and what is registered in it
+(``/proc/self/fdinfo``). Where torch names the thread (``gloo_tcp_loop``), that settles it. Older
+ones do not; then the thread must bear the name of the process itself (other libraries name
+theirs), and the sockets must be registered with *pointers* as user data and one of them must
+listen (libuv, as in the store's server, and Python register the descriptor's number).
+A user's own connections are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ncclops.restart._sockets import duplicate_socket
+
+_FDS = Path("/proc/self/fd")
+_FDINFO = Path("/proc/self/fdinfo")
+_TASKS = Path("/proc/self/task")
+_THREAD_NAME = "gloo_tcp_loop"
+
+# Numbers of epoll_wait, epoll_pwait and epoll_pwait2, whose first argument is the instance.
+_EPOLL_WAITS = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.machine(), set())
+
+# A Gloo thread that is busy is not waiting; it will be within a moment.
+_LOOKS = 20
+_BETWEEN_LOOKS_S = 0.0005
+
+
+def shut_down_gloo_connections() -> int:
+    """Shut down every Gloo connection of this process; returns how many there were.
+
+    The descriptors stay open: they are Gloo's to close.
+    """
+    done = 0
+    for epoll in _gloo_epolls():
+        sockets = _tcp_sockets(_registered_with_pointer(epoll))
+        try:
+            if any(map(_listens, sockets)):
+                done += sum(_shut_down(sock) for sock in sockets if not _listens(sock))
+        finally:
+            for sock in sockets:
+                sock.close()
+    return done
+
+
+def shut_down_connections_to(port: int, keep: set[int]) -> int:
+    """Shut down this process's connections to remote ``port``, except the inodes in ``keep``."""
+    done = 0
+    for fd, inode in socket_inodes().items():
+        for sock in _tcp_sockets([fd] if inode not in keep else []):
+            with sock, contextlib.suppress(OSError, IndexError):
+                if sock.getpeername()[1] == port:
+                    done += _shut_down(sock)
+    return done
+
+
+def socket_inodes() -> dict[int, int]:
+    """The sockets of this process: descriptor to inode."""
+    found = {}
+    for fd, target in _descriptors():
+        if target.startswith("socket:["):
+            found[fd] = int(target[8:-1])
+    return found
+
+
+def _gloo_epolls() -> set[int]:
+    """The epoll instances that Gloo's threads wait in."""
+    found: set[int] = set()
+    for _ in range(_LOOKS):
+        names = _thread_names()
+        named = [task for task, name in names.items() if name == _THREAD_NAME]
+        suspects = named or [task for task, name in names.items() if name == names[os.getpid()]]
+        waits = {task: _epoll_of(task) for task in suspects}
+        found |= {epoll for epoll in waits.values() if epoll is not None}
+        if not named or None not in waits.values():
+            break
+        time.sleep(_BETWEEN_LOOKS_S)  # a thread's return to its wait announces nothing
+    return found
+
+
+def _thread_names() -> dict[int, str]:
+    names = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):
+            names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+    return names
+
+
+def _epoll_of(task: int) -> int | None:
+    """The epoll instance that a thread waits in right now."""
+    with contextlib.suppress(OSError):
+        words = (_TASKS / str(task) / "syscall").read_text().split()
+        if len(words) > 1 and words[0].isdigit() and int(words[0]) in _EPOLL_WAITS:
+            return int(words[1], 16)
+    return None
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for entry in os.scandir(_FDS):
+        with contextlib.suppress(OSError):
+            yield int(entry.name), os.readlink(entry.path)  # noqa: PTH115 - hot
+
+
+def _registered_with_pointer(epoll: int) -> list[int]:
+    """The descriptors that an epoll instance watches with a pointer as user data."""
+    with contextlib.suppress(OSError):
+        lines = (_FDINFO / str(epoll)).read_text().splitlines()
+        return [fd for line in lines if (fd := _pointer_registration(line)) is not None]
+    return []
+
+
+def _pointer_registration(line: str) -> int | None:
+    """The descriptor of a ``tfd:`` line of an epoll's fdinfo, if its user data is a pointer."""
+    # tfd:       24 events:       19 data:     5615ae9834e0  pos:0 ino:... sdev:...
+    words = line.split()
+    if len(words) < 6 or words[0] != "tfd:":
+        return None
+    fd, data = int(words[1]), int(words[5], 16)
+    # libuv and Python store the number in the low half; the high half may be left as it was
+    return fd if data & 0xFFFFFFFF != fd else None
+
+
+def _tcp_sockets(fds: list[int]) -> list[socket.socket]:
+    """Our own handles on those of ``fds`` that are TCP sockets."""
+    found = []
+    for fd in fds:
+        sock = duplicate_socket(fd)
+        if sock is None:
+            continue
+        if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+            found.append(sock)
+        else:
+            sock.close()
+    return found
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _shut_down(sock: socket.socket) -> bool:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:  # not connected, or closed by the other side already
+        return False
+    return True

@@ -1,0 +1,274 @@
+"""Getting the main thread out of the wrapped function, exactly once, wherever it is.
+
+Three means, in this order:
+
+1. an asynchronous ``RankShouldRestart``, raised between two bytecodes of the main thread;
+2. a signal without effect of its own, which ends a system call that waits (``sleep``, a lock, a
+   socket, a child), so that the exception gets its turn;
+3. whatever the caller adds for waits in C that no signal ends (a store that waits for a dead peer).
+
+The exception may be swallowed: in ``__del__``, by a C extension, by ``except BaseException``. It
+is therefore raised again until the main thread reports that it is out, but not while the main
+thread is visibly cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it).
+
+All agreements between the two threads are single assignments to plain attributes, in an order
+that works whoever comes first; locks serve only as door bells. Any other synchronisation would
+itself be code that the exception can hit half-way.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import ctypes
+import logging
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from ncclops.restart._chains import comes_from_restart
+from ncclops.restart.exception import RankShouldRestart
+
+log = logging.getLogger("ncclops.restart")
+
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = [ctypes.c_ulong, ctypes.py_object]
+# The same function, for clearing what is pending: py_object cannot be NULL.
+_clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+# Between two attempts, at first and at most. The first wait is longer than any unwinding that
+# does nothing in particular; the cap is the wrapper's monitor_thread_interval.
+_FIRST_PAUSE_S = 0.01
+# A door bell that was missed costs no more than this.
+_BELL_S = 0.05
+
+
+class Interrupter:
+    """Shared by the main thread, which runs the function, and the monitor thread, which ends it.
+
+    Main thread: ``arm`` ... function ... ``disarm``, and ``atomic`` within. Monitor thread:
+    ``begin`` (waits for ``atomic`` sections), abort, ``interrupt`` (returns when the main thread
+    is out), ``end``. ``thread_id`` is the main thread's.
+    """
+
+    def __init__(self, thread_id: int, longest_pause_s: float, patience_s: float) -> None:
+        self._thread_id = thread_id
+        self._longest_pause_s = max(longest_pause_s, _FIRST_PAUSE_S)
+        self._patience_s = patience_s  # with clean-up, before it is interrupted as well
+        self._armed = False
+        self._raising = False
+        self._gate = _Gate()
+        self._out_bell = _thread.allocate_lock()
+        self._out_bell.acquire()
+        self._quiet_bell = _thread.allocate_lock()
+        self._quiet_bell.acquire()
+
+    # --- main thread --------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """From now on the monitor thread may interrupt this thread."""
+        self._gate = _Gate()
+        self._armed = True
+
+    def disarm(self) -> None:
+        """The function was left: no exception arrives after this has returned.
+
+        May itself be interrupted by ``RankShouldRestart``; call it until it returns, as
+        ``leave_armed_code`` does.
+        """
+        self._armed = False
+        # The other thread announces that it is about to raise and then looks whether we are still
+        # in; we say that we are out and then look at the announcement: one of us sees the other.
+        while self._raising:
+            _ring(self._out_bell)
+            self._quiet_bell.acquire(timeout=_BELL_S)
+        _clear_async_exc(self._thread_id, None)
+
+    def leave_armed_code(self) -> None:
+        """``disarm``, however often it takes."""
+        while True:
+            try:
+                self.disarm()
+                return
+            except RankShouldRestart:
+                continue
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A section that the termination procedure waits for, and that it closes once begun.
+
+        Re-entrant. Raises ``RankShouldRestart`` instead of entering when it has begun.
+        """
+        gate = self._gate  # the one of this iteration, also if the section outlives it
+        gate.enter()
+        try:
+            yield
+        finally:
+            gate.leave()
+
+    # --- monitor thread -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Wait until the main thread is in no ``atomic`` section, and let it enter no other.
+
+        Returns early if it has left the function meanwhile. A section that never ends is a hang
+        of the main thread, with the guardian's hard timeout as its deadline.
+        """
+        gate = self._gate
+        while self._armed and not gate.close_if_empty():
+            gate.bell.acquire(timeout=1.0)
+        gate.closed = True
+
+    def interrupt(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
+        """Raise ``RankShouldRestart`` in the main thread until it is out.
+
+        ``wake`` is the signal that ends system calls (``None``: there is none to use);
+        ``unblock`` is called with the main thread's frame when it still has not moved.
+        """
+        self._raising = True
+        try:
+            self._insist(wake, unblock)
+        finally:
+            self._raising = False
+            _ring(self._quiet_bell)
+
+    def _insist(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
+        started = time.monotonic()
+        pause_s, before = _FIRST_PAUSE_S, self._stack()
+        attempts = 0
+        while self._armed:
+            if not self._is_busy_leaving() or time.monotonic() - started > self._patience_s:
+                if attempts:
+                    self._escalate(unblock, before)
+                attempts += 1
+                before = self._stack()
+                _set_async_exc(self._thread_id, RankShouldRestart)
+                if attempts > 1 and wake is not None:
+                    _send(self._thread_id, wake)
+            self._out_bell.acquire(timeout=pause_s)
+            pause_s = min(2 * pause_s, self._longest_pause_s)
+
+    def _escalate(self, unblock: Callable[[FrameType], None], before: list[_Place]) -> None:
+        now = self._stack()
+        if now and [place.line for place in now] == [place.line for place in before]:
+            unblock(now[-1].frame)
+        elif log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", describe_suppression(before, now))
+
+    def _stack(self) -> list[_Place]:
+        frame = sys._current_frames().get(self._thread_id)
+        if frame is None:
+            return []
+        return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
+
+    def _is_busy_leaving(self) -> bool:
+        """Whether the main thread is in ``disarm``, or handles the exception or one raised from it."""
+        own = {type(self).disarm.__code__, type(self).leave_armed_code.__code__}
+        if any(place.frame.f_code in own for place in self._stack()):
+            return True
+        current = sys._current_exceptions().get(self._thread_id)
+        error = current[1] if isinstance(current, tuple) else current  # 3.11: sys.exc_info()
+        return isinstance(error, BaseException) and comes_from_restart(error)
+
+
+class _Gate:
+    """Who is in an ``atomic`` section of one iteration, and whether anybody may still enter.
+
+    A new one for each iteration: whatever the last one's exception left locked or counted stays
+    with the old one.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.bell = _thread.allocate_lock()
+        self.bell.acquire()
+        self._depth = 0
+        self._lock = _thread.allocate_lock()
+
+    def enter(self) -> None:
+        with self._lock:
+            if self.closed and not self._depth:
+                raise RankShouldRestart("a restart has begun: the atomic section is not entered")
+            self._depth += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._depth -= 1
+        _ring(self.bell)
+
+    def close_if_empty(self) -> bool:
+        with self._lock:
+            self.closed = not self._depth
+            return self.closed
+
+
+class _Place:
+    """A frame and the line it was at when it was looked at."""
+
+    def __init__(self, frame: FrameType, line: int) -> None:
+        self.frame = frame
+        self.line = line
+
+    def __str__(self) -> str:
+        code = self.frame.f_code
+        return f"{code.co_filename}:{self.line} in {code.co_qualname}"
+
+
+def describe_suppression(before: list[_Place], after: list[_Place]) -> str:
+    """Where the exception was most likely swallowed, from two looks at the main thread's stack.
+
+    The innermost frame that was there both times is the one that went on.
+    """
+    common = [b for a, b in zip(before, after, strict=False) if a.frame is b.frame]
+    where = str(common[-1]) if common else "an unknown place"
+    at = str(after[-1]) if after else "an unknown place"
+    return (
+        f"RankShouldRestart was suppressed or has not arrived yet: the function went on in {where}"
+        f" (now at {at}); a handler of BaseException has to raise it again"
+    )
+
+
+def _ring(bell: _thread.LockType) -> None:
+    with contextlib.suppress(RuntimeError):  # it is ringing already
+        bell.release()
+
+
+def _send(thread_id: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, OSError):
+        signal.pthread_kill(thread_id, number)
+
+
+def wake_signal() -> int | None:
+    """A real-time signal that nobody uses, with a handler that does nothing.
+
+    Delivering it makes a system call return early, whereupon Python looks for pending exceptions.
+    The handler stays for the life of the process: a signal that is still under way when the
+    default action is back would end it. ``None`` outside the main thread, where handlers cannot
+    be set, and when no signal is free.
+    """
+    global _wake_number
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    if _wake_number is None:
+        free = (n for n in range(signal.SIGRTMIN + 5, signal.SIGRTMAX) if _is_unused(n))
+        _wake_number = next(free, None)
+        if _wake_number is not None:
+            signal.signal(_wake_number, _do_nothing)
+    return _wake_number
+
+
+_wake_number: int | None = None
+
+
+def _is_unused(number: int) -> bool:
+    return signal.getsignal(number) == signal.SIG_DFL
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """The signal has done its work by arriving."""

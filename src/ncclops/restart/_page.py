@@ -1,0 +1,91 @@
+"""The page of memory that a rank shares with its guardian. Standard library only.
+
+Each slot has one writer. A slot is eight aligned bytes, so that a reader in the other process
+sees the old or the new value and never a mixture. Times are ``time.monotonic()``, a clock that
+all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import time
+
+_BYTES = 4096
+
+
+class Watch(enum.IntEnum):
+    """Which timeouts the guardian applies to the main thread at the moment."""
+
+    OFF = -1  # the user switched hang protection off
+    NONE = 0  # inside the wrapper's own waits, which carry deadlines of their own
+    HARD = 1  # finalize and health checks: nothing to interrupt, but it must not last for ever
+    SOFT_AND_HARD = 2  # initialize and the wrapped function
+
+
+class _Slot:
+    """A number at a fixed place of the page."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, page: Page, _owner: type | None = None) -> float:
+        return page.cells[self._index]
+
+    def __set__(self, page: Page, value: float) -> None:
+        page.cells[self._index] = value
+
+
+class Page:
+    """Progress, timeouts and identity of one rank.
+
+    Written by the main process: everything but ``guardian_tick``, ``soft_s`` and ``hard_s``; the
+    guardian also writes the last two when another rank changes the timeouts of all.
+    """
+
+    main_beat = _Slot(0)  # the main thread executed bytecode
+    ping = _Slot(1)  # the last manual heartbeat; 0 until the first one of the iteration
+    watchdog_tick = _Slot(2)  # any Python thread of the process got to run
+    guardian_tick = _Slot(3)  # the guardian is alive
+    watch = _Slot(4)  # a Watch
+    soft_s = _Slot(5)  # timeouts in force outside phases
+    hard_s = _Slot(6)
+    phase_soft_s = _Slot(7)  # timeouts of the innermost phase; 0 outside phases
+    phase_hard_s = _Slot(8)
+    iteration = _Slot(9)
+    number = _Slot(10)  # the rank's number in this iteration
+    finished = _Slot(11)  # 1: the main process left the wrapper in good order
+    timeouts_stamp = _Slot(12)  # wall time of the change that soft_s and hard_s come from
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, _BYTES)
+        self._view = memoryview(self._map)
+        self.cells = self._view.cast("d")
+
+    def touch(self) -> None:
+        """Start the progress clocks anew; the manual one is disarmed."""
+        self.ping = 0.0
+        self.main_beat = self.watchdog_tick = time.monotonic()
+
+    def timeouts(self) -> tuple[float, float]:
+        """The (soft, hard) timeouts in force, in seconds."""
+        return self.phase_soft_s or self.soft_s, self.phase_hard_s or self.hard_s
+
+    def change_timeouts(self, soft_s: float, hard_s: float, stamp: float) -> None:
+        """Adopt a change made at wall time ``stamp``, unless a later one is already in force."""
+        if stamp >= self.timeouts_stamp:
+            self.soft_s, self.hard_s, self.timeouts_stamp = soft_s, hard_s, stamp
+
+    def close(self) -> None:
+        """Unmap the page; using it afterwards raises ``ValueError``."""
+        self.cells.release()
+        self._view.release()
+        self._map.close()
+
+
+def create_page_fd() -> int:
+    """A descriptor of a new, zeroed page that no file system shows and nobody has to remove."""
+    fd = os.memfd_create("ncclops-progress", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _BYTES)
+    return fd

@@ -1,0 +1,145 @@
+"""Running a rank assignment: once for all ranks from a ``World``, or rank by rank."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+
+from ncclops.restart import _renumber
+from ncclops.restart._assignment import (
+    PlannedAssignment,
+    RankAssignment,
+    RankAssignmentCtx,
+    RankFilter,
+)
+from ncclops.restart._world import Placement, World
+from ncclops.restart.compose import Compose
+from ncclops.restart.exception import RestartError
+from ncclops.restart.state import State
+
+
+def supports_global_plan(assignment: RankAssignment) -> bool:
+    """Whether ``plan`` can decide for ``assignment``; else it has to be called rank by rank.
+
+    So it is for the shipped assignments and any ``Compose`` of them, unless a group filter's
+    key function would be evaluated on numbers that another member changes before it.
+
+    Meant to be called once, when the assignment is given: raises ``ValueError`` for a ``Tree``
+    in a composition and for a group filter that nothing follows to take ranks out, and warns
+    where a composition renumbers ranks after it chose the active ones.
+    """
+    steps = _steps(assignment)
+    if steps is None:
+        return False
+    _check_steps(steps)
+    _warn_about_late_renumbering(steps)
+    first_renumbering = next((i for i, step in enumerate(steps) if step.renumbers), len(steps))
+    return not any(step.key_functions for step in steps[first_renumbering + 1 :])
+
+
+def local_keys(assignment: RankAssignment, state: State) -> list[str]:
+    """The keys that this rank has to contribute to ``World.keys``; empty when none are needed.
+
+    ``state`` is the one of the ending iteration. Exceptions are those of the user's functions.
+    """
+    return [key(state) for step in _planned_steps(assignment) for key in step.key_functions]
+
+
+def keys_change(assignment: RankAssignment) -> bool:
+    """Whether keys must be gathered for every ``plan``; if not, those of the first world last."""
+    return any(step.key_functions and not step.keys_last for step in _planned_steps(assignment))
+
+
+def plan(assignment: RankAssignment, world: World) -> World:
+    """The next world: nobody in it is dead, and ``active`` is decided.
+
+    Raises ``TypeError`` unless ``supports_global_plan``, and ``RestartError`` when a living rank
+    has reported no keys or when ``assignment`` does not take dead ranks out.
+    """
+    steps = sorted(_planned_steps(assignment), key=lambda step: isinstance(step, RankFilter))
+    columns = sum(len(step.key_functions) for step in steps)
+    _check_keys(world, columns)
+    column = 0
+    for step in steps:
+        world = step.plan(world, column)
+        column += len(step.key_functions)
+    if world.dead:
+        raise RestartError(
+            f"{assignment!r} leaves terminated ranks {sorted(world.dead)[:8]} in place: "
+            "add ShiftRanks() or FillGaps()"
+        )
+    # A composition without a filter means that everybody works, in the guides' own examples too.
+    return world if world.active is not None else _renumber.activate_all(world)
+
+
+def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    """Run ``assignment`` rank by rank; where it chose no active ranks, all of them are.
+
+    Called on every living rank. Raises ``RankDiscarded`` where this rank has to leave,
+    ``exception.TimeoutError`` when other ranks did not take part in time, and whatever the
+    assignment raises.
+    """
+    ctx = assignment(ctx)
+    state = ctx.state
+    if state.active_world_size is None:
+        Placement(state.rank, state.world_size, state.world_size).apply_to(state)
+    return ctx
+
+
+def _steps(assignment: object) -> list[PlannedAssignment] | None:
+    """The members of ``assignment`` in the order they run, or ``None`` if any is not planned."""
+    if isinstance(assignment, Compose) and _inherits_call(assignment, Compose):
+        parts = [_steps(part) for part in reversed(assignment.instances)]
+        return None if None in parts else [step for part in parts for step in part or ()]
+    if isinstance(assignment, PlannedAssignment) and _inherits_call(assignment, PlannedAssignment):
+        return [assignment]
+    return None
+
+
+def _inherits_call(instance: object, base: type) -> bool:
+    """Whether calling ``instance`` runs the code of ``base``; else plan() may not tell it all."""
+    call_of = operator.attrgetter("__call__")
+    return call_of(type(instance)) is call_of(base)
+
+
+def _planned_steps(assignment: RankAssignment) -> list[PlannedAssignment]:
+    steps = _steps(assignment)
+    if steps is None:
+        raise TypeError(f"{assignment!r} has no global plan: it has to be called rank by rank")
+    return steps
+
+
+def _check_steps(steps: Sequence[PlannedAssignment]) -> None:
+    if len(steps) > 1 and any(step.stands_alone for step in steps):
+        raise ValueError("Tree cannot be composed: express the rest as its layers and filter")
+    for index, step in enumerate(steps):
+        followers = steps[index + 1 :]
+        if step.marks_ranks and not any(follower.renumbers for follower in followers):
+            raise ValueError(
+                f"{type(step).__name__} only marks ranks for termination: list ShiftRanks() or "
+                "FillGaps() before it in the Compose (the last listed runs first)"
+            )
+
+
+def _warn_about_late_renumbering(steps: Sequence[PlannedAssignment]) -> None:
+    filters = [index for index, step in enumerate(steps) if isinstance(step, RankFilter)]
+    if filters and any(step.renumbers for step in steps[filters[0] :]):
+        warnings.warn(
+            f"{type(steps[filters[0]]).__name__} chooses active ranks before ranks are renumbered;"
+            " it is run after: list filters first in the Compose (the last listed runs first)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _check_keys(world: World, columns: int) -> None:
+    if not columns:
+        return
+    keys = world.keys or ((),) * len(world)
+    silent = [world.initial_ranks[rank] for rank in world.alive if len(keys[rank]) != columns]
+    if silent:
+        raise RestartError(
+            f"rank assignment needs {columns} keys of every living rank, and has none or others "
+            f"of initial ranks {silent[:8]}"
+        )

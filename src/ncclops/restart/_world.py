@@ -1,0 +1,134 @@
+"""The world of ranks as plain data, which rank assignment maps to the next world.
+
+Every decision about ranks is a pure function ``World -> World``, so that one rank can take it
+for all and publish it, and so that it can be tested without a process group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from ncclops.restart.state import Mode, State
+
+Keys = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class World:
+    """All ranks of one iteration. A rank's number is its index in ``initial_ranks``.
+
+    - ``initial_ranks``: who the ranks are, by the number they had at launch; each occurs once.
+    - ``dead``: numbers (in this world) of ranks that must not be in the next one.
+    - ``active``: ranks ``0 .. active - 1`` call the function, the others are reserves; ``None``
+      as long as nobody has decided (always so before the first assignment).
+    - ``surplus``: of the reserves, the first ``surplus`` are there only because a filter wanted
+      a smaller world, and come back first when it wants a larger one.
+    - ``keys``: per rank, the grouping keys it reported, in the order of ``key_functions``;
+      an empty tuple for a rank that died before reporting. Empty when no member needs keys.
+    """
+
+    initial_ranks: tuple[int, ...]
+    dead: frozenset[int] = frozenset()
+    active: int | None = None
+    surplus: int = 0
+    keys: tuple[Keys, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.initial_ranks)
+
+    @property
+    def alive(self) -> list[int]:
+        """Numbers of the ranks that are not dead, ascending."""
+        return [rank for rank in range(len(self)) if rank not in self.dead]
+
+    def losing(self, initial_ranks: Iterable[int]) -> World:
+        """This world with the given ranks (by number at launch) dead; unknown ones are ignored."""
+        lost = frozenset(initial_ranks)
+        dead = (rank for rank, initial in enumerate(self.initial_ranks) if initial in lost)
+        return dataclasses.replace(self, dead=self.dead.union(dead))
+
+    def with_keys(self, keys_by_initial_rank: Mapping[int, Sequence[str]]) -> World:
+        """This world with freshly gathered keys.
+
+        Dead ranks keep those of before, for a ``Tree`` has to know from where they were lost;
+        living ranks that are not in the mapping have none. So mark losses first.
+        """
+        known = dict(enumerate(self.keys))
+        kept = {self.initial_ranks[rank]: known.get(rank, ()) for rank in self.dead}
+        gathered = {**kept, **keys_by_initial_rank}
+        keys = (tuple(gathered.get(initial, ())) for initial in self.initial_ranks)
+        return dataclasses.replace(self, keys=tuple(keys))
+
+    def reordered(self, ranks: Sequence[int], active: int | None = None, surplus: int = 0) -> World:
+        """The next world: ``ranks[i]`` (a number in this world) becomes rank ``i``."""
+        return World(
+            initial_ranks=tuple(self.initial_ranks[rank] for rank in ranks),
+            active=active,
+            surplus=surplus,
+            keys=tuple(self.keys[rank] for rank in ranks) if self.keys else (),
+        )
+
+    def to_json(self) -> str:
+        """A compact text that ``from_json`` reads back."""
+        fields = [self.initial_ranks, sorted(self.dead), self.active, self.surplus, self.keys]
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> World:
+        """The world that ``to_json`` wrote."""
+        initial_ranks, dead, active, surplus, keys = json.loads(text)
+        return cls(
+            initial_ranks=tuple(initial_ranks),
+            dead=frozenset(dead),
+            active=active,
+            surplus=surplus,
+            keys=tuple(map(tuple, keys)),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """What one rank has to know of the next world: small enough to be published rank by rank."""
+
+    rank: int
+    world_size: int
+    active_world_size: int
+
+    @property
+    def active_rank(self) -> int | None:
+        """The rank that the wrapped function sees, or ``None`` on a reserve."""
+        return self.rank if self.rank < self.active_world_size else None
+
+    @property
+    def mode(self) -> Mode:
+        """``ACTIVE`` or ``INACTIVE``."""
+        return Mode.INACTIVE if self.active_rank is None else Mode.ACTIVE
+
+    def apply_to(self, state: State) -> None:
+        """Write this placement into ``state``."""
+        state.rank, state.world_size = self.rank, self.world_size
+        state.active_rank, state.active_world_size = self.active_rank, self.active_world_size
+        state.mode = self.mode
+
+    def to_text(self) -> str:
+        """``rank/world_size/active_world_size``, which ``from_text`` reads back."""
+        return f"{self.rank}/{self.world_size}/{self.active_world_size}"
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Placement:
+        """The placement that ``to_text`` wrote."""
+        if isinstance(text, bytes):
+            text = text.decode()
+        return cls(*map(int, text.split("/")))
+
+
+def placements(world: World) -> dict[int, Placement]:
+    """Each rank's placement in a world that was planned, by its number at launch."""
+    if world.active is None or world.dead:
+        raise ValueError("placements are read from the world that plan() returned")
+    size, active = len(world), world.active
+    return {
+        initial: Placement(rank, size, active) for rank, initial in enumerate(world.initial_ranks)
+    }

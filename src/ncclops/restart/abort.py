@@ -1,0 +1,181 @@
+"""Aborting what the main thread may be blocked in. Called from the monitor thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from ncclops.restart._gloo_sockets import shut_down_gloo_connections
+from ncclops.restart.state import FrozenState
+
+log = logging.getLogger("ncclops.restart")
+
+# What the abort of an NCCL backend is called, newest torch first.
+_ABORT_NAMES = ("abort", "_abort", "_shutdown")
+
+
+class Abort(ABC):
+    """Called in the monitor thread after a fault, while the main thread may still be running.
+
+    Its exceptions are logged and ignored: whatever happens, the restart goes on.
+    """
+
+    @abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Abort; return ``state``, which a ``Compose`` hands on."""
+
+
+class AbortTorchDistributed(Abort):
+    """Aborts all process groups, whatever their backend, and destroys them.
+
+    ``torch_fr_trace_path``: where to leave torch's flight-recorder trace before, for
+    ``torchfrtrace``: a directory, which gets ``nccl_trace_rank_<rank>``, or a prefix, which the
+    rank is appended to.
+    """
+
+    def __init__(self, torch_fr_trace_path: str | None = None) -> None:
+        self.torch_fr_trace_path = torch_fr_trace_path
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Abort every group."""
+        if not distributed.is_available():
+            return state
+        if self.torch_fr_trace_path is not None and distributed.is_initialized():
+            with _logged("writing the flight-recorder trace"):
+                _dump_trace(self.torch_fr_trace_path, state)
+        # Also when no group is initialised: the main thread may be blocked in making the first.
+        with _logged("shutting down Gloo's connections"):
+            shut_down_gloo_connections()
+        if distributed.is_initialized():
+            group = distributed.group.WORLD
+            _abort_backends()
+            # An abort that took too long was given up; the groups there are now are not its own.
+            if distributed.group.WORLD is group:
+                with _logged("destroy_process_group"):
+                    distributed.destroy_process_group()
+        return state
+
+
+class AbortTransformerEngine(Abort):
+    """Releases Transformer Engine's user buffers, where it is in use.
+
+    In a ``Compose`` list it before ``AbortTorchDistributed``, so that it runs after it.
+    """
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Destroy the user buffers."""
+        module = sys.modules.get("transformer_engine.pytorch.module.base")
+        destroy = getattr(module, "destroy_ub", None)
+        if destroy is not None:
+            destroy()
+        return state
+
+
+class AbortPersistentCheckpointProcesses(Abort):
+    """Ends checkpoint writers that persist over iterations, so that none writes on behalf of a
+    state that is being abandoned.
+
+    ``is_writer`` tells which of this process's ``multiprocessing`` children to end; by default
+    those whose target or class comes from a checkpointing module. Megatron's own worker is reset
+    through its own function where that is loaded.
+    """
+
+    def __init__(
+        self, is_writer: Callable[[multiprocessing.process.BaseProcess], bool] | None = None
+    ) -> None:
+        self.is_writer = is_writer or _is_checkpoint_writer
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """End the writers."""
+        reset = getattr(
+            sys.modules.get("megatron.training.async_utils"), "reset_persistent_async_worker", None
+        )
+        if reset is not None:
+            with _logged("resetting Megatron's checkpoint worker"):
+                reset()
+        for child in multiprocessing.active_children():
+            if self.is_writer(child):
+                child.kill()
+                child.join()
+        return state
+
+
+def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
+    target = getattr(child, "_target", None)
+    modules = (getattr(target, "__module__", None) or "", type(child).__module__)
+    return any("checkpoint" in module or "async_ckpt" in module for module in modules)
+
+
+def forget_failed_groups() -> None:
+    """Let torch number process groups from 0 again, when there are none.
+
+    torch names groups by a counter that only ``destroy_process_group`` resets. Where making the
+    first group was interrupted there is nothing to destroy, and the rank would from then on look
+    for its peers under names that they do not use.
+    """
+    world = getattr(distributed_c10d, "_world", None)
+    if world is not None and not distributed.is_initialized() and not world.pg_map:
+        world.group_count = 0
+
+
+def _abort_backends() -> None:
+    """Abort all backends at once: one may wait for another's peers."""
+    threads = [
+        threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
+        for backend in _backends()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort_backend(backend: Any) -> None:
+    abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
+    if abort is not None:
+        with _logged(f"aborting {type(backend).__name__}"):
+            abort()
+
+
+def _backends() -> list[Any]:
+    """Each backend object of each group once; groups may share them."""
+    found: dict[int, Any] = {}
+    for group in list(distributed_c10d._world.pg_map):
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError):
+                backend = group._get_backend(torch.device(device))
+                found[id(backend)] = backend
+    return list(found.values())
+
+
+def _dump_trace(path: str, state: FrozenState) -> None:
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) or getattr(
+        torch._C._distributed_c10d, "_dump_fr_trace", None
+    )
+    if dump is None:
+        log.info("this build of torch has no flight recorder")
+        return
+    target = Path(path)
+    name = str(target / "nccl_trace_rank_") if target.is_dir() else path
+    Path(f"{name}{state.active_rank if state.active_rank is not None else state.rank}").write_bytes(
+        dump()
+    )
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - an abort must not prevent the restart
+        log.warning("%s failed: %s", what, error)

@@ -1,0 +1,151 @@
+"""What went wrong on which rank, as values, and which of it was the cause.
+
+Pure: nothing here waits, logs or talks to anybody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+
+class FaultKind(enum.StrEnum):
+    """How a rank failed; the value is what incident records and events say."""
+
+    EXCEPTION = "exception"  # an Exception left the wrapped function, initialize or a check
+    REQUESTED = "requested"  # the function raised RankShouldRestart itself
+    LEFT = "left"  # a BaseException: the rank leaves, the others go on
+    FINALIZE = "finalize"  # clean-up failed: the rank leaves
+    HEALTH_CHECK = "health-check"  # unfit to restart: the rank leaves
+    DISCARDED = "discarded"  # the assignment has no place for this rank
+    DIED = "died"  # the process is gone: killed, crashed, or ended after the hard timeout
+    LOST = "lost"  # neither the process nor its guardian can be reached
+    SOFT_TIMEOUT = "soft-timeout"  # no progress
+    COMPLETION_TIMEOUT = "completion-timeout"  # others finished, and this rank waited in vain
+
+
+# Kinds that as a rule follow from another rank's fault: when one rank hangs, all that wait for it
+# run into their soft timeout too, and some of them earlier.
+_SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
+
+# What a rank sees when a peer of its collective has gone: Gloo's and NCCL's words for it.
+_PEER_IS_GONE = re.compile(
+    r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
+    r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
+    r"DistNetworkError|DistStoreError",
+    re.IGNORECASE,
+)
+
+# Enough for the frames that matter; the store is no place for megabytes of recursion.
+_TRACEBACK_CHARS = 8000
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One rank's fault.
+
+    ``initial_rank`` is the rank at launch and ``rank`` its number in ``iteration`` (``None``
+    where the reporter could not know it). ``at`` is wall time in seconds, by the reporter's
+    clock. ``gone`` faults take the rank out of the job for good; ``secondary`` ones occurred when
+    this rank's groups were already being aborted because of another.
+    """
+
+    kind: FaultKind
+    initial_rank: int
+    rank: int | None
+    iteration: int
+    at: float
+    summary: str
+    traceback: str | None = None
+    gone: bool = False
+    secondary: bool = False
+
+    @property
+    def is_symptom(self) -> bool:
+        """Whether this fault as a rule is the consequence of one on another rank."""
+        return self.secondary or self.kind in _SYMPTOMS or self.is_symptom_by_text
+
+    @property
+    def is_symptom_by_text(self) -> bool:
+        """Whether it is the exception of a rank whose peer has gone."""
+        return self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
+
+    def to_json(self) -> str:
+        """One line, as the logs in the store hold it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Fault:
+        """The inverse of ``to_json``."""
+        fields: dict[str, Any] = json.loads(line)
+        return cls(**{**fields, "kind": FaultKind(fields["kind"])})
+
+    @classmethod
+    def of_exception(
+        cls,
+        error: BaseException,
+        kind: FaultKind,
+        *,
+        initial_rank: int,
+        rank: int,
+        iteration: int,
+        gone: bool = False,
+        secondary: bool = False,
+    ) -> Fault:
+        """The fault that ``error`` on this rank is."""
+        text = "".join(traceback.format_exception(error))
+        return cls(
+            kind=kind,
+            initial_rank=initial_rank,
+            rank=rank,
+            iteration=iteration,
+            at=time.time(),
+            summary=summarise(error),
+            traceback=text[-_TRACEBACK_CHARS:],
+            gone=gone,
+            secondary=secondary,
+        )
+
+
+def summarise(error: BaseException) -> str:
+    """``error`` on one line, at most 300 characters."""
+    line = " ".join("".join(traceback.format_exception_only(error)).split())
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def find_cause(faults: Sequence[Fault]) -> Fault:
+    """The fault that the others most likely follow from: the first that is not a mere symptom.
+
+    ``faults`` are in the order in which they were recorded, and there is at least one. Of
+    symptoms, those that were there before anything was aborted come first.
+    """
+    return min(faults, key=lambda fault: (fault.is_symptom, fault.secondary))
+
+
+def condense(faults: Sequence[Fault], most: int = 32) -> list[Fault]:
+    """``faults`` fit for being read by thousands of ranks: the first ``most``, cause included.
+
+    Only the cause keeps its traceback.
+    """
+    if not faults:
+        return []
+    cause = find_cause(faults)
+    kept = [fault for fault in faults[:most] if fault is not cause]
+    position = min(faults.index(cause), len(kept))
+    kept = [dataclasses.replace(fault, traceback=None) for fault in kept[: most - 1]]
+    return [*kept[:position], cause, *kept[position:]]
+
+
+def without_repeats(faults: Sequence[Fault]) -> list[Fault]:
+    """``faults`` with each rank's first fault of a kind only, in the same order.
+
+    A death, for example, may be reported both by the guardian and by its neighbour.
+    """
+    first = {(fault.initial_rank, fault.gone): fault for fault in reversed(faults)}
+    return [fault for fault in faults if first[fault.initial_rank, fault.gone] is fault]

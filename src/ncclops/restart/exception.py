@@ -1,0 +1,54 @@
+"""Exceptions of the restart core.
+
+::
+
+    BaseException
+    ├── RestartAbort             stop restarting: ends this rank, the others go on without it
+    └── RankShouldRestart        raised asynchronously in the main thread to leave the function
+    Exception
+    └── RestartError             base of what the wrapper itself reports
+        ├── HealthCheckError     a health check found this rank unfit to go on
+        │   └── (health_check)   FaultCounterExceeded
+        ├── InternalError        a promise inside the wrapper was broken: please report it
+        ├── TimeoutError         something the wrapper waited for came too late
+        ├── (rank_assignment)    RankDiscarded: the new assignment has no place for this rank
+        └── (store)              BarrierError and its kinds
+
+The names in parentheses live in the module that raises them.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+
+class RestartError(Exception):
+    """Base of the ordinary exceptions that the restart core raises."""
+
+
+class HealthCheckError(RestartError):
+    """A health check failed on this rank; the check's own exception is the ``__cause__``."""
+
+
+class InternalError(RestartError):
+    """The wrapper broke one of its own promises; the message says which."""
+
+
+class TimeoutError(RestartError, builtins.TimeoutError):  # noqa: A001 - the public API's name
+    """A deadline passed. Also caught by ``except`` on the builtin ``TimeoutError``."""
+
+
+class RestartAbort(BaseException):
+    """Raise it (for example in ``initialize``) to stop restarting on this rank.
+
+    It is not an ``Exception``, so that it does not count as a fault to be retried: the rank
+    leaves the wrapper, and the remaining ranks restart without it.
+    """
+
+
+class RankShouldRestart(BaseException):
+    """Interrupts the wrapped function on every rank when a fault was seen on any of them.
+
+    The function must let it pass: like all ``BaseException`` it may be caught to clean up, and
+    must then be raised again. A user may raise it to ask for a restart.
+    """

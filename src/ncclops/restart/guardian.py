@@ -1,0 +1,358 @@
+"""The guardian: a small process that outlives its rank's main process. Standard library only.
+
+It waits in one ``select`` on everything that can happen:
+
+* the pidfd of the main process: its death, known the moment it happens;
+* the link, a socket pair to the main process's watchdog thread;
+* the ring: the next rank's guardian (watched with pings) and the previous one's;
+* a tick of ``monitor_process_interval``: progress on the shared page, measured against the soft
+  and hard timeouts.
+
+It never speaks to the store. What has to be recorded there is *reported* to a main process that
+is alive: its own, or, when that one died or does not answer, that of the next rank along the
+ring. If no main process is left, nobody is left who would have to know. See docs/restart.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ncclops.restart._page import Page, Watch
+from ncclops.restart._wire import Message, Peer
+from ncclops.restart.sibling_monitor import Address, Ring, RingActions
+
+log = logging.getLogger("ncclops.restart.guardian")
+
+# A main process that has not confirmed a report by then is dead, stopped or holds its GIL.
+_CONFIRM_WITHIN_S = 1.0
+# How long the guardian of a dead main process tries to find somebody to tell.
+_DELIVER_WITHIN_S = 60.0
+# A tick this late means that this process (or the whole machine) was stopped: the clocks of the
+# main process ran on meanwhile and prove nothing.
+_OVERSLEPT_S = 5.0
+
+
+class _Report:
+    """A message that some main process has to record in the store, until one confirms it."""
+
+    def __init__(self, message: Message, source: Peer | None, now: float) -> None:
+        self.message = message
+        self.source = source  # who to confirm to; None: it is our own
+        self.given_up_at = now + _DELIVER_WITHIN_S
+        self.forward_at = now + _CONFIRM_WITHIN_S
+
+
+class Guardian:
+    """One rank's guardian; ``run`` returns when there is nothing left to guard or to report."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._rank: int = config["rank"]
+        self._interval_s: float = config["monitor_process_interval_s"]
+        self._grace_s: float = config["termination_grace_time_s"]
+        self._page = Page(config["page_fd"])
+        self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
+        self._listener = socket.socket(fileno=config["listen_fd"])
+        self._pidfd = os.pidfd_open(config["main_pid"])
+        self._selector = selectors.DefaultSelector()
+        self._reports: dict[str, _Report] = {}
+        self._confirmed: set[str] = set()
+        self._count = 0
+        self._main_alive = True
+        self._cause_of_death: str | None = None
+        self._kill_at: float | None = None
+        self._soft_reported_in: float | None = None  # the iteration; once in each is enough
+        self._timeouts: Message | None = None  # the latest change, for a successor that is new
+        self._forgive_until = 0.0  # progress clocks are not older than this
+        self._done = False
+        self._ring = Ring(
+            self._rank,
+            config["token"],
+            config["heartbeat_interval_s"],
+            config["heartbeat_timeout_s"],
+            RingActions(
+                self._watch, self._unwatch, self._on_lost, self._need_addresses, self._on_linked
+            ),
+        )
+        self._ring.clock = time.monotonic
+        self._ring.on_answer = self._on_confirmation
+        self._ring.on_request = self._on_request
+
+    def run(self) -> None:
+        """Guard until the main process is gone, or said goodbye, and everybody knows."""
+        assert self._link is not None
+        self._link.setblocking(False)
+        self._listener.setblocking(False)
+        self._selector.register(self._pidfd, selectors.EVENT_READ, self._on_main_death)
+        self._selector.register(self._link, selectors.EVENT_READ, self._on_link)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
+        self._need_addresses(self._rank)
+        next_tick = time.monotonic()
+        while not self._done:
+            for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
+                key.data()
+            now = time.monotonic()
+            if now >= next_tick:
+                self._tick(now, late_s=now - next_tick)
+                next_tick = now + min(self._interval_s, _CONFIRM_WITHIN_S)
+        self._ring.leave()
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _tick(self, now: float, late_s: float) -> None:
+        self._page.guardian_tick = now
+        if late_s > _OVERSLEPT_S:
+            self._forgive_until = now
+            self._ring.postpone(now)
+        self._ring.tick(now)
+        if self._main_alive:
+            self._judge_progress(now)
+        self._chase_reports(now)
+
+    def _judge_progress(self, now: float) -> None:
+        """Apply the soft and hard timeouts to what the page shows."""
+        if self._page.finished or self._page.watch == Watch.OFF:
+            return
+        silent_s, what = self._silence(now)
+        soft_s, hard_s = self._page.timeouts()
+        if silent_s > hard_s:
+            self._end_main(now, f"{what} for {silent_s:.1f} s (hard timeout {hard_s:g} s)")
+        elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
+            self._report_soft(f"{what} for {silent_s:.1f} s (soft timeout {soft_s:g} s)")
+        else:
+            self._kill_at = None
+
+    def _silence(self, now: float) -> tuple[float, str]:
+        """How long there was no progress, by the clock that shows the longest silence."""
+        page, floor = self._page, self._forgive_until
+        silences = [(now - max(page.watchdog_tick, floor), "no Python thread could run")]
+        if page.watch != Watch.NONE:
+            silences.append((now - max(page.main_beat, floor), "the main thread did not move"))
+            if page.ping:
+                silences.append((now - max(page.ping, floor), "no ping"))
+        return max(silences)
+
+    def _report_soft(self, what: str) -> None:
+        if self._soft_reported_in != self._page.iteration:
+            self._soft_reported_in = self._page.iteration
+            log.warning("soft timeout: %s", what)
+            self._report("soft-timeout", what, gone=False)
+
+    def _end_main(self, now: float, why: str) -> None:
+        """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
+        if self._kill_at is None:
+            log.warning("ending the main process: %s", why)
+            self._cause_of_death = f"hard timeout: {why}"
+            self._kill_at = now + self._grace_s
+            self._signal(signal.SIGCONT, signal.SIGTERM)
+        if now >= self._kill_at:
+            self._signal(signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
+
+    def _signal(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            try:
+                # through the pidfd: the number of a process that is gone may be another's by now
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                return
+
+    # --- the main process ---------------------------------------------------------------------
+
+    def _on_main_death(self) -> None:
+        self._main_alive = False
+        self._selector.unregister(self._pidfd)
+        self._close_link()
+        if self._page.finished:
+            self._done = True
+            return
+        cause = self._cause_of_death or "the process died"
+        log.warning("main process gone: %s", cause)
+        self._report("died", cause, gone=True)
+        self._forward_all()
+        self._done = self._ring.idle
+
+    def _on_link(self) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 20)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close_link()  # the pidfd tells whether this was a death
+            return
+        message = json.loads(data)
+        handlers: dict[str, Callable[[Message], None]] = {
+            "addresses": self._on_addresses,
+            "confirm": self._on_confirmation,
+            "timeouts": self._on_timeouts,
+            "bye": self._on_bye,
+        }
+        handlers[message["op"]](message)
+
+    def _tell_main(self, message: Message) -> bool:
+        if self._link is None:
+            return False
+        try:
+            self._link.send(json.dumps(message).encode())
+        except OSError:  # also when it does not read: then it is not able to record anything
+            return False
+        return True
+
+    def _close_link(self) -> None:
+        if self._link is not None:
+            self._selector.unregister(self._link)
+            self._link.close()
+            self._link = None
+
+    def _on_bye(self, _message: Message) -> None:
+        self._done = True
+
+    # --- reports ------------------------------------------------------------------------------
+
+    def _on_lost(self, rank: int, evidence: str) -> None:
+        log.warning("rank %d lost: %s", rank, evidence)
+        message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
+        self._deliver(self._stamped(message), None)
+
+    def _report(self, cause: str, detail: str, *, gone: bool) -> None:
+        """Report something about this rank itself."""
+        page = self._page
+        message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message |= {"iteration": int(page.iteration), "number": int(page.number)}
+        self._deliver(self._stamped(message), None)
+
+    def _stamped(self, message: Message) -> Message:
+        self._count += 1
+        id_ = f"{self._rank}.{os.getpid()}.{self._count}"
+        return {"op": "report", "id": id_, "at": time.time(), **message}
+
+    def _on_request(self, peer: Peer, message: Message) -> None:
+        """A predecessor passes something on."""
+        if message["op"] == "timeouts":
+            self._on_timeouts(message)
+        elif message["id"] in self._confirmed:
+            peer.send({"op": "confirm", "id": message["id"]})
+        else:
+            self._deliver(message, peer)
+
+    def _deliver(self, message: Message, source: Peer | None) -> None:
+        """Hand a report to our own main process; ``_chase_reports`` does the rest."""
+        now = time.monotonic()
+        known = self._reports.get(message["id"])
+        if known is not None:
+            known.source = source or known.source
+            return
+        report = self._reports[message["id"]] = _Report(message, source, now)
+        if not (self._main_alive and self._tell_main(message)):
+            report.forward_at = now
+            self._forward(report, now)
+
+    def _forward(self, report: _Report, now: float) -> None:
+        if self._ring.successor is not None and now >= report.forward_at:
+            report.forward_at = now + 2 * _CONFIRM_WITHIN_S
+            self._ring.successor.send(report.message)
+
+    def _forward_all(self) -> None:
+        """A successor is there (again): pass on what waits for one."""
+        now = time.monotonic()
+        for report in self._reports.values():
+            if not self._main_alive:
+                report.forward_at = now
+            self._forward(report, now)
+
+    def _chase_reports(self, now: float) -> None:
+        """Pass on what our main process did not confirm, and see whether we are finished."""
+        for id_, report in list(self._reports.items()):
+            if now >= report.given_up_at:
+                log.warning("nobody took the report %s", report.message)
+                del self._reports[id_]
+            else:
+                self._forward(report, now)
+        if not self._main_alive and (not self._reports or self._ring.alone):
+            self._done = True
+
+    def _on_confirmation(self, message: Message) -> None:
+        report = self._reports.pop(message["id"], None)
+        self._confirmed.add(message["id"])
+        if report is not None and report.source is not None:
+            report.source.send(message)
+        if not self._main_alive and not self._reports:
+            self._done = True
+
+    # --- the ring -----------------------------------------------------------------------------
+
+    def _on_connection(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        self._ring.accept(sock)
+
+    def _on_addresses(self, message: Message) -> None:
+        addresses = [Address(*address) for address in message["addresses"]]
+        self._ring.add_candidates(addresses, time.monotonic())
+
+    def _need_addresses(self, after: int) -> None:
+        if not self._tell_main({"op": "need-addresses", "after": after}):
+            self._ring.alone = True
+
+    def _on_timeouts(self, message: Message) -> None:
+        """A change of timeouts goes once round the ring and ends where it is no news."""
+        if self._timeouts is None or message["stamp"] > self._timeouts["stamp"]:
+            self._timeouts = message
+            self._page.change_timeouts(message["soft_s"], message["hard_s"], message["stamp"])
+            if self._ring.successor is not None:
+                self._ring.successor.send(message)
+
+    def _on_linked(self) -> None:
+        if self._timeouts is not None and self._ring.successor is not None:
+            self._ring.successor.send(self._timeouts)
+        self._forward_all()
+
+    def _watch(self, peer: Peer, callback: Callable[[], None], connecting: bool) -> None:
+        events = selectors.EVENT_WRITE if connecting else selectors.EVENT_READ
+        try:
+            self._selector.modify(peer, events, callback)
+        except KeyError:
+            self._selector.register(peer, events, callback)
+
+    def _unwatch(self, peer: Peer) -> None:
+        try:
+            self._selector.unregister(peer)
+        except (KeyError, ValueError):
+            return
+
+
+def main() -> None:
+    """Entry of the process: the configuration is the one argument, as JSON."""
+    config = json.loads(sys.argv[1])
+    # A Ctrl-C at the terminal or a scheduler's SIGTERM to the group is for the main process; the
+    # guardian goes when that one does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if config["logfile"]:
+        logging.basicConfig(
+            filename=config["logfile"],
+            level=config["log_level"],
+            format=f"%(asctime)s %(levelname)s rank {config['rank']}: %(message)s",
+        )
+    if config["pidfile"]:
+        Path(config["pidfile"]).write_text(f"{os.getpid()}\n")
+    try:
+        Guardian(config).run()
+    except ProcessLookupError:
+        return  # the main process was gone before we could take hold of it
+    except Exception:
+        log.exception("the guardian failed")
+        raise

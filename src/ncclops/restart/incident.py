@@ -1,0 +1,118 @@
+"""One restart, explained: what the hook receives and what the JSON file holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ncclops.restart.attribution import Fault, find_cause
+from ncclops.restart.ledger import Agreement
+from ncclops.restart.state import State
+
+# In the order in which they happen.
+PHASES = ("detect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Incident:
+    """Why iteration ``iteration`` ended, and what the restart after it took on this rank.
+
+    Ranks are initial ranks. ``faulty_ranks`` are all that faulted, the one that caused the others
+    first; ``ranks_lost`` those that left for good in this iteration. ``phases_ms`` has the
+    milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from the fault, by the wall
+    clock of the rank that had it, until it was known here. World sizes count healthy ranks;
+    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left).
+    """
+
+    iteration: int
+    cause: str
+    summary: str
+    first_faulty_rank: int
+    faulty_ranks: tuple[int, ...]
+    ranks_lost: tuple[int, ...]
+    exception: str | None
+    traceback: str | None
+    faults: tuple[Fault, ...]
+    world_size_before: int
+    world_size: int
+    initial_rank: int
+    rank_before: int
+    rank: int | None
+    at: float
+    phases_ms: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it, with the schema's name."""
+        return {"schema": "ncclops.incident/1", **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        total_ms = sum(self.phases_ms.values())
+        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items())
+        lost = f", lost ranks {list(self.ranks_lost)}" if self.ranks_lost else ""
+        return (
+            f"iteration {self.iteration} ended by {self.cause} on initial rank "
+            f"{self.first_faulty_rank}: {self.summary}{lost}; {self.world_size} ranks went on "
+            f"after {total_ms:.0f} ms ({phases})"
+        )
+
+
+def describe(
+    agreement: Agreement, before: State, after: State | None, phases_ms: Mapping[str, float]
+) -> Incident:
+    """The incident that ended ``agreement.iteration``, as seen by one rank.
+
+    ``before`` is its state in that iteration and ``after`` in the next; ``None``: it left.
+    """
+    faults = agreement.faults or (_unknown(agreement, before),)
+    cause = find_cause(faults)
+    lost = {fault.initial_rank for fault in faults if fault.gone}
+    return Incident(
+        iteration=agreement.iteration,
+        cause=cause.kind.value,
+        summary=cause.summary,
+        first_faulty_rank=cause.initial_rank,
+        faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *agreement.faulty])),
+        ranks_lost=tuple(sorted(lost)),
+        exception=cause.summary if cause.traceback else None,
+        traceback=cause.traceback,
+        faults=faults,
+        world_size_before=before.world_size,
+        world_size=after.world_size if after else before.world_size - len(agreement.terminated),
+        initial_rank=before.initial_rank,
+        rank_before=before.rank,
+        rank=after.rank if after else None,
+        at=cause.at,
+        phases_ms={name: round(phases_ms.get(name, 0.0), 3) for name in PHASES},
+    )
+
+
+def _unknown(agreement: Agreement, before: State) -> Fault:
+    from ncclops.restart.attribution import FaultKind
+
+    return Fault(
+        FaultKind.REQUESTED,
+        before.initial_rank,
+        before.rank,
+        agreement.iteration,
+        time.time(),
+        "no fault was recorded",
+    )
+
+
+def write(incident: Incident, directory: Path) -> Path:
+    """Write ``<directory>/<iteration>/incident.json``, whole or not at all; returns the path.
+
+    A rank that left writes ``left-rank<initial>.json`` next to it.
+    """
+    name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
+    path = directory / str(incident.iteration) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(incident.to_dict(), indent=2) + "\n")
+    draft.replace(path)
+    return path

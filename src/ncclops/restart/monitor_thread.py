@@ -1,0 +1,186 @@
+"""The monitor thread: waits for the outcome of an iteration, and ends it when that is a fault.
+
+It spends its life in blocking waits on the store, on a connection of its own, and tells the main
+thread what it learnt through a queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+
+from ncclops.restart._interrupt import Interrupter
+from ncclops.restart.abort import Abort
+from ncclops.restart.exception import RankShouldRestart
+from ncclops.restart.ledger import COMPLETED, Agreement, Ledger
+from ncclops.restart.state import FrozenState
+
+__all__ = ["MonitorThread", "RankShouldRestart"]
+
+log = logging.getLogger("ncclops.restart")
+
+# poll(2) takes milliseconds in an int, which overflows after 24 days.
+_LONGEST_WAIT = timedelta(days=20)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """All active ranks came back from the function."""
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """A fault was seen at monotonic time ``seen_at``; the groups are aborted and main is out."""
+
+    seen_at: float
+    abort_s: float
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The barrier is complete."""
+
+    agreement: Agreement
+    placement: str | None
+
+
+@dataclass(frozen=True)
+class StoreLost:
+    """The store does not answer any more."""
+
+    error: Exception
+
+
+News = Completed | Aborted | Agreed | StoreLost
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Watch an iteration (``state`` given), or only the barrier before the first one."""
+
+    iteration: int
+    state: FrozenState | None
+
+
+class MonitorThread:
+    """One per call of a wrapped function. ``news`` is what the main thread reads.
+
+    ``ledger`` is the thread's own; ``interrupter`` is shared with the main thread.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        interrupter: Interrupter,
+        abort: Abort | None,
+        *,
+        initial_rank: int,
+        last_call_wait: timedelta,
+        agreement_timeout: timedelta,
+        abort_timeout: timedelta,
+        wake: int | None,
+        unblock: Callable[[FrameType], None],
+    ) -> None:
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
+        self._ledger = ledger
+        self._interrupter = interrupter
+        self._abort = abort
+        self._initial_rank = initial_rank
+        self._last_call_wait = last_call_wait
+        self._agreement_timeout = agreement_timeout
+        self._abort_timeout = abort_timeout
+        self._wake = wake
+        self._unblock = unblock
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
+        self._thread.start()
+
+    def expect_agreement(self, iteration: int) -> None:
+        """Wait for the barrier at the end of ``iteration`` alone."""
+        self._tasks.put(_Task(iteration, None))
+
+    def watch(self, iteration: int, state: FrozenState) -> None:
+        """Watch ``iteration``; news: ``Completed``, or ``Aborted`` and then ``Agreed``."""
+        self._tasks.put(_Task(iteration, state))
+
+    def stop(self, timeout_s: float) -> None:
+        """Let the thread end when its present wait does, and wait for that a while."""
+        self._tasks.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                self._perform(task)
+            except Exception as error:
+                log.debug("the store failed", exc_info=True)
+                self._leave(task.state)
+                self.news.put(StoreLost(error))
+                return
+
+    def _perform(self, task: _Task) -> None:
+        if task.state is not None:
+            if self._wait_for_outcome(task.iteration) == COMPLETED:
+                self.news.put(Completed())
+                return
+            seen_at = time.monotonic()
+            self.fault_seen_in = task.iteration
+            # Only where the user asks for it: nothing announces that no further fault will come.
+            time.sleep(self._last_call_wait.total_seconds())
+            abort_s = self._leave(task.state)
+            self.news.put(Aborted(seen_at, abort_s))
+        agreement, placement = self._ledger.wait_for_agreement(
+            task.iteration, self._initial_rank, self._agreement_timeout
+        )
+        self.news.put(Agreed(agreement, placement))
+
+    def _wait_for_outcome(self, iteration: int) -> str:
+        while True:
+            started = time.monotonic()
+            try:
+                return self._ledger.wait_for_outcome(iteration, _LONGEST_WAIT)
+            except RuntimeError:
+                if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
+                    raise
+
+    def _leave(self, state: FrozenState | None) -> float:
+        """Abort, and get the main thread out of the function; returns the seconds of the abort."""
+        if state is None:
+            return 0.0
+        self._interrupter.begin()
+        started = time.monotonic()
+        if self._abort is not None:
+            self._abort_within_deadline(self._abort, state)
+        abort_s = time.monotonic() - started
+        with _guarded("interrupting the function"):
+            self._interrupter.interrupt(self._wake, self._unblock)
+        return abort_s
+
+    def _abort_within_deadline(self, abort: Abort, state: FrozenState) -> None:
+        """Run ``abort``; one that hangs must not keep the main thread in the function for ever."""
+
+        def run() -> None:
+            with _guarded("abort"):
+                abort(state)
+
+        thread = threading.Thread(target=run, name="ncclops-abort", daemon=True)
+        thread.start()
+        thread.join(self._abort_timeout.total_seconds())
+        if thread.is_alive():
+            log.error("abort is not done after %s; going on without it", self._abort_timeout)
+
+
+@contextlib.contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", what)

@@ -1,0 +1,65 @@
+"""Finding the parameters of a function that want the ``CallWrapper``, and filling them in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def parameters_of_type(fn: Callable[..., Any], wanted: type) -> list[str]:
+    """Names of ``fn``'s parameters annotated with ``wanted``, optional or in a union.
+
+    Annotations that are text (``from __future__ import annotations``) are resolved; where that
+    fails, for instance for an import under ``TYPE_CHECKING``, the name of the type decides.
+    """
+    parameters = inspect.signature(fn).parameters.values()
+    return [p.name for p in parameters if _mentions(_resolve(fn, p.annotation), wanted)]
+
+
+def bind_injected(
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    value: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Callable[[], Any]:
+    """A call of ``fn`` with the caller's arguments and ``value`` for every parameter in ``names``.
+
+    The caller's positional arguments are counted as if those parameters were not there. Raises
+    ``TypeError`` as a call would.
+    """
+    if not names:
+        return lambda: fn(*args, **kwargs)
+    signature = inspect.signature(fn)
+    own = [p for p in signature.parameters.values() if p.name not in names]
+    theirs = {name: given for name, given in kwargs.items() if name not in names}
+    bound = signature.replace(parameters=own).bind(*args, **theirs)
+    full = inspect.BoundArguments(signature, {})
+    for name in signature.parameters:
+        if name in names:
+            full.arguments[name] = value
+        elif name in bound.arguments:
+            full.arguments[name] = bound.arguments[name]
+    return lambda: fn(*full.args, **full.kwargs)
+
+
+def _resolve(fn: Callable[..., Any], annotation: Any) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    namespace = getattr(inspect.unwrap(fn), "__globals__", {})
+    try:
+        return eval(annotation, dict(namespace))
+    except Exception:  # noqa: BLE001 - any name in it may be unknown at run time
+        return annotation
+
+
+def _mentions(annotation: Any, wanted: type) -> bool:
+    if isinstance(annotation, str):
+        return re.search(rf"(^|[\s.\[|]){wanted.__name__}($|[\s\]|,])", annotation) is not None
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_mentions(member, wanted) for member in typing.get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, wanted)

@@ -1,0 +1,143 @@
+"""The watchdog thread: shows the guardian that the main thread moves, and listens to it.
+
+Automatic heartbeat: Python runs "pending calls" in the main thread between two bytecodes. The
+watchdog registers libc's ``sem_post`` as such a call and, at its next tick, looks whether the
+semaphore was raised. No Python frame is involved in the main thread, so an asynchronous exception
+can neither hit the heartbeat nor be lost in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ncclops.restart.monitor_process import MonitorProcess
+
+log = logging.getLogger("ncclops.restart")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
+_add_pending_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_SEM_T_BYTES = 64  # sizeof(sem_t) is 16 or 32 on the C libraries of Linux
+
+# Nothing is gained by replacing a guardian that cannot stay up (no memory, no processes left).
+_MOST_REPLACEMENTS = 10
+
+
+class MainThreadPulse:
+    """Whether the main thread has executed bytecode since it was last asked."""
+
+    # A pending call may still be queued when its owner is gone; the semaphores it posts to must
+    # therefore never be freed. One is enough for the process.
+    _semaphore: ctypes.Array[ctypes.c_char] | None = None
+
+    def __init__(self) -> None:
+        cls = type(self)
+        if cls._semaphore is None:
+            cls._semaphore = ctypes.create_string_buffer(_SEM_T_BYTES)
+            _libc.sem_init(cls._semaphore, 0, 0)
+        self._asked = False
+
+    def moved(self) -> bool:
+        """True when the call registered before has run; registers the next one."""
+        beat = self._asked and _libc.sem_trywait(self._semaphore) == 0
+        if beat or not self._asked:
+            function = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
+            semaphore = ctypes.cast(self._semaphore, ctypes.c_void_p)  # type: ignore[arg-type]
+            self._asked = _add_pending_call(function, semaphore) == 0
+        return beat
+
+
+class ProgressWatchdog:
+    """Thread that ticks every ``interval`` and serves the guardian's messages in between.
+
+    ``on_message`` is called in this thread with each message and must not block: the tick is
+    what keeps the guardian from ending the process.
+    """
+
+    def __init__(
+        self,
+        guardian: MonitorProcess,
+        interval: timedelta,
+        heartbeat_timeout: timedelta,
+        on_message: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._guardian = guardian
+        self._interval_s = interval.total_seconds()
+        # Sooner than the neighbour in the ring loses patience with the same guardian.
+        self._guardian_timeout_s = heartbeat_timeout.total_seconds() / 2
+        self._on_message = on_message
+        self._pulse = MainThreadPulse()
+        self._replacements = 0
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="ncclops-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._guardian.page.touch()
+        self._guardian.page.guardian_tick = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        os.eventfd_write(self._stop_fd, 1)
+        self._thread.join()
+        os.close(self._stop_fd)
+
+    def _run(self) -> None:
+        next_tick = time.monotonic()
+        while True:
+            timeout_s = max(0.0, next_tick - time.monotonic())
+            ready = self._wait(timeout_s)
+            if self._stop_fd in ready:
+                return
+            if ready:
+                self._serve()
+            if time.monotonic() >= next_tick:
+                self._tick()
+                next_tick = time.monotonic() + self._interval_s
+
+    def _wait(self, timeout_s: float) -> list[int]:
+        poller = select.poll()
+        poller.register(self._stop_fd, select.POLLIN)
+        if self._guardian.fileno() >= 0:
+            poller.register(self._guardian.fileno(), select.POLLIN)
+        return [fd for fd, _ in poller.poll(timeout_s * 1000)]
+
+    def _tick(self) -> None:
+        page = self._guardian.page
+        now = page.watchdog_tick = time.monotonic()
+        if self._pulse.moved():
+            page.main_beat = now
+        guarded = self._guardian.pid is not None
+        if guarded and now - page.guardian_tick > max(
+            self._guardian_timeout_s, 2 * self._interval_s
+        ):
+            log.warning("the guardian (pid %s) does not respond", self._guardian.pid)
+            self._replace_guardian()
+
+    def _serve(self) -> None:
+        try:
+            while (message := self._guardian.receive()) is not None:
+                self._on_message(message)
+        except EOFError:
+            log.warning("the guardian (pid %s) is gone", self._guardian.pid)
+            self._replace_guardian()
+
+    def _replace_guardian(self) -> None:
+        self._replacements += 1
+        self._guardian.page.guardian_tick = time.monotonic()
+        try:
+            if self._replacements > _MOST_REPLACEMENTS:
+                raise OSError(f"replaced {_MOST_REPLACEMENTS} times already")
+            self._guardian.replace()
+        except OSError as error:
+            self._guardian.abandon()
+            log.error("this rank goes on without a guardian: %s", error)

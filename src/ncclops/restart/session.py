@@ -1,0 +1,288 @@
+"""Everything that accompanies one call of a wrapped function: threads, guardian, connections.
+
+The loop (``loop.py``) decides; the session carries out and is released when the call ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from torch import distributed
+from torch.distributed import Store
+
+from ncclops.restart import _gloo_sockets
+from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.ledger import INITIAL, Agreement, Ledger, Membership
+from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
+from ncclops.restart.monitor_thread import MonitorThread
+from ncclops.restart.planning import choose_assigner
+from ncclops.restart.progress_watchdog import ProgressWatchdog
+from ncclops.restart.reporter import Reporter
+from ncclops.restart.settings import Settings
+from ncclops.restart.state import State
+from ncclops.restart.store import PrefixStore, another_connection
+
+log = logging.getLogger("ncclops.restart")
+
+# How many of the following ranks a guardian knows in advance: with its main process dead there
+# is nobody it could ask.
+_KNOWN_SUCCESSORS = 3
+
+# The calls of wrapped functions in this process, in their order, which all ranks share.
+_calls = itertools.count()
+
+_CAUSES = {
+    "died": FaultKind.DIED,
+    "lost": FaultKind.LOST,
+    "soft-timeout": FaultKind.SOFT_TIMEOUT,
+}
+
+
+class Session:
+    """The apparatus of one call. ``state`` is the rank's, as the loop keeps it.
+
+    Raises what the store factory raises, and ``OSError`` when no guardian can be started.
+    """
+
+    def __init__(self, settings: Settings, state: State) -> None:
+        self.settings = settings
+        self._state = state
+        self._rank = state.initial_rank
+        self._world_size = state.initial_world_size
+        self._iteration = INITIAL  # what the reporter attributes reports to
+        self._membership = Membership(self._world_size, frozenset())
+        self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
+        self._addresses: list[list[Any]] = []
+        with contextlib.ExitStack() as stack:
+            self.guardian = MonitorProcess(_guardian_settings(settings, self._rank))
+            stack.callback(self.guardian.stop)
+            page = self.guardian.page
+            page.iteration, page.number = INITIAL, state.rank
+            page.touch()
+            page.soft_s = settings.soft_timeout.total_seconds()
+            page.hard_s = settings.hard_timeout.total_seconds()
+            self.guardian.start()
+            self._own_sockets: set[int] = set()
+            self.store = self._connect()
+            self.assigner = choose_assigner(settings.rank_assignment, self.store)
+            self.ledger = self._ledger(self.store)
+            self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
+            stack.callback(self.reporter.stop, 5)
+            self.watchdog = ProgressWatchdog(
+                self.guardian,
+                settings.progress_watchdog_interval,
+                settings.heartbeat_timeout,
+                self._on_guardian_message,
+            )
+            self.watchdog.start()
+            stack.callback(self.watchdog.stop)
+            self.interrupter = Interrupter(
+                threading.get_ident(),
+                settings.monitor_thread_interval.total_seconds(),
+                settings.soft_timeout.total_seconds(),
+            )
+            self.monitor = MonitorThread(
+                self._ledger(self._another_connection()),
+                self.interrupter,
+                settings.abort,
+                initial_rank=self._rank,
+                last_call_wait=settings.last_call_wait,
+                # the others may need their hard timeout before they come to the barrier
+                agreement_timeout=settings.barrier_timeout + settings.hard_timeout,
+                abort_timeout=settings.hard_timeout,
+                wake=wake_signal(),
+                unblock=self._unblock,
+            )
+            stack.callback(self.monitor.stop, 1)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Stop the threads and the guardian, and drop the connections."""
+        self.guardian.page.finished = 1
+        self._stack.close()
+        # The connections close with the last reference, and the store's server goes when they do.
+        del self.store, self.raw_store, self.ledger, self.monitor, self.reporter, self.assigner
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _connect(self) -> Store:
+        before = set(_gloo_sockets.socket_inodes().values())
+        factory: Any = self.settings.store_factory
+        self.raw_store: Store = factory(**(self.settings.store_kwargs or {}))
+        self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
+        self._prefix = f"{_job_prefix()}/call{next(_calls)}"
+        return PrefixStore(self._prefix, self.raw_store)
+
+    def _another_connection(self) -> Store:
+        before = set(_gloo_sockets.socket_inodes().values())
+        store = another_connection(self.raw_store)
+        self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
+        return PrefixStore(self._prefix, store)
+
+    def _ledger(self, store: Store) -> Ledger:
+        return Ledger(store, self._world_size, self.assigner.planner)
+
+    def store_for_user(self) -> Store:
+        """A store for the process groups of the present iteration, over a connection of its own.
+
+        Its connection is shut down when the iteration is aborted, which ends a wait on it.
+        """
+        store = another_connection(self.raw_store)
+        return PrefixStore(f"{self._prefix}/{self._iteration}/groups", store)
+
+    def _unblock(self, frame: FrameType) -> None:
+        """End the main thread's wait on a store: for a peer that will not come, most likely."""
+        ports = {port for store in _stores_in(frame) if (port := _port_of(store)) is not None}
+        if isinstance(self.raw_store, distributed.TCPStore):
+            ports.add(self.raw_store.port)
+        for port in ports:
+            _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
+
+    # --- iterations ---------------------------------------------------------------------------
+
+    def introduce(self, timeout: timedelta) -> None:
+        """Tell our guardian where its successor's listens, as soon as that one has said so."""
+        if self._world_size == 1:
+            self._send_addresses()
+            return
+        successor = (self._rank + 1) % self._world_size
+        self._addresses.append(self.ledger.address_of(successor, timeout))
+        self._send_addresses()
+
+    def enter(self, iteration: int, agreement: Agreement) -> None:
+        """The ranks have agreed on how the last iteration ended: ``iteration`` begins."""
+        self._membership = Membership(self._state.world_size, agreement.gone)
+        page = self.guardian.page
+        page.iteration, page.number = iteration, self._state.rank
+        page.phase_soft_s = page.phase_hard_s = 0.0
+        self._iteration = iteration
+        # A loss that was reported too late for the agreement is a fault of the new iteration.
+        for rank, fault in list(self._reported.items()):
+            if rank not in agreement.gone:
+                self.ledger.record_fault(iteration, fault)
+            else:
+                del self._reported[rank]
+
+    @property
+    def iteration(self) -> int:
+        """The present iteration; ``INITIAL`` before the first."""
+        return self._iteration
+
+    @property
+    def membership(self) -> Membership:
+        """Who takes part in the present iteration."""
+        return self._membership
+
+    def learn_successors(self, gone: Iterable[int]) -> None:
+        """Fetch the addresses of a few more successors, now that all have published theirs."""
+        lost = set(gone)
+        following = [rank for rank in self._following(self._rank) if rank not in lost]
+        more = self.ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
+        self._addresses += more
+        if more:  # an empty message would say that nobody is left
+            self._send_addresses(more)
+
+    # --- the guardian's messages (watchdog thread) --------------------------------------------
+
+    def _on_guardian_message(self, message: dict[str, Any]) -> None:
+        if message["op"] == "need-addresses":
+            self._on_need_addresses(message["after"])
+        else:
+            self.reporter.submit(lambda ledger: self._record(ledger, message))
+
+    def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
+        """Put a guardian's report into the store, and tell the guardian so."""
+        iteration = self._iteration
+        fault = Fault(
+            kind=_CAUSES[message["cause"]],
+            initial_rank=message["rank"],
+            rank=message.get("number"),
+            iteration=message.get("iteration", iteration),
+            at=message["at"],
+            summary=f"rank {message['rank']}: {message['detail']}",
+            gone=message["gone"],
+        )
+        if fault.gone:
+            self._reported[fault.initial_rank] = fault
+            iteration = self._iteration  # read after the note for ``enter`` is made
+            ledger.record_fault(iteration, fault)
+            ledger.record_gone(iteration, fault, self._membership)
+        elif fault.iteration == iteration:
+            ledger.record_fault(iteration, fault)
+        self.guardian.send({"op": "confirm", "id": message["id"]})
+
+    def _on_need_addresses(self, after: int) -> None:
+        if after != self._rank:
+            self.reporter.submit(lambda ledger: self._look_up(ledger, after))
+        elif self._addresses:
+            self._send_addresses()  # the guardian is a replacement
+        # else it has just started, and the main thread sends the first ones in a moment
+
+    def _look_up(self, ledger: Ledger, after: int) -> None:
+        following = itertools.islice(self._following(after), _KNOWN_SUCCESSORS)
+        found = ledger.known_addresses(following)
+        self._addresses += found
+        self._send_addresses(found)
+
+    def _following(self, rank: int) -> Iterable[int]:
+        """The ranks after ``rank`` in the ring, up to our own."""
+        for step in range(1, self._world_size):
+            following = (rank + step) % self._world_size
+            if following == self._rank:
+                return
+            yield following
+
+    def _send_addresses(self, addresses: list[list[Any]] | None = None) -> None:
+        chosen = self._addresses if addresses is None else addresses
+        self.guardian.send({"op": "addresses", "addresses": chosen})
+
+
+def _guardian_settings(settings: Settings, rank: int) -> GuardianSettings:
+    def with_rank(path: str | None) -> str | None:
+        return path.replace("{rank}", str(rank)) if path is not None else None
+
+    return GuardianSettings(
+        rank=rank,
+        host=reachable_host(),
+        monitor_process_interval=settings.monitor_process_interval,
+        heartbeat_interval=settings.heartbeat_interval,
+        heartbeat_timeout=settings.heartbeat_timeout,
+        termination_grace_time=settings.termination_grace_time,
+        logfile=with_rank(settings.monitor_process_logfile),
+        pidfile=with_rank(settings.monitor_process_pidfile),
+    )
+
+
+def _job_prefix() -> str:
+    """Tells this job's keys from those of another one, or of an earlier attempt, in one store."""
+    chosen = os.environ.get("NCCLOPS_STORE_PREFIX")
+    if chosen:
+        return chosen
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
+
+
+def _stores_in(frame: FrameType) -> Iterable[Store]:
+    """The stores among the local variables of ``frame`` and its callers."""
+    current: FrameType | None = frame
+    while current is not None:
+        for value in list(current.f_locals.values()):
+            if isinstance(value, Store):
+                yield value
+        current = current.f_back
+
+
+def _port_of(store: Any) -> int | None:
+    """The port of the TCPStore at the bottom of ``store``."""
+    while isinstance(store, distributed.PrefixStore):
+        store = store.underlying_store
+    return store.port if isinstance(store, distributed.TCPStore) else None

@@ -1,0 +1,135 @@
+"""What a ``Wrapper`` was given, checked once and then immutable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+from torch import distributed
+
+from ncclops.restart.abort import Abort, AbortTorchDistributed
+from ncclops.restart.completion import Completion
+from ncclops.restart.compose import Compose
+from ncclops.restart.finalize import Finalize
+from ncclops.restart.health_check import HealthCheck
+from ncclops.restart.incident import Incident
+from ncclops.restart.initialize import Initialize
+from ncclops.restart.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
+from ncclops.restart.store import StoreMixin, TCPStore
+from ncclops.restart.terminate import Terminate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The parameters of ``Wrapper``; see there for what each means.
+
+    Raises ``TypeError`` on a value of a wrong type and ``ValueError`` on values that do not go
+    together, naming the parameters and their values.
+    """
+
+    store_factory: type[StoreMixin] = TCPStore
+    store_kwargs: dict[str, Any] | None = None
+    initialize: Initialize | None = None
+    abort: Abort | None = dataclasses.field(default_factory=AbortTorchDistributed)
+    finalize: Finalize | None = None
+    health_check: HealthCheck | None = None
+    rank_assignment: RankAssignment = dataclasses.field(
+        default_factory=lambda: cast(RankAssignment, Compose(ActivateAllRanks(), ShiftRanks()))
+    )
+    monitor_thread_interval: timedelta = timedelta(seconds=1)
+    monitor_process_interval: timedelta = timedelta(seconds=1)
+    heartbeat_interval: timedelta = timedelta(seconds=1)
+    progress_watchdog_interval: timedelta = timedelta(seconds=1)
+    soft_timeout: timedelta = timedelta(seconds=60)
+    hard_timeout: timedelta = timedelta(seconds=90)
+    heartbeat_timeout: timedelta = timedelta(seconds=30)
+    barrier_timeout: timedelta = timedelta(seconds=120)
+    completion_timeout: timedelta = timedelta(seconds=120)
+    last_call_wait: timedelta = timedelta(seconds=0)
+    termination_grace_time: timedelta = timedelta(seconds=5)
+    monitor_process_logfile: str | None = None
+    monitor_process_pidfile: str | None = None
+    completion: Completion | None = None
+    terminate: Terminate | None = None
+    on_incident: Callable[[Incident], object] | None = None
+    incident_dir: str | None = None
+    env_rendezvous: bool = True
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not distributed.is_available():
+            raise ValueError("torch.distributed is not available in this build of torch")
+        for low, high in _ORDERED:
+            _check_order(self, low, high)
+        for name in ("monitor_process_logfile", "monitor_process_pidfile", "incident_dir"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_absolute():
+                raise ValueError(f"{name}={path!r} must be an absolute path")
+
+
+# The smaller one first. The guides give the reasons: a hard timeout must come before the others
+# give up on the rank in a barrier, an interval must fit into the timeout it serves.
+_ORDERED = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+
+_OPTIONAL_CALLBACKS: dict[str, type] = {
+    "initialize": Initialize,
+    "abort": Abort,
+    "finalize": Finalize,
+    "health_check": HealthCheck,
+    "completion": Completion,
+    "terminate": Terminate,
+}
+
+
+def _check_order(settings: Settings, low: str, high: str) -> None:
+    smaller, larger = getattr(settings, low), getattr(settings, high)
+    if not smaller < larger:
+        raise ValueError(
+            f"{low} < {high} must hold, and {low}={_show(smaller)}, {high}={_show(larger)}"
+        )
+
+
+def _show(duration: timedelta) -> str:
+    return f"{duration.total_seconds():g} s"
+
+
+def _check_types(settings: Settings) -> None:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        expected = _expected_type(field)
+        if expected is not None and not isinstance(value, expected):
+            names = " or ".join(t.__name__ for t in expected).replace("NoneType", "None")
+            raise TypeError(f"{field.name} must be {names}, not {type(value).__name__}: {value!r}")
+        if isinstance(value, timedelta) and value < timedelta(0):
+            raise ValueError(f"{field.name}={_show(value)} must not be negative")
+    factory = settings.store_factory
+    if not (isinstance(factory, type) and issubclass(factory, StoreMixin)):
+        raise TypeError(f"store_factory must be a subclass of store.StoreMixin, not {factory!r}")
+    if settings.on_incident is not None and not callable(settings.on_incident):
+        raise TypeError(f"on_incident must be callable, not {settings.on_incident!r}")
+
+
+def _expected_type(field: dataclasses.Field[Any]) -> tuple[type, ...] | None:
+    if field.name in _OPTIONAL_CALLBACKS:
+        return (_OPTIONAL_CALLBACKS[field.name], type(None))
+    by_annotation: dict[str, tuple[type, ...]] = {
+        "timedelta": (timedelta,),
+        "bool": (bool,),
+        "str | None": (str, type(None)),
+        "dict[str, Any] | None": (dict, type(None)),
+        "RankAssignment": (RankAssignment,),
+    }
+    return by_annotation.get(str(field.type))

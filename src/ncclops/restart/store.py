@@ -1,0 +1,209 @@
+"""Stores: what the wrapper builds with ``store_factory`` and what it needs of it.
+
+::
+
+    RestartError
+    └── BarrierError
+        ├── BarrierTimeout      not everybody came in time
+        └── BarrierOverflow     more came than were expected
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ncclops.restart import store_server
+from ncclops.restart.exception import RestartError
+
+
+class BarrierError(RestartError):
+    """A barrier over the store failed."""
+
+
+class BarrierTimeout(BarrierError):  # noqa: N818 - the public API's name
+    """Somebody did not come before the deadline."""
+
+
+class BarrierOverflow(BarrierError):  # noqa: N818 - the public API's name
+    """More ranks entered than the barrier was for: two groups use the same name."""
+
+
+class StoreMixin:
+    """Mix it into a ``torch.distributed.Store`` to make it fit for ``store_factory``.
+
+    ``class MyStore(torch.distributed.TCPStore, StoreMixin)`` is all that it takes. The store has
+    to offer ``set``, ``get``, ``add``, ``check`` and ``wait``; ``compare_set`` and ``append`` are
+    used where they exist. The wrapper reaches nothing through the mixin that a method of
+    torch's store could shadow.
+    """
+
+    @property
+    def critical_ranks(self) -> tuple[int, ...]:
+        """Initial ranks whose end would take the store away: they leave the wrapper last."""
+        return ()
+
+
+def barrier(
+    store: dist.Store,
+    ranks: Collection[int],
+    group_name: str,
+    rendezvous_count: int,
+    timeout: timedelta,
+) -> None:
+    """Wait until ``rendezvous_count`` ranks have entered the barrier ``group_name``.
+
+    ``ranks`` are those that enter with this call: as a rule one, more to stand in for others.
+    Costs each caller one addition and one wait. A name serves once.
+
+    Raises ``BarrierTimeout`` after ``timeout`` and ``BarrierOverflow`` when too many enter.
+    """
+    entered = store.add(f"{group_name}/entered", len(ranks))
+    if entered > rendezvous_count:
+        raise BarrierOverflow(
+            f"barrier {group_name!r} is for {rendezvous_count} ranks and {entered} entered it"
+        )
+    if entered == rendezvous_count:
+        store.set(f"{group_name}/complete", "1")
+    try:
+        store.wait([f"{group_name}/complete"], timeout)
+    except RuntimeError as error:
+        entered = store.add(f"{group_name}/entered", 0)
+        raise BarrierTimeout(
+            f"barrier {group_name!r}: {entered} of {rendezvous_count} ranks came within {timeout}"
+        ) from error
+
+
+class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
+    """The default store: a TCPStore whose server outlives rank 0.
+
+    Rank 0 starts the server as a process of its own, unless the port is taken already (by a
+    launcher's store, as under torchrun), and all ranks connect as clients. ``NCCLOPS_STORE``
+    (``host:port``) points every rank to a server that runs elsewhere, such as ``ncclops store
+    serve``, and takes precedence over ``host_name`` and ``port``. ``None`` stands for
+    ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``.
+
+    ``timeout`` bounds the connecting and every operation that has no timeout of its own.
+    ``multi_tenant`` is accepted for compatibility: the server is shared by all that connect.
+
+    Raises ``ValueError`` when no address is known, and ``torch.distributed.DistNetworkError``
+    when nobody answers there within ``timeout``.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        port: int | None = None,
+        world_size: int | None = None,
+        timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        use_libuv: bool = True,
+    ) -> None:
+        del multi_tenant
+        external = os.environ.get("NCCLOPS_STORE")
+        if external:
+            host_name, port = parse_address(external, "NCCLOPS_STORE")
+        host = host_name if host_name is not None else _required("MASTER_ADDR", "host_name")
+        port = port if port is not None else int(_required("MASTER_PORT", "port"))
+        if world_size is None:
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if not external and os.environ.get("RANK", "0") == "0":
+            _host_server(port)
+        super().__init__(
+            host,
+            port,
+            None,  # torch would make the server count the workers, and only the server waits
+            False,
+            timeout,
+            wait_for_workers=False,
+            use_libuv=use_libuv,
+        )
+        if wait_for_workers:
+            self._wait_for_workers(world_size, timeout)
+
+    def _wait_for_workers(self, world_size: int, timeout: timedelta) -> None:
+        if self.add("ncclops/workers", 1) >= world_size:
+            self.set("ncclops/workers/complete", "1")
+        self.wait(["ncclops/workers/complete"], timeout)
+
+
+class FileStore(dist.FileStore, StoreMixin):  # type: ignore[misc]
+    """A store in a file that all ranks can see, for jobs without a network between them.
+
+    torch's FileStore looks at the file every few milliseconds while it waits: good for tests and
+    single nodes, not for many ranks.
+    """
+
+
+class PrefixStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc]
+    """``store`` with every key under ``iteration``, so that iterations do not see each other's."""
+
+    def __init__(self, iteration: int | str, store: dist.Store) -> None:
+        super().__init__(str(iteration), store)
+        self._critical_ranks = critical_ranks(store)
+
+    @property
+    def critical_ranks(self) -> tuple[int, ...]:
+        """As of the store underneath."""
+        return self._critical_ranks
+
+
+def critical_ranks(store: dist.Store) -> tuple[int, ...]:
+    """The initial ranks that must be the last to leave the wrapper, given this store."""
+    ranks: Iterable[int] = getattr(store, "critical_ranks", ())
+    return tuple(ranks)
+
+
+def another_connection(store: dist.Store) -> dist.Store:
+    """A store over a connection of its own.
+
+    A blocking ``wait`` occupies its connection, so each thread needs one. torch 2.5 to 2.8 have
+    no ``clone``; a TCPStore can be connected to again there, and other kinds (FileStore,
+    HashStore, stores in Python) do not occupy anything while they wait.
+    """
+    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+        return store.clone()
+    if isinstance(store, dist.TCPStore):
+        return dist.TCPStore(
+            store.host, store.port, None, False, store.timeout, wait_for_workers=False
+        )
+    return store
+
+
+def parse_address(text: str, source: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` (``[v6]:port``). Raises ``ValueError`` naming ``source``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{source}={text!r}: expected host:port, such as node0:29400")
+    return host.strip("[]"), int(port)
+
+
+def _host_server(port: int) -> None:
+    """Start a server on ``port``, unless there is one already, as under torchrun."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    listener = store_server.bind(port)
+    if listener is not None:
+        with listener:
+            store_server.start(listener)
+
+
+def _required(variable: str, parameter: str) -> str:
+    value = os.environ.get(variable)
+    if not value:
+        raise ValueError(
+            f"TCPStore: {variable} is not set; set it on every rank, or pass {parameter}= in "
+            "store_kwargs, or point NCCLOPS_STORE to a server"
+        )
+    return value
+
+
+def lose_connection(error: Exception) -> bool:
+    """Whether ``error``, raised by a store, says that the server is gone rather than late."""
+    timeout_words = ("timeout", "timed out")
+    return not any(word in str(error).lower() for word in timeout_words)

@@ -1,0 +1,186 @@
+"""The process that hosts the store's server, so that the server outlives every rank.
+
+Rank 0 binds the port itself (nobody can take it in between) and hands the listening socket to
+this process, which is started like the guardian, in a session of its own, and reparented to init
+at once. It needs torch's TCPStore but not torch: loading only the extension module takes a tenth
+of the time and half of the memory of ``import torch``, and falls back to that where it fails.
+
+It goes by itself when nobody has been connected for a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import importlib
+import importlib.machinery
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ncclops.restart._sockets import duplicate_socket
+
+# The ranks of a large job may take this long to come up before the first one connects.
+_FIRST_CLIENT_WITHIN_S = 600.0
+# Between the last disconnection and the end: a rank that reconnects finds the server there.
+_LINGER_S = 0.2
+_POLL_S = 0.1
+# Without clients the process has a dozen descriptors open.
+_SURELY_CLIENTS = 256
+
+_BOOT = (
+    "import sys; sys.path[:0] = [{root!r}]; "
+    "from ncclops.restart.store_server import main; main({path!r})"
+)
+
+
+def bind(port: int) -> socket.socket | None:
+    """A socket that listens on ``port`` of every interface; ``None`` when the port is taken."""
+    try:
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        address: tuple[Any, ...] = ("::", port)
+    except OSError:  # no IPv6 on this machine
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        address = ("0.0.0.0", port)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(4096)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return sock
+
+
+def start(listener: socket.socket) -> None:
+    """Start the server on ``listener`` and return while it comes up: connections queue.
+
+    Should it fail, ``NCCLOPS_STORE_LOG`` names the file that it complains to.
+    """
+    import ncclops
+
+    boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]), path=list(sys.path))
+    config = {"fd": listener.fileno(), "linger": True}
+    with Path(os.environ.get("NCCLOPS_STORE_LOG", os.devnull)).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    process.wait()  # it forks and returns, so that it is nobody's child
+
+
+def load_tcp_store() -> Any:
+    """The TCPStore class, with as little of torch as will do."""
+    try:
+        return _load_extension_only()
+    except Exception:  # noqa: BLE001 - whatever a future torch needs more, the full import has
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+            del sys.modules[name]
+        return importlib.import_module("torch.distributed").TCPStore
+
+
+def _load_extension_only() -> Any:
+    """``torch._C`` without running ``torch/__init__.py``, whose thousand modules we do not need."""
+    spec = importlib.machinery.PathFinder.find_spec("torch")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("torch is not on the path")
+    package = types.ModuleType("torch")
+    package.__path__ = list(spec.submodule_search_locations)
+    distributed = types.ModuleType("torch.distributed")
+    distributed.__path__ = [str(Path(place) / "distributed") for place in package.__path__]
+    sys.modules["torch"], sys.modules["torch.distributed"] = package, distributed
+    extension = importlib.import_module("torch._C")
+    extension._c10d_init()
+    return importlib.import_module("torch._C._distributed_c10d").TCPStore
+
+
+def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
+    """A server in this process, on the given listening socket or on ``port``."""
+    raise_fd_limit()
+    handed_over = {} if listener_fd is None else {"master_listen_fd": listener_fd}
+    return tcp_store(
+        "localhost",
+        port,
+        None,
+        True,
+        timedelta(seconds=300),
+        wait_for_workers=False,
+        **handed_over,
+    )
+
+
+def raise_fd_limit() -> None:
+    """One descriptor per connection, and a few connections per rank: take what is allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def wait_until_deserted(port: int) -> None:
+    """Return when no client but our own has been connected to ``port`` for a moment.
+
+    The sockets belong to torch's server thread, which tells nobody about connections: hence the
+    poll.
+    """
+    patience_s = _FIRST_CLIENT_WITHIN_S
+    empty_since = time.monotonic()
+    while time.monotonic() - empty_since < patience_s:
+        if _has_clients(port):
+            patience_s, empty_since = _LINGER_S, time.monotonic()
+        time.sleep(_POLL_S)
+
+
+def _has_clients(port: int) -> bool:
+    fds = _open_fds()
+    # Most of so many must be clients; looking at each of thousands would take too long.
+    if len(fds) > _SURELY_CLIENTS:
+        return True
+    return sum(_is_connection_to(port, fd) for fd in fds) > 1  # one is our own
+
+
+def _is_connection_to(port: int, fd: str) -> bool:
+    sock = duplicate_socket(int(fd))
+    if sock is None:
+        return False
+    with sock, contextlib.suppress(OSError, IndexError):
+        sock.getpeername()
+        return bool(sock.getsockname()[1] == port)
+    return False
+
+
+def _open_fds() -> list[str]:
+    return os.listdir("/proc/self/fd")  # noqa: PTH208 - names are all that is wanted, often
+
+
+def main(path: list[str]) -> None:
+    """Entry of the detached process; ``path`` is where the starter finds its modules."""
+    config = json.loads(sys.argv[1])
+    if os.fork():
+        os._exit(0)
+    sys.path.extend(place for place in path if place not in sys.path)
+    # What ends the ranks must not end the store under those that remain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    port = socket.socket(fileno=os.dup(config["fd"])).getsockname()[1]
+    faulthandler.enable()
+    server = serve(config["fd"], port, load_tcp_store())
+    wait_until_deserted(port)
+    del server

@@ -1,0 +1,138 @@
+"""Runs a script under the restart core: after a fault it starts again in the same processes."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from ncclops import restart
+from ncclops.restart.exception import RestartAbort
+from ncclops.restart.incident import Incident
+from ncclops.worker import fresh, record
+from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
+
+# The same exception at the same place so often in a row is the script's own.
+_SAME_FAILURE_LIMIT = 3
+# Exceptions that a mistake in the script raises, and hardly anything else. Early in a run one is
+# enough; later, hours of training are worth the attempts.
+_MISTAKES = (
+    NameError,
+    AttributeError,
+    TypeError,
+    LookupError,
+    ImportError,
+    SyntaxError,
+    NotImplementedError,
+)
+_EARLY_S = 300.0
+
+
+def run(script: Callable[[], None]) -> None:
+    """Run ``script`` until it ends well on all ranks; raises what this rank leaves with.
+
+    ``SystemExit`` with code 0 is a good end. With another code, and for exceptions that no
+    restart can mend, the rank leaves and its exit code says so.
+    """
+    timeouts = json.loads(os.environ[TIMEOUTS_S])
+    repetition = StopRepeating(started=float(os.environ[STARTED]))
+    before = fresh.Snapshot.take()
+    fresh.atexit_callbacks.watch()
+
+    def on_incident(incident: Incident) -> None:
+        repetition.count(incident)
+        _tell(incident)
+
+    def attempt(call: restart.CallWrapper) -> None:
+        if call.iteration == 0:
+            record.tell("entered")
+        else:
+            before.restore()
+            repetition.check()
+        try:
+            script()
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise
+
+    wrapper = restart.Wrapper(
+        soft_timeout=timedelta(seconds=timeouts["soft"]),
+        hard_timeout=timedelta(seconds=timeouts["hard"]),
+        barrier_timeout=timedelta(seconds=timeouts["barrier"]),
+        completion_timeout=timedelta(seconds=timeouts["completion"]),
+        on_incident=on_incident,
+        incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
+    )
+    attempt.__annotations__["call"] = restart.CallWrapper
+    try:
+        wrapper(attempt)()  # type: ignore[call-arg]
+    except RestartAbort as stop:
+        if isinstance(stop.__cause__, Exception):
+            sys.excepthook(type(stop.__cause__), stop.__cause__, stop.__cause__.__traceback__)
+        sys.exit(f"ncclops: {stop}")
+
+
+class StopRepeating:
+    """Stops the job when no restart will mend it: the same exception from the same line again
+    and again, or a plain mistake in the script at the beginning of the run (``started``, seconds
+    since the epoch).
+
+    All ranks get the same incidents, so all come to the same decision.
+    """
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._last: tuple[str, str] | None = None
+        self._times = 0
+        self._verdict: str | None = None
+
+    def count(self, incident: Incident) -> None:
+        """Take note of how an iteration ended."""
+        if incident.exception is None:
+            self._last = None
+            return
+        this = _place(incident)
+        self._times = self._times + 1 if this == self._last else 1
+        self._last = this
+        if _is_mistake(incident.exception) and incident.at - self._started < _EARLY_S:
+            self._verdict = "a mistake in the script"
+        elif self._times >= _SAME_FAILURE_LIMIT:
+            self._verdict = f"{self._times} times in a row at the same place"
+
+    def check(self) -> None:
+        """Raise ``RestartAbort`` if the next iteration would end as the last one did."""
+        if self._verdict is not None and self._last is not None:
+            what, where = self._last
+            raise RestartAbort(f"{what} ({where}): {self._verdict}, which no restart mends")
+
+
+def _is_mistake(exception: str) -> bool:
+    kind = getattr(builtins, exception.partition(":")[0], None)
+    return isinstance(kind, type) and issubclass(kind, _MISTAKES)
+
+
+def _place(incident: Incident) -> tuple[str, str]:
+    """The exception's name, and where it was raised."""
+    lines = [line.strip() for line in (incident.traceback or "").splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    return str(incident.exception), places[-1] if places else "unknown place"
+
+
+def _tell(incident: Incident) -> None:
+    """The incident as events of the run: each rank its own fault, one rank the restart."""
+    if incident.first_faulty_rank == incident.initial_rank:
+        record.tell("fault", cause=incident.summary, kind=incident.cause)
+    if incident.rank == 0:
+        record.tell(
+            "restart",
+            iteration=incident.iteration + 1,
+            cause=incident.summary,
+            faulty_ranks=list(incident.faulty_ranks),
+            ranks_lost=list(incident.ranks_lost),
+            world_size=incident.world_size,
+            phases_ms=dict(incident.phases_ms),
+        )

@@ -1,0 +1,156 @@
+"""Where logs come from: files, folders, compressed, cut off, torchelastic's error files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from ncclops.classify import classify_paths, load_signatures
+from ncclops.classify.ranks import rank_of_path
+from ncclops.errors import UsageError
+
+LOADED = load_signatures()
+CAUSE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+LOG = (
+    "\n".join(f"step {i} loss 2.0 tok/s 5" for i in range(50)) + f"\n[rank2]: {CAUSE}\n"
+).encode()
+
+
+@pytest.mark.parametrize("name", ["a.log", "a.log.gz", "a.zst", "no-suffix"])
+@pytest.mark.parametrize("packed", ["plain", "gzip", "zstd"])
+def test_compression_is_seen_in_the_bytes_not_in_the_name(
+    tmp_path: Path, name: str, packed: str
+) -> None:
+    pack = {
+        "plain": lambda data: data,
+        "gzip": gzip.compress,
+        "zstd": zstandard.ZstdCompressor().compress,
+    }[packed]
+    (tmp_path / name).write_bytes(pack(LOG))
+    report = classify_paths([tmp_path / name], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("cuda-error", 2)
+    assert (report.evidence[0].line, report.stats.bytes) == (51, len(LOG))
+
+
+def test_concatenated_archives_are_read_to_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"step 1\n") + gzip.compress(LOG))
+    (tmp_path / "a.zst").write_bytes(zstandard.compress(b"step 1\n") + zstandard.compress(LOG))
+    for name in ("a.gz", "a.zst"):
+        assert classify_paths([tmp_path / name], LOADED).evidence[0].line == 52
+
+
+def test_an_archive_cut_in_the_middle_is_read_that_far(tmp_path: Path) -> None:
+    noise = "".join(f"{i * 7919 % 104729} noise\n" for i in range(20_000)).encode()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(LOG + noise)[:-2000])
+    report = classify_paths([tmp_path / "a.gz"], LOADED)
+    assert report.verdict.class_ == "cuda-error"
+    assert "cut short" in report.notes[0]
+
+
+def test_a_damaged_archive_is_noted_not_raised(tmp_path: Path) -> None:
+    packed = bytearray(zstandard.compress(LOG * 2000))
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "a.zst").write_bytes(packed)
+    report = classify_paths([tmp_path / "a.zst"], LOADED)
+    assert report.stats.files == 1
+
+
+def test_torchrun_log_dir(tmp_path: Path) -> None:
+    base = tmp_path / "none_abc" / "attempt_0"
+    for rank in range(4):
+        (base / str(rank)).mkdir(parents=True)
+        (base / str(rank) / "stdout.log").write_bytes(b"step 1 loss 2.0 tok/s 5\n")
+        (base / str(rank) / "stderr.log").write_bytes(b"")
+    (base / "3" / "stderr.log").write_text(CAUSE + "\n")
+    report = classify_paths([tmp_path], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("cuda-error", 3)
+    assert report.stats.files == 8
+
+
+def test_error_files_of_torchelastic_date_the_first_failure(tmp_path: Path) -> None:
+    for rank, at, message in (
+        (1, 1_780_000_060, "EOFError: peer"),
+        (2, 1_780_000_000, "KeyError: 'x'"),
+    ):
+        folder = tmp_path / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        extra = {"py_callstack": "Traceback ...", "timestamp": str(at)}
+        document = {"message": {"message": message, "extraInfo": extra}}
+        (folder / "error.json").write_text(json.dumps(document))
+    report = classify_paths([tmp_path], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("user-error", 2)
+    assert report.evidence[0].file.endswith("2/error.json")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "not json", "[1]", '{"message": 3}', '{"message": {"a": 1}}']
+)
+def test_odd_error_files_are_read_as_text(tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    (folder / "error.json").write_text(content)
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "unknown"
+
+
+def test_an_earlier_attempt_of_torchrun_is_history_once_a_later_one_ran(tmp_path: Path) -> None:
+    for attempt, text in ((0, CAUSE + "\n"), (1, "step 1 loss 2.0\nstep 2 loss 2.0\n")):
+        folder = tmp_path / "none_x" / f"attempt_{attempt}" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "healthy"
+    (folder / "stderr.log").write_text("starting\n")
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "cuda-error"
+
+
+def test_one_unreadable_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(CAUSE + "\n")
+    (tmp_path / "b.log").symlink_to("/proc/self/mem")
+    report = classify_paths([tmp_path], LOADED)
+    assert report.verdict.class_ == "cuda-error"
+    assert report.notes and "b.log was left out" in report.notes[0]
+
+
+def test_several_paths_are_one_job(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("[rank0]: ncclRemoteError: A call failed\n")
+    (tmp_path / "b.log").write_text(f"[rank1]: {CAUSE}\n")
+    report = classify_paths([tmp_path / "a.log", tmp_path / "b.log"], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("cuda-error", 1)
+
+
+def test_our_own_records_are_not_read_as_logs(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "fault", "text": "CUDA out of memory"}\n')
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "incidents" / "0").mkdir(parents=True)
+    (tmp_path / "incidents" / "0" / "stacks.txt").write_text("Segmentation fault\n")
+    (tmp_path / "ranks" / "0").mkdir(parents=True)
+    (tmp_path / "ranks" / "0" / "stdout.log").write_text("step 1 loss 1.0\nstep 2 loss 1.0\n")
+    report = classify_paths([tmp_path], LOADED)
+    assert (report.verdict.class_, report.stats.files) == ("healthy", 1)
+
+
+def test_unreadable_input_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*nope\.log: No such file"):
+        classify_paths([tmp_path / "nope.log"], LOADED)
+    with pytest.raises(UsageError, match="no logs below"):
+        classify_paths([tmp_path], LOADED)
+
+
+@pytest.mark.parametrize(
+    ("path", "rank"),
+    [
+        ("runs/x/ranks/12/stdout.log", 12),
+        ("runs/x/ranks/12/stderr.log.gz", 12),
+        ("logs/none_q1/attempt_0/3/stderr.log", 3),
+        ("logs/rank_7.log", 7),
+        ("logs/rank7/out.txt", 7),
+        ("logs/train-rank-007.out", 7),
+        ("logs/2024/train.log", None),
+        ("logs/slurm-77.out", None),
+    ],
+)
+def test_ranks_in_paths(path: str, rank: int | None) -> None:
+    assert rank_of_path(Path(path)) == rank

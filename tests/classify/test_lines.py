@@ -1,0 +1,181 @@
+"""What real streams do to lines: cuts, colours, progress bars, other encodings, endless lines."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclops.classify import Report, Scanner, SignatureSet, classify_bytes, load_signatures
+from ncclops.classify.matcher import build_matcher, stdlib_matcher
+
+LOADED = load_signatures()
+CAUSE = b"[rank3]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+FILLER = b"step %d loss 1.25 tokens/s 1200\n"
+
+
+def scan(data: bytes, cut: int = 1 << 18) -> Report:
+    scanner = Scanner(LOADED)
+    for start in range(0, len(data), cut):
+        scanner.feed(None, "log", data[start : start + cut])
+    return scanner.verdict()
+
+
+def assert_found(report: Report, line: int) -> None:
+    verdict = report.verdict
+    assert (verdict.class_, verdict.rank) == ("cuda-error", 3)
+    assert report.evidence[0].line == line
+
+
+@pytest.mark.parametrize("cut", [1, 7, 64, 1000, 1 << 18])
+def test_lines_are_found_however_the_stream_is_cut(cut: int) -> None:
+    data = b"".join(FILLER % i for i in range(20)) + CAUSE + b"\n" + FILLER % 21
+    assert_found(scan(data, cut), 21)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_line_ends(end: bytes) -> None:
+    data = b"a" + (end or b"\n") + b"b" + (end or b"\n") + CAUSE + end
+    report = scan(data)
+    assert_found(report, 3)
+    assert report.evidence[0].text == CAUSE.decode()
+
+
+def test_a_line_without_its_end_is_read_and_not_counted_twice() -> None:
+    scanner = Scanner(LOADED)
+    scanner.feed(3, "stdout", b"one\n" + CAUSE[:20])
+    assert scanner.verdict().verdict.class_ != "cuda-error"
+    scanner.feed(3, "stdout", CAUSE[20:])
+    first = scanner.verdict()
+    assert_found(first, 2)
+    scanner.feed(3, "stdout", b"\n")
+    again = scanner.verdict()
+    assert_found(again, 2)
+    assert len(again.evidence) == len(first.evidence)
+
+
+def test_colours_do_not_hide_a_message() -> None:
+    coloured = CAUSE.replace(b"CUDA error", b"\x1b[1;31mCUDA\x1b[0m error").replace(
+        b"illegal", b"\x1b[33millegal\x1b[0m"
+    )
+    report = scan(b"x\n" + coloured + b"\n")
+    assert_found(report, 2)
+    assert "\x1b" not in report.evidence[0].text
+
+
+def test_a_progress_bar_is_one_line_and_its_states_are_not_evidence() -> None:
+    bar = b"".join(
+        b"Epoch 1: %d%%|###| %d/100 [00:01<00:09, 9.1it/s]\r" % (i, i) for i in range(99)
+    )
+    report = scan(b"start\n" + bar + CAUSE + b"\nend\n")
+    assert_found(report, 2)
+    assert report.evidence[0].text == CAUSE.decode()
+
+
+def test_a_bar_that_never_ends_its_line_stays_in_bounds() -> None:
+    scanner = Scanner(LOADED)
+    for i in range(40_000):
+        scanner.feed(
+            None, "log", b"Epoch 1: 5%%|###| %d/9 [00:01<00:09, 9.1it/s]%s\r" % (i, b"." * 60)
+        )
+    scanner.feed(None, "log", CAUSE + b"\r")
+    assert_found(scanner.verdict(), 1)
+
+
+def test_invalid_utf8_and_nul_bytes_are_read_over() -> None:
+    report = scan(b"\xff\xfe\x00\x80 garbage\n\xc3( " + CAUSE + b" \xff\n")
+    assert_found(report, 2)
+
+
+@pytest.mark.parametrize("where", [0, 500_000, 1_048_500, 1_500_000, 2_900_000])
+def test_a_line_of_megabytes(where: int) -> None:
+    line = bytearray(b"x" * 3_000_000)
+    line[where : where + len(CAUSE) + 2] = b" " + CAUSE + b" "
+    report = scan(b"first\n" + bytes(line) + b"\nlast\n")
+    assert report.verdict.class_ == "cuda-error"
+    assert report.evidence[0].line == 2
+    assert "illegal memory access" in report.evidence[0].text
+    assert len(report.evidence[0].text) < 1000
+    assert report.stats.lines == 3
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    """Twenty thousand echoes of 64 ranks leave no more behind than two thousand."""
+
+    def held(echoes: int) -> int:
+        scanner = Scanner(LOADED)
+        tracemalloc.start()
+        echo = b"[rank%d]: ncclRemoteError: A call failed %d\n"
+        for start in range(0, echoes, 100):
+            scanner.feed(
+                None, "log", b"".join(echo % (i % 64, i) for i in range(start, start + 100))
+            )
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size
+
+    held(100)  # compiled patterns and other one-time costs
+    small, large = held(2_000), held(20_000)
+    assert large < small + 100_000
+
+
+def test_a_repeated_line_keeps_its_first_and_its_last_place() -> None:
+    lines = [b"ncclRemoteError: A call failed\n"] * 100
+    report = scan(b"".join(lines))
+    assert [item.line for item in report.evidence] == [1, 2, 100]
+
+
+def test_stats_count_what_was_read() -> None:
+    data = b"a\nb\nc"
+    stats = scan(data).stats
+    assert (stats.files, stats.lines, stats.bytes) == (1, 3, 5)
+
+
+LITERALS = [b"abc", b"abcd", b"bcd", b"c", b"aa", b"ncclRemoteError", b"Error"]
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"\n", b"Error", b"ncclRemote"])))
+def test_both_matchers_agree(pieces: list[bytes]) -> None:
+    block = b"".join(pieces)
+    fast = build_matcher(LITERALS)(block)
+    assert sorted(set(fast)) == sorted(set(stdlib_matcher(LITERALS)(block)))
+    naive = {
+        (end + len(literal), index)
+        for index, literal in enumerate(LITERALS)
+        for end in range(len(block))
+        if block[end : end + len(literal)] == literal
+    }
+    assert set(fast) == naive
+
+
+def test_without_hyperscan_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hyperscan", None)
+    slow = SignatureSet(LOADED.signatures)
+    data = "\n".join(s.examples[0] for s in LOADED.signatures).encode()
+    assert classify_bytes(data, slow).evidence == classify_bytes(data, LOADED).evidence
+
+
+def test_a_matcher_without_literals_finds_nothing() -> None:
+    assert build_matcher([])(b"anything") == []
+
+
+def test_the_verdict_does_not_depend_on_the_cuts() -> None:
+    """A log fed in random pieces gives the report of the same log in one piece."""
+    rng = random.Random(7)
+    lines = [s.examples[0].encode() for s in LOADED.signatures]
+    rng.shuffle(lines)
+    data = b"\n".join(lines)
+    whole = classify_bytes(data, LOADED)
+    for _ in range(5):
+        scanner, position = Scanner(LOADED), 0
+        while position < len(data):
+            size = rng.randint(1, 400)
+            scanner.feed(None, "<memory>", data[position : position + size])
+            position += size
+        report = scanner.verdict()
+        assert report.verdict == whole.verdict
+        assert report.evidence == whole.evidence

@@ -1,0 +1,313 @@
+"""Causes over echoes: whose line it was, when, and what merely followed from it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ncclops.classify import Report, Scanner, classify_bytes, classify_paths, load_signatures
+
+LOADED = load_signatures()
+
+
+def watchdog(rank: int, minute: int, second: int = 0) -> str:
+    return (
+        f"[rank{rank}]:[E606 09:{minute:02d}:{second:02d}.164985344 ProcessGroupNCCL.cpp:757] "
+        f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, "
+        f"OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600004 "
+        "milliseconds before timing out."
+    )
+
+
+def steps(rank: int, count: int = 5) -> list[str]:
+    return [
+        f"[rank{rank}]: 2026-06-06 08:50:{i:02d} step {i} loss 2.5 tok/s 900" for i in range(count)
+    ]
+
+
+CAUSES = {
+    "cuda-error": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "gpu-oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "gpu-hardware": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "user-error": "KeyError: 'lr'",
+    "collective-mismatch": "RuntimeError: Detected mismatch between collectives on ranks. Rank 0",
+    "coalesced-unsupported": "RuntimeError: Backend nccl does not support allgather_coalesced",
+}
+
+
+@pytest.mark.parametrize("class_", CAUSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_one_cause_among_63_watchdogs_shuffled(class_: str, seed: int) -> None:
+    rng = random.Random(seed)
+    culprit = rng.randrange(64)
+    cause = f"2026-06-06 08:59:01 [rank{culprit}]: {CAUSES[class_]}"
+    echoes = [watchdog(rank, 9, rng.randrange(60)) for rank in range(64) if rank != culprit]
+    lines = [line for rank in range(64) for line in steps(rank)]
+    failures = [cause, *echoes]
+    rng.shuffle(failures)
+    report = classify_bytes("\n".join([*lines, *failures]).encode(), LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == (class_, culprit)
+    assert report.verdict.rank_began_it
+    assert report.evidence[0].line == len(lines) + failures.index(cause) + 1
+    assert report.evidence[0].role == "cause"
+    assert {item.role for item in report.evidence[1:]} == {"symptom"}
+    assert not report.verdict.eligible or class_ == "gpu-hardware"
+
+
+def write_ranks(folder: Path, logs: dict[int, list[str]]) -> Path:
+    for rank, lines in logs.items():
+        path = folder / "ranks" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_files_of_a_directory_are_merged_by_time(tmp_path: Path) -> None:
+    """Both exceptions would do as a cause; the clock says which came first."""
+    logs = {rank: [watchdog(rank, 20)] for rank in range(16)}
+    logs[9] = ["2026-06-06 09:05:00,001 ERROR ValueError: bad sample in shard 9"]
+    logs[2] = ["2026-06-06 09:06:00,001 ERROR ValueError: prefetcher is gone"]
+    report = classify_paths([write_ranks(tmp_path, logs)], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("user-error", 9)
+    assert report.evidence[0].file.endswith("ranks/9/stderr.log")
+    assert report.stats.files == 16
+
+
+def test_a_traceback_without_any_time_beats_timed_watchdogs(tmp_path: Path) -> None:
+    logs = {rank: [watchdog(rank, 20)] for rank in range(8)}
+    logs[5] = ["Traceback (most recent call last):", '  File "train.py", line 3', "KeyError: 'lr'"]
+    verdict = classify_paths([write_ranks(tmp_path, logs)], LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("user-error", 5)
+
+
+def test_a_dead_peer_is_not_a_network_fault(tmp_path: Path) -> None:
+    """Rank 3 raises; 30 seconds later the others' InfiniBand retries are used up."""
+    ib = (
+        "[2026-06-06 09:01:{s:02d}] n{r}:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : "
+        "Got completion from peer 10.0.0.3<33092> with status=12 opcode=0 len=0 vendor err 129"
+    )
+    logs = {rank: [ib.format(s=30 + rank, r=rank)] for rank in range(8)}
+    logs[3] = ["[2026-06-06 09:01:00] starting", "[rank3]: IndexError: list index out of range"]
+    verdict = classify_paths([write_ranks(tmp_path, logs)], LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("user-error", 3)
+
+
+def test_a_network_fault_is_not_the_exception_it_raises() -> None:
+    log = f"{IB_LINE}\n[rank0]: RuntimeError: engine died, see above\n"
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "network-transport"
+
+
+IB_LINE = (
+    "n1:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer "
+    "10.0.0.3<33092> with status=12 opcode=0 len=0 vendor err 129"
+)
+
+
+def test_ib_errors_ask_for_another_node_only_once_the_path_has_worked() -> None:
+    fresh = classify_bytes(IB_LINE.encode(), LOADED).verdict
+    assert (fresh.retry_policy, fresh.eligible) == ("fix-config", False)
+    running = classify_bytes("\n".join([*steps(0), IB_LINE]).encode(), LOADED).verdict
+    assert (running.retry_policy, running.eligible) == ("replace-node", True)
+
+
+REFUSED = (
+    "[2026-06-06 09:00:0{s}] n{r}:11:1{r} [{r}] misc/socket.cc:578 NCCL WARN socketPollConnect: "
+    "connect to 10.0.0.9<36141> returned Connection refused, exceeded error retry count after 35 "
+    "attempts"
+)
+
+
+def test_refused_at_start_is_retried_lazily() -> None:
+    verdict = classify_bytes(REFUSED.format(s=1, r=1).encode(), LOADED).verdict
+    assert (verdict.class_, verdict.phase) == ("bootstrap", "socket")
+    assert (verdict.retry_policy, verdict.eligible) == ("retry-once-lazy", True)
+
+
+def test_refused_after_steps_is_not_retried() -> None:
+    verdict = classify_bytes(
+        "\n".join([*steps(0), REFUSED.format(s=1, r=1)]).encode(), LOADED
+    ).verdict
+    assert verdict.class_ == "bootstrap" and not verdict.eligible
+    assert "collectives had already completed" in verdict.retry_reason
+
+
+def test_refused_because_another_host_rejects_the_version_is_not_retried(tmp_path: Path) -> None:
+    """The line that decides stands in the other host's log."""
+    root = (
+        "[2026-06-06 09:00:00] n0:24:27 [0] bootstrap.cc:345 NCCL WARN Bootstrap Root : mismatch "
+        "in info from procs, nranks 16 vs 16, nroots 1 vs 1, iroot 0 vs 0, offset 0 vs 1305411586"
+    )
+    logs = {0: [root], **{rank: [REFUSED.format(s=rank, r=rank)] for rank in range(1, 8)}}
+    report = classify_paths([write_ranks(tmp_path, logs)], LOADED)
+    assert report.verdict.signature == "nccl-bootstrap-mismatch"
+    assert (report.verdict.rank, report.verdict.eligible) == (0, False)
+
+
+def test_two_nccl_versions_forbid_the_retry() -> None:
+    log = "\n".join(
+        [
+            "n0:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.2",
+            "n1:1:1 [0] NCCL INFO NCCL version 2.29.7+cuda13.0",
+            REFUSED.format(s=1, r=1),
+        ]
+    )
+    verdict = classify_bytes(log.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "fix-config")
+    assert "2.26.2, 2.29.7" in verdict.retry_reason
+
+
+def test_another_firm_cause_forbids_the_retry() -> None:
+    log = (
+        REFUSED.format(s=1, r=1) + "\n[rank0]: ModuleNotFoundError: No module named 'flash_attn'\n"
+    )
+    assert not classify_bytes(log.encode(), LOADED).verdict.eligible
+
+
+REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exit"
+
+
+def test_remote_error_while_the_communicator_is_made_is_a_bootstrap_failure() -> None:
+    frame = "frame #2: c10d::ProcessGroupNCCL::initNCCLComm(std::string const&) + 0x2a1"
+    verdict = classify_bytes(f"[rank1]: {REMOTE}\n{frame}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "retry-once-lazy")
+
+
+def test_remote_error_of_a_running_job_is_a_peers_exit() -> None:
+    running = "\n".join([*steps(1), f"[rank1]: {REMOTE}"])
+    verdict = classify_bytes(running.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.eligible) == ("peer-exit", False)
+    assert not verdict.rank_began_it
+
+
+def test_warnings_that_the_job_outlived_are_no_failure() -> None:
+    log = "\n".join(
+        [
+            "n1:9:9 [0] NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+            "Traceback (most recent call last):",
+            "ImportError: cannot import name 'flash_attn_3'",
+            "n1:9:9 [0] NCCL INFO comm 0x55 rank 0 nranks 8 cudaDev 0 busId 1000 - Init COMPLETE",
+            *steps(0),
+        ]
+    )
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "healthy"
+
+
+def test_an_attempt_that_was_followed_by_steps_is_history() -> None:
+    log = [
+        "[rank3]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "[default] Worker group FAILED. 2/3 attempts left; will restart worker group",
+        *steps(0),
+    ]
+    assert classify_bytes("\n".join(log).encode(), LOADED).verdict.class_ == "healthy"
+    log.append("[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    verdict = classify_bytes("\n".join(log).encode(), LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("gpu-oom", 5)
+
+
+def test_a_failure_without_a_restart_stays_one_though_others_log_on() -> None:
+    log = [
+        "[rank3]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        *steps(0),
+    ]
+    assert classify_bytes("\n".join(log).encode(), LOADED).verdict.class_ == "cuda-error"
+
+
+def test_a_watchdog_while_compiling_and_one_after_it() -> None:
+    compiling = '  File "/x/site-packages/torch/_inductor/codecache.py", line 1132, in load'
+    during = f"{compiling}\n{watchdog(3, 9)}"
+    assert classify_bytes(during.encode(), LOADED).verdict.class_ == "watchdog-compile"
+    after = "\n".join([compiling, *steps(3), watchdog(3, 9)])
+    assert classify_bytes(after.encode(), LOADED).verdict.class_ == "watchdog-timeout"
+
+
+def test_the_rank_that_is_behind_is_named() -> None:
+    def report(rank: int, enqueued: int) -> str:
+        return (
+            f"[rank{rank}]:[E1109 16:13:20.262386071 ProcessGroupNCCL.cpp:1785] [PG ID 1 PG GUID 1 "
+            f"Rank {rank}]  failure detected by watchdog at work sequence id: 45 PG status: last "
+            f"enqueued work: {enqueued}, last completed work: 44"
+        )
+
+    log = "\n".join(report(rank, 45 if rank == 6 else 47) for rank in range(8))
+    verdict = classify_bytes(log.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.rank, verdict.rank_began_it) == ("watchdog-timeout", 6, True)
+
+
+def test_the_rank_a_line_accuses_is_named_not_its_writer() -> None:
+    line = "[rank0]: RuntimeError: [Rank 0]: Ranks 5 failed to pass monitoredBarrier in 60000 ms"
+    assert classify_bytes(line.encode(), LOADED).verdict.rank == 5
+
+
+ELASTIC = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  time      : 2026-06-21_21:36:53
+  rank      : 1 (local_rank: 1)
+  exitcode  : -6 (pid: 11)
+  traceback : Signal 6 (SIGABRT) received by PID 11
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-06-21_21:36:52
+  rank      : 6 (local_rank: 6)
+  exitcode  : {code} (pid: 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "class_"),
+    [(-9, "host-oom"), (-7, "host-oom"), (-11, "process-crash"), (1, "peer-exit")],
+)
+def test_a_summary_of_torchelastic_alone(code: int, class_: str) -> None:
+    verdict = classify_bytes(ELASTIC.format(code=code).encode(), LOADED).verdict
+    assert (verdict.class_, verdict.rank) == (class_, 6)
+    assert not verdict.eligible
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank3]: {cause}", 3),
+        ("[default3]:{cause}", 3),
+        ("3: {cause}", 3),
+        (" 3: [rank7]: {cause}", 7),
+        ("[Rank 3] {cause}", 3),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 3] {cause}", 3),
+        ("2026-06-06 10:00:00 {cause}", None),
+    ],
+)
+def test_rank_prefixes(line: str, rank: int | None) -> None:
+    cause = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    report = classify_bytes(line.format(cause=cause).encode(), LOADED)
+    assert report.verdict.rank == rank
+
+
+def test_nccl_lines_get_their_rank_from_the_communicator() -> None:
+    log = b"""\
+n1:48:66 [3] NCCL INFO ncclCommInitRank comm 0x55d0c0 rank 11 nranks 16 cudaDev 3 - Init START
+n1:48:99 [3] NCCL INFO ncclCommInitRank comm 0x55d0c1 rank 1 nranks 2 cudaDev 3 - Init START
+n1:48:66 [3] init.cc:943 NCCL WARN Cuda failure 'an illegal memory access was encountered'
+"""
+    assert classify_bytes(log, LOADED).verdict.rank == 11
+
+
+def test_live_streams_are_one_job() -> None:
+    scanner = Scanner(LOADED)
+    for rank in range(8):
+        scanner.feed(rank, "stdout", "\n".join(steps(rank)).encode() + b"\n")
+    scanner.feed(
+        5, "stderr", b"RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    )
+    report: Report = scanner.verdict()
+    assert (report.verdict.class_, report.verdict.rank) == ("cuda-error", 5)
+    assert report.evidence[0].file == "stderr"
+
+
+def test_silence_is_unknown_and_start_up_is_only_half_healthy() -> None:
+    assert classify_bytes(b"", LOADED).verdict.exit_code == 12
+    started = classify_bytes(b"n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n", LOADED)
+    assert (started.verdict.class_, started.verdict.confidence) == ("healthy", 0.4)
+    ran = classify_bytes("\n".join(steps(0)).encode(), LOADED)
+    assert (ran.verdict.class_, ran.verdict.confidence) == ("healthy", 0.9)

@@ -1,0 +1,138 @@
+"""Every signature is data with proof: examples it matches, near misses it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclops.classify import classify_bytes, load_signatures
+from ncclops.classify.loader import parse_signatures
+from ncclops.classify.model import FAILURE_CLASSES, Signature
+from ncclops.errors import UsageError
+
+LOADED = load_signatures()
+SHIPPED = Path("src/ncclops/classify/signatures")
+
+
+@pytest.mark.parametrize("signature", LOADED.signatures, ids=lambda item: item.id)
+def test_examples_match_and_near_misses_do_not(signature: Signature) -> None:
+    assert signature.examples and signature.near_misses
+    for example in signature.examples:
+        assert signature in LOADED.match_line(example), example
+    for near_miss in signature.near_misses:
+        assert signature not in LOADED.match_line(near_miss), near_miss
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [s for s in LOADED.signatures if s.role != "benign" and not s.requires and s.tier < 4],
+    ids=lambda item: item.id,
+)
+def test_an_example_alone_gets_its_class(signature: Signature) -> None:
+    """A line by itself is classified as its signature says, unless another explains it better."""
+    for example in signature.examples:
+        verdict = classify_bytes(example.encode(), LOADED).verdict
+        winner = LOADED.by_id[verdict.signature or ""] if verdict.signature else None
+        explained = winner is not None and winner.outranks_signature(signature)
+        assert verdict.class_ == signature.class_ or explained, (example, verdict)
+
+
+@pytest.mark.parametrize(
+    "signature", [s for s in LOADED.signatures if s.role == "benign"], ids=lambda item: item.id
+)
+def test_benign_examples_are_no_failure(signature: Signature) -> None:
+    """The line by itself proves nothing; what NCCL traces while it fails is at most a symptom."""
+    for example in signature.examples:
+        verdict = classify_bytes(example.encode(), LOADED).verdict
+        if verdict.class_ not in ("healthy", "unknown"):
+            assert LOADED.by_id[verdict.signature or ""].role in ("symptom", "victim"), example
+            assert not verdict.eligible
+
+
+def test_every_class_has_a_cause_or_symptom() -> None:
+    covered = {s.class_ for s in LOADED.signatures if s.role in ("cause", "symptom")}
+    assert covered == set(FAILURE_CLASSES)
+
+
+def test_bootstrap_phases_are_told_apart() -> None:
+    phases = {s.phase for s in LOADED.signatures if s.class_ in ("bootstrap", "store-rendezvous")}
+    assert phases >= {"store", "unique-id", "socket", "topology", "transport"}
+
+
+def test_shipped_patterns_compile_and_remedies_exist() -> None:
+    """The start skips compiling the shipped patterns, so this is where a bad one is caught."""
+    for file in sorted(SHIPPED.glob("*.toml")):
+        for signature in parse_signatures(file.read_text(), file.name):
+            assert signature.role == "benign" or (signature.remedy and signature.references)
+
+
+def test_ids_are_unique_over_files() -> None:
+    ids = [s.id for f in SHIPPED.glob("*.toml") for s in parse_signatures(f.read_text(), f.name)]
+    assert len(ids) == len(set(ids))
+
+
+GOOD = """
+[[signature]]
+id = "site-license"
+class = "user-error"
+role = "cause"
+literals = ["license server"]
+pattern = "license server (?:refused|timed out)"
+retry = "fix-config"
+summary = "the licence server refused"
+remedy = ["ask the licence team"]
+examples = ["ERROR license server refused token"]
+near_misses = ["license server ok"]
+"""
+
+
+def test_a_site_adds_its_own(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(GOOD)
+    loaded = load_signatures(tmp_path)
+    assert len(loaded.signatures) == len(LOADED.signatures) + 1
+    verdict = classify_bytes(b"ERROR license server refused token\n", loaded).verdict
+    assert (verdict.class_, verdict.signature) == ("user-error", "site-license")
+
+
+def test_a_site_replaces_a_shipped_one_by_its_id(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(GOOD.replace("site-license", "no-net-plugin"))
+    loaded = load_signatures(tmp_path)
+    assert len(loaded.signatures) == len(LOADED.signatures)
+    assert loaded.by_id["no-net-plugin"].summary == "the licence server refused"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('class = "user-error"', 'class = "user-eror"', "class = 'user-eror'"),
+        ('role = "cause"', 'role = "reason"', "role = 'reason'"),
+        ('literals = ["license server"]', "literals = []", "literals is missing"),
+        ('literals = ["license server"]', 'literals = ["err"]', "shorter than"),
+        ('literals = ["license server"]', "literals = [1]", "list of strings"),
+        ('pattern = "license', 'pattern = "(license', "not a regular expression"),
+        ('retry = "fix-config"', 'retry = "retry-forever"', "retry = 'retry-forever'"),
+        ('retry = "fix-config"', "", "retry is missing"),
+        ("remedy = ", "remedies = ", "unknown key 'remedies'"),
+        ('examples = ["ERROR license server refused token"]', "", "examples is missing"),
+        ('near_misses = ["license server ok"]', "", "near_misses is missing"),
+        ('id = "site-license"', 'id = "site-license"\noutranks = ["nope"]', "refers to 'nope'"),
+        ('id = "site-license"', 'id = "site-license"\nouttake', "not valid TOML"),
+        ('id = "site-license"', 'id = "site-license"\ntier = "1"', "tier must be"),
+    ],
+)
+def test_mistakes_are_one_clear_line(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert old in GOOD
+    (tmp_path / "site.toml").write_text(GOOD.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        load_signatures(tmp_path)
+    message = str(caught.value)
+    assert complaint in message and "\n" not in message
+    assert "site.toml" in message
+
+
+def test_a_directory_without_signatures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no signatures in"):
+        load_signatures(tmp_path)
+    with pytest.raises(UsageError, match="no signatures in"):
+        load_signatures(tmp_path / "missing")

@@ -1,0 +1,126 @@
+"""The terminal shows whole lines with the rank in front, in colour only where it helps."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from ncclops.launch.echo import Echo, Source
+from ncclops.launch.screen import Screen
+
+
+@pytest.fixture(autouse=True)
+def no_colour_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def show(path: Path, content: bytes, stream: BinaryIO, notes: tuple[str, ...] = ()) -> None:
+    path.write_bytes(content)
+    echo = Echo([Source(3, path, to_stderr=False)], Screen(stream, stream))
+    echo.start()
+    for note in notes:
+        echo.say(note)
+    echo.finish()
+
+
+def test_a_progress_bar_moves_in_place_on_a_terminal(tmp_path: Path) -> None:
+    """Bars have no newline until they are done, hours later; a line of another kind clears them."""
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    with os.fdopen(slave, "wb", buffering=0) as terminal:
+        echo = Echo([Source(3, path, to_stderr=False)], Screen(terminal, terminal))
+        echo.start()
+        with path.open("ab", buffering=0) as log:
+            shown = b""
+            for bar in (b"\r 10%|#", b"\r 20%|##"):
+                log.write(bar)
+                while bar.strip() not in shown:
+                    shown += wait_and_read(master)
+            log.write(b"\r100%|####\nend\n")
+            echo.finish()
+        shown += wait_and_read(master)
+    os.close(master)
+    assert b"\r\x1b[K" in shown
+    assert shown.endswith(b"\x1b[32m[rank3]:\x1b[0m 100%|####\r\n\x1b[32m[rank3]:\x1b[0m end\r\n")
+
+
+def wait_and_read(fd: int) -> bytes:
+    ready, _, _ = select.select([fd], [], [], 30)
+    assert ready, "the terminal got nothing"
+    return os.read(fd, 1 << 16)
+
+
+def test_a_bar_in_a_file_stays_as_it_was_written(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w+b") as stream:
+        show(tmp_path / "log", b"\r 10%\r 20%\nend\n", stream)
+        stream.seek(0)
+        assert stream.read() == b"[rank3]: \r 10%\r 20%\n[rank3]: end\n"
+
+
+def test_one_stream_may_go_and_the_other_stays(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_bytes(b"one\n")
+    err.write_bytes(b"two\n")
+    with os.fdopen(writer, "wb", buffering=0) as gone, (tmp_path / "shown").open("w+b") as stream:
+        sources = [Source(0, out, to_stderr=False), Source(0, err, to_stderr=True)]
+        echo = Echo(sources, Screen(gone, stream))
+        echo.start()
+        echo.finish()
+        stream.seek(0)
+        first, second = stream.read().splitlines()
+    assert b"no longer shown" in first
+    assert second == b"[rank0]: two"
+
+
+def on_terminal(path: Path, content: bytes) -> bytes:
+    """What a terminal receives."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "wb", buffering=0) as terminal:
+        show(path, content, terminal)
+        shown = os.read(master, 1 << 16)
+    os.close(master)
+    return shown
+
+
+def test_a_file_gets_no_colour(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w+b") as stream:
+        show(tmp_path / "log", b"one\ntwo", stream)
+        stream.seek(0)
+        assert stream.read() == b"[rank3]: one\n[rank3]: two\n"
+
+
+def test_a_terminal_gets_colour_unless_it_is_unwanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert b"\x1b[" in on_terminal(tmp_path / "log", b"one\n")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert on_terminal(tmp_path / "log", b"one\n") == b"[rank3]: one\r\n"
+
+
+def test_torchs_own_rank_prefix_is_not_repeated(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w+b") as stream:
+        show(tmp_path / "log", b"[rank3]: Traceback\n[rank4]: odd\n", stream)
+        stream.seek(0)
+        assert stream.read() == b"[rank3]: Traceback\n[rank3]: [rank4]: odd\n"
+
+
+def test_our_own_lines_stand_between_workers_lines(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w+b") as stream:
+        show(tmp_path / "log", b"x" * 100_000 + b"\n", stream, notes=("first", "second"))
+        stream.seek(0)
+        lines = stream.read().splitlines()
+    assert [line for line in lines if line.startswith(b"ncclops")] == [
+        b"ncclops: first",
+        b"ncclops: second",
+    ]
+    assert len(lines) == 3

@@ -1,0 +1,60 @@
+"""The run directory: made once, readable at any moment, and no reason to end a run."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from ncclops.errors import UsageError
+from ncclops.launch.rundir import RunDirectory
+
+
+def create(path: Path) -> RunDirectory:
+    return RunDirectory.create(exact=path, parent=None, node="n0")
+
+
+def test_events_are_whole_lines_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    run.event("step", rank=3, step=1, text="é\nline")
+    (line,) = run.events_path.read_text().splitlines()
+    record = json.loads(line)
+    assert record.pop("ts") > 0
+    assert record == {"event": "step", "rank": 3, "node": "n0", "step": 1, "text": "é\nline"}
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
+    create(tmp_path / "run").write_run({})
+    with pytest.raises(UsageError, match="already holds a run"):
+        create(tmp_path / "run")
+
+
+def test_ids_differ_within_a_second(tmp_path: Path) -> None:
+    runs = [RunDirectory.create(exact=None, parent=tmp_path, node="n") for _ in range(20)]
+    assert len({run.run_id for run in runs}) == 20
+    assert all(run.path.parent == tmp_path for run in runs)
+
+
+def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Played with a limit on file sizes, which the kernel answers like a full disk."""
+    run = create(tmp_path / "run")
+    run.event("run-started")
+    size = run.events_path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        run.event("step")
+        run.event("step")
+        run.write_verdict({"long": "x" * 10_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, earlier)
+    assert run.events_path.stat().st_size == size
+    assert not run.verdict_path.exists()
+    assert capfd.readouterr().err.count("cannot write") == 1
