@@ -22,7 +22,7 @@ def library(path: Path, *names: bytes, version: bytes = b"2.32.3") -> Path:
 EVERY = [
     name.encode()
     for name, variable in catalogue().items()
-    if variable.component in LIBNCCL and variable.status in ("active", "deprecated")
+    if variable.component in LIBNCCL and variable.libnccl and variable.libnccl[1] == "2.32.3"
 ]
 
 

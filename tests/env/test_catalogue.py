@@ -59,7 +59,8 @@ def test_components_have_readers_and_libnccl_entries_their_binaries() -> None:
     assert set(TORCH) <= set(READERS)
     for variable in EVERY:
         if variable.component in LIBNCCL and variable.status in ("active", "deprecated"):
-            assert variable.libnccl is not None or not variable.name.startswith("NCCL_")
+            known = variable.libnccl is not None or variable.since == "2.33"  # not released yet
+            assert known or not variable.name.startswith("NCCL_")
 
 
 def test_what_profiles_touch_is_in_the_catalogue() -> None:

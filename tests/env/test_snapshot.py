@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.env.snapshot import REDACTED, Snapshot, compare, is_secret, load, redact, take
+from ncclops.env.explain import explain
+from ncclops.env.secrets import REDACTED, is_secret, redact
+from ncclops.env.snapshot import Snapshot, compare, load, take
 from ncclops.errors import UsageError
 
 
@@ -18,6 +20,7 @@ from ncclops.errors import UsageError
     ("name", "value"),
     [
         ("HF_TOKEN", "x"),
+        ("NCCL_PSK", "x"),
         ("WANDB_API_KEY", "x"),
         ("AWS_SECRET_ACCESS_KEY", "x"),
         ("DB_PASSWORD", "x"),
@@ -51,6 +54,11 @@ def test_secrets_are_taken_out_by_name_and_by_shape(name: str, value: str) -> No
 )
 def test_settings_stay(name: str, value: str) -> None:
     assert not is_secret(name, value)
+
+
+def test_explain_does_not_show_a_secret_either() -> None:
+    environ = {"NCCL_PSK": "0123456789abcdef0123456789abcdef", "HOME": "/nonexistent"}
+    assert explain("NCCL_PSK", environ, torch=None, nccl=None)["here"]["value"] == REDACTED
 
 
 def test_a_snapshot_survives_its_file(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def snapshot(
     import os
     from pathlib import Path
 
-    from ncclops.env.snapshot import REDACTED, take
+    from ncclops.env.secrets import REDACTED
+    from ncclops.env.snapshot import take
     from ncclops.errors import UsageError
 
     taken = take(os.environ, keep_secrets=keep_secrets)

@@ -114,8 +114,10 @@ def audit_nccl(path: Path) -> Library:
 
 def _claims(variable: Variable, version: str | None) -> bool:
     """Whether the catalogue says that this NCCL reads it, by the binaries it was found in."""
-    if variable.status in ("removed", "unread") or variable.libnccl is None:
-        return variable.status not in ("removed", "unread")
+    if variable.status in ("removed", "unread"):
+        return False
+    if variable.libnccl is None:
+        return variable.read_in(torch=None, nccl=version) is not False
     first, last = variable.libnccl
     return version is None or release(first) <= release(version) <= release(last)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import socket
 import time
 from collections.abc import Mapping
@@ -21,26 +20,13 @@ import psutil
 
 from ncclops.env.catalogue import catalogue
 from ncclops.env.host import installed_nccl, installed_torch
+from ncclops.env.secrets import redact
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
 
 SCHEMA = "ncclops.env-snapshot/1"
-REDACTED = "<redacted>"
 # What a run directory keeps for each rank.
 FILE_NAME = "environment.json"
-
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|ACCOUNT_?KEY"
-    r"|(?:^|_)(?:KEY|AUTH|COOKIE|DSN|SAS|PAT|PWD_HASH)$|SIGNATURE|WEBHOOK",
-    re.IGNORECASE,
-)
-# A password in a URL, and the shapes that well-known services give their keys.
-_SECRET_VALUE = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|\b(?:hf|ghp|gho|ghs|glpat|sk|xox[abp])[-_][A-Za-z0-9_-]{16,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{10,}\.[\w-]{10,}\.",
-)
-# Named like secrets and read as settings.
-_NOT_SECRET = frozenset({"TOKENIZERS_PARALLELISM"})
 
 
 @dataclass(frozen=True)
@@ -73,20 +59,6 @@ class Difference:
     a: str | None
     b: str | None
     ranks: str
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks as if it held a secret, by its name or by its value."""
-    if name in _NOT_SECRET or name in catalogue():
-        return False
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
-
-
-def redact(variables: Mapping[str, str]) -> dict[str, str]:
-    """``variables`` with the values of secrets replaced."""
-    return {
-        name: REDACTED if is_secret(name, value) else value for name, value in variables.items()
-    }
 
 
 def take(
