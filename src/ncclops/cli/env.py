@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -85,11 +85,11 @@ def diff(
         return
     plan, environ = _plan(profile, set_, unset, keep, restart)
     if as_json:
-        print_json({**plan.to_json(), "from_files": _files_after(plan, environ)})
+        print_json({**_with_origins(plan), "from_files": _files_after(plan, environ)})
     else:
         from ncclops.cli._env_table import print_files, print_plan
 
-        print_plan(plan)
+        print_plan(plan, _origins(plan, ("unset", "scrub")))
         print_files(_files_after(plan, environ))
     if exit_code and any(change.action != "keep" for change in plan.changes):
         raise typer.Exit(1)
@@ -213,6 +213,26 @@ def _plan(
     environ = dict(os.environ)
     context = PlanContext(restart=modes[restart], torch=installed_torch())
     return compute_plan(resolve_profile(profile), environ, overrides, context), environ
+
+
+def _origins(plan: Plan, actions: Sequence[str]) -> dict[str, str]:
+    """Who exported the values that rows with one of ``actions`` met."""
+    from ncclops.env.sources import exported_by
+
+    return {
+        change.name: exported_by(change.name, change.before)
+        for change in plan.changes
+        if change.before is not None and change.action in actions
+    }
+
+
+def _with_origins(plan: Plan) -> dict[str, Any]:
+    """The plan's document, each row with ``before_from``: who exported what it met."""
+    origins = _origins(plan, ("set", "unset", "scrub", "keep"))
+    document = plan.to_json()
+    for row in document["changes"]:
+        row["before_from"] = origins.get(row["name"])
+    return document
 
 
 def _files_after(plan: Plan, environ: dict[str, str]) -> list[dict[str, str]]:

@@ -22,21 +22,18 @@ def snapshot(
     ] = False,
 ) -> None:
     """Write this environment down, secrets taken out, for a later `env diff A B`."""
-    import json
     import os
     from pathlib import Path
 
     from ncclops.env.secrets import REDACTED
-    from ncclops.env.snapshot import take
+    from ncclops.env.snapshot import take, write
     from ncclops.errors import UsageError
 
-    taken = take(os.environ, keep_secrets=keep_secrets)
     if output is None:
-        print_json(taken.to_json())
+        print_json(take(os.environ, keep_secrets=keep_secrets).to_json())
         return
     try:
-        text = json.dumps(taken.to_json(), indent=2, ensure_ascii=False) + "\n"
-        Path(output).write_text(text, encoding="utf-8")
+        taken = write(os.environ, Path(output), keep_secrets=keep_secrets)
     except OSError as error:
         raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
     hidden = sum(value == REDACTED for value in taken.variables.values())

@@ -81,6 +81,17 @@ def take(
     )
 
 
+def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> Snapshot:
+    """Take a snapshot of ``environ`` and write it to ``path``. Raises ``OSError``.
+
+    A rank's directory holds its own as ``FILE_NAME``; ``load`` finds it there.
+    """
+    taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
+    text = json.dumps(taken.to_json(), indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return taken
+
+
 def load(what: str) -> Snapshot:
     """The environment that ``what`` names. Raises ``UsageError`` when there is none.
 

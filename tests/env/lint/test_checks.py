@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ncclops.cli.env_lint import under_profile
 from ncclops.env import Overrides, PlanContext, compute_plan
-from ncclops.env.lint import Circumstances, Finding, Host, Settings, lint, of_environment
+from ncclops.env.lint import (
+    Circumstances,
+    Finding,
+    Host,
+    Settings,
+    checks,
+    known_ids,
+    lint,
+    of_environment,
+)
+from ncclops.env.lint.inputs import under_profile
 from ncclops.env.lint.parse import features, node_count, parse
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir
@@ -185,6 +196,13 @@ def test_suppressions_name_a_rule_or_a_rule_and_a_variable() -> None:
     one = Circumstances(ignore={"unread:NCCL_TIMEOUT": "why"})
     assert lint(of_environment(environ), everything) == []
     assert [f.names for f in lint(of_environment(environ), one)] == [("NCCL_SOCKET_TIMEOUT",)]
+
+
+def test_every_finding_can_be_suppressed_by_an_id_that_exists() -> None:
+    source = Path(checks.__file__).read_text(encoding="utf-8")
+    used = set(re.findall(r'Finding\(\s*"([a-z-]+)"|_about_reader\(\s*"([a-z-]+)"', source))
+    assert {first or second for first, second in used} == set(checks.CHECK_IDS)
+    assert set(checks.CHECK_IDS) <= set(known_ids())
 
 
 def test_a_line_of_a_configuration_file_that_means_nothing() -> None:

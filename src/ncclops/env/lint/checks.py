@@ -16,6 +16,21 @@ from ncclops.env.catalogue import (
 from ncclops.env.lint.model import Circumstances, Finding, Host, Setting, Settings, engine
 from ncclops.env.values import problem_with
 
+# The ids of the findings below, for suppressions.
+CHECK_IDS = (
+    "bad-value",
+    "conf-file-line",
+    "deprecated",
+    "multi-host-setting",
+    "net-plugin-missing",
+    "not-exported",
+    "not-on-this-host",
+    "single-node-poison",
+    "unknown-name",
+    "unread",
+    "unread-by-second-engine",
+    "unread-here",
+)
 _CATALOGUE = "the catalogue"
 # High on the list of what breaks one node, and yet set for good reasons on one.
 _NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
