@@ -63,17 +63,19 @@ def validate(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A profile file, or a name.")],
 ) -> None:
     """Check a profile file and everything it extends."""
+    from difflib import get_close_matches
+
     from ncclops.env.lint import known_ids
     from ncclops.errors import ProfileError
     from ncclops.profiles import load_profiles
-    from ncclops.profiles.schema import nearest
 
     profile = load_profiles([file])
     for suppressed in profile.suppress:
         rule = suppressed.partition(":")[0]
         if rule not in known_ids():
-            near = nearest(rule, known_ids()) if len(rule) < 60 else ""
-            raise ProfileError(f"{file}: lint.ignore: there is no rule {rule!r}{near}")
+            close = get_close_matches(rule, known_ids(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else " (findings show theirs in brackets)"
+            raise ProfileError(f"{file}: lint.ignore: there is no rule {rule!r}{hint}")
     entries = sum(len(entries) for entries in profile.env.values())
     typer.echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
 
