@@ -58,6 +58,14 @@ def test_a_line_without_its_end_is_read_and_not_counted_twice() -> None:
     assert len(again.evidence) == len(first.evidence)
 
 
+def test_asking_often_does_not_count_an_unfinished_step_often() -> None:
+    """A run of steps clears a failure; one unfinished step asked about twenty times is no run."""
+    scanner = Scanner(LOADED)
+    scanner.feed(None, "log", CAUSE + b"\nstep 7 loss 2.0")
+    verdicts = {scanner.verdict().verdict.class_ for _ in range(20)}
+    assert verdicts == {"cuda-error"}
+
+
 def test_colours_do_not_hide_a_message() -> None:
     coloured = CAUSE.replace(b"CUDA error", b"\x1b[1;31mCUDA\x1b[0m error").replace(
         b"illegal", b"\x1b[33millegal\x1b[0m"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,14 @@ def test_remote_error_of_a_running_job_is_a_peers_exit() -> None:
     assert not verdict.rank_began_it
 
 
+def test_a_start_up_warning_does_not_explain_an_exception() -> None:
+    log = """\
+[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111).
+KeyError: 'lr'
+"""
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "user-error"
+
+
 def test_warnings_that_the_job_outlived_are_no_failure() -> None:
     log = "\n".join(
         [
@@ -272,6 +281,7 @@ def test_a_summary_of_torchelastic_alone(code: int, class_: str) -> None:
         ("[rank3]: {cause}", 3),
         ("[default3]:{cause}", 3),
         ("3: {cause}", 3),
+        ("[1,3]<stderr>:{cause}", 3),
         (" 3: [rank7]: {cause}", 7),
         ("[Rank 3] {cause}", 3),
         ("[PG ID 0 PG GUID 0(default_pg) Rank 3] {cause}", 3),
@@ -291,6 +301,48 @@ n1:48:99 [3] NCCL INFO ncclCommInitRank comm 0x55d0c1 rank 1 nranks 2 cudaDev 3 
 n1:48:66 [3] init.cc:943 NCCL WARN Cuda failure 'an illegal memory access was encountered'
 """
     assert classify_bytes(log, LOADED).verdict.rank == 11
+
+
+def test_the_launcher_knows_whether_the_first_collective_has_completed() -> None:
+    """Without a frame of the set-up in the log, only the caller can tell the phase."""
+    scanner = Scanner(LOADED)
+    scanner.feed(1, "stderr", f"[rank1]: {REMOTE}\nRuntimeError: giving up\n".encode())
+    unknown, starting, running = (
+        scanner.verdict(starting_up=phase).verdict for phase in (None, True, False)
+    )
+    assert (unknown.class_, unknown.eligible) == ("peer-exit", False)
+    assert (starting.class_, starting.retry_policy) == ("bootstrap", "retry-once-lazy")
+    assert (running.class_, running.eligible) == ("peer-exit", False)
+    scanner = Scanner(LOADED)
+    scanner.feed(1, "stderr", REFUSED.format(s=1, r=1).encode())
+    assert scanner.verdict(starting_up=True).verdict.eligible
+    assert not scanner.verdict(starting_up=False).verdict.eligible
+
+
+def test_the_exception_after_a_refused_connection_does_not_forbid_the_retry() -> None:
+    after = f"{REFUSED.format(s=1, r=1)}\nRuntimeError: could not start\n"
+    assert classify_bytes(after.encode(), LOADED).verdict.eligible
+    before = f"RuntimeError: no data\n{REFUSED.format(s=1, r=1)}\n"
+    assert not classify_bytes(before.encode(), LOADED).verdict.eligible
+
+
+def test_the_exception_of_another_rank_forbids_the_retry(tmp_path: Path) -> None:
+    """Rank 1 is refused because rank 0 never came up; that it said so later changes nothing."""
+    logs = {1: [REFUSED.format(s=1, r=1)], 0: ["2026-06-06 09:00:30 ERROR KeyError: 'lr'"]}
+    verdict = classify_paths([write_ranks(tmp_path, logs)], LOADED).verdict
+    assert (verdict.class_, verdict.eligible) == ("bootstrap", False)
+    assert "python-exception" in verdict.retry_reason
+
+
+def test_live_lines_are_dated_by_their_arrival() -> None:
+    """Of two ranks whose exceptions bear no time, the one that wrote first began it."""
+    now = datetime(2026, 6, 6, 9, 0, 0)
+    scanner = Scanner(LOADED, clock=lambda: now)
+    scanner.feed(0, "stderr", b"starting\n")
+    scanner.feed(5, "stderr", b"ValueError: bad sample\n")
+    now += timedelta(seconds=2)
+    scanner.feed(0, "stderr", b"ValueError: peer is gone\n")
+    assert scanner.verdict().verdict.rank == 5
 
 
 def test_live_streams_are_one_job() -> None:

@@ -17,6 +17,8 @@ _NAMED = re.compile(
 _ROLE_PREFIX = re.compile(r"\[(?:default|trainer|worker|train)(?P<rank>\d+)\]:")
 # srun --label: the task id, which is the rank in every job that starts one task per GPU.
 _SRUN = re.compile(r"^\s*(?P<rank>\d{1,5}): ")
+# mpirun --tag-output: [job, rank].
+_MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
 _SRUN_TASK = re.compile(r"srun: error: .*?: task (?P<rank>\d+):")
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):(?:\d+ )?\d* ?\[-?\d+\]")
 _NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)")
@@ -30,7 +32,7 @@ def rank_of_line(line: str) -> int | None:
     head = line[:400]
     if found := _NAMED.search(head):
         return int(found["a"] or found["b"] or found["c"])
-    for form in (_ROLE_PREFIX, _SRUN_TASK, _SRUN):
+    for form in (_ROLE_PREFIX, _SRUN_TASK, _MPIRUN, _SRUN):
         if found := form.search(head):
             return int(found["rank"])
     return None

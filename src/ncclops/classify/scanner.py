@@ -7,22 +7,29 @@ newest are kept, the rest is counted.
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from ncclops.classify import ranks, stamps
 from ncclops.classify.blocks import BlockCutter
+from ncclops.classify.lines import (
+    EVIDENCE_CHARS,
+    Line,
+    Match,
+    accused,
+    by_line,
+    excerpt,
+    strongest_on_line,
+)
 from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
+from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.progress import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
-from ncclops.classify.ranking import Observations, SourceLife, judge
+from ncclops.classify.ranking import judge
 
-# Around a literal in a line of a megabyte, this much is read on either side.
-_REACH = 4096
-_EVIDENCE_CHARS = 600
 # How far back a line without a time looks for one.
 _LOOK_BACK = 8192
 _STEP_LOOK_BACK = 1024
@@ -33,6 +40,7 @@ _KEPT_HITS = 3
 # A literal that has come up so often in one source has nothing new to say there.
 _SATURATED = 5000
 _KEPT_PROCESSES = 20_000
+_KEPT_GROUPS = 200_000
 
 # Signatures whose lines carry facts about ranks.
 _COMMUNICATOR = "context-communicator-rank"
@@ -61,6 +69,13 @@ class _Source:
     offset: int = 0
     dated_to: int = 0
     stamp: Stamp | None = None
+    # Steps counted on a line that has no end yet: it will be read again.
+    provisional_steps: int = 0
+
+    def settle(self) -> None:
+        """Forget what the unfinished line had added to the counts."""
+        self.life.steps -= self.provisional_steps
+        self.provisional_steps = 0
 
     def stamp_before(self, block: bytes, start: int) -> Stamp | None:
         """The stamp that a line without one inherits; no byte is searched twice."""
@@ -72,26 +87,6 @@ class _Source:
         return self.stamp
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line that something matched, and what is known about it."""
-
-    text: str
-    number: int
-    rank: int | None
-    stamp: Stamp | None
-    steps_before: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A signature found in a line, where, and the rank that it accuses."""
-
-    signature: Signature
-    start: int
-    culprit: int | None
-
-
 class Scanner:
     """Finds what failed in output that arrives in pieces, from any number of ranks.
 
@@ -99,8 +94,15 @@ class Scanner:
     does not end the scan.
     """
 
-    def __init__(self, signatures: SignatureSet | None = None) -> None:
+    def __init__(
+        self,
+        signatures: SignatureSet | None = None,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``clock`` is for live output: it dates the lines that bear no time of their own."""
         self._signatures = signatures or load_signatures()
+        self._clock = clock
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._ranks: list[int | None] = []
         self._hits: dict[tuple[str, int, int | None], list[Hit]] = {}
@@ -117,20 +119,33 @@ class Scanner:
         """
         source = self._source(rank, stream)
         self._bytes += len(data)
+        source.settle()
         for block, first_line in source.cutter.push(data):
             self._read_block(source, block, first_line)
             source.offset += len(block)
 
-    def verdict(self, notes: Iterable[str] = ()) -> Report:
-        """The verdict on all that was fed so far, lines without an end included."""
+    def verdict(self, notes: Iterable[str] = (), *, starting_up: bool | None = None) -> Report:
+        """The verdict on all that was fed so far, lines without an end included.
+
+        ``starting_up`` tells what the caller may know better than the log: that the first
+        collective is still to come (True), or has completed (False).
+        """
         for source in self._sources.values():
             if source.unmarked:
                 _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
                 source.unmarked = 0
+            source.settle()
             block, line = source.cutter.pending()
             if block:
+                steps = source.life.steps
                 self._read_block(source, block, line)
-        return judge(self._observations(), self._stats(), tuple(notes))
+                source.provisional_steps = source.life.steps - steps
+        return judge(self._observations(starting_up), self._stats(), tuple(notes))
+
+    @property
+    def steps(self) -> int:
+        """Training steps that the output fed so far shows, of the source that shows most."""
+        return max((source.life.steps for source in self._sources.values()), default=0)
 
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
@@ -148,12 +163,13 @@ class Scanner:
         seconds = time.monotonic() - self._began
         return Stats(len(self._sources), lines, self._bytes, seconds)
 
-    def _observations(self) -> Observations:
+    def _observations(self, starting_up: bool | None) -> Observations:
         hits = [self._with_rank(hit) for group in self._hits.values() for hit in group]
         return Observations(
             hits=hits,
             lives=[source.life for source in self._sources.values()],
             first_failed_rank=self._first_failed,
+            starting_up=starting_up,
         )
 
     def _with_rank(self, hit: Hit) -> Hit:
@@ -176,7 +192,7 @@ class Scanner:
             marks = read_marks(block, found[-1][0] if found else -1)
             source.unmarked = 0
         line, counted = first_line, 0
-        for start, stop, literals in _by_line(block, self._unsaturated(source, found)):
+        for start, stop, literals in by_line(block, self._unsaturated(source, found)):
             line += block.count(b"\n", counted, start)
             counted = max(counted, start)
             self._read_line(source, block, (start, stop), line, literals, marks)
@@ -206,25 +222,26 @@ class Scanner:
         matched = self._match(text, literals)
         if not matched:
             return
-        stamp = stamps.first_stamp(text[:_EVIDENCE_CHARS])
+        stamp = stamps.first_stamp(text[:EVIDENCE_CHARS])
         if stamp is None:
-            stamp = source.stamp_before(block, span[0])
+            now = self._clock() if self._clock else None
+            stamp = stamps.stamp_of(now) if now else source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
-        seen = _Line(text, line, ranks.rank_of_line(text), stamp, steps)
+        seen = Line(text, line, ranks.rank_of_line(text), stamp, steps)
         for match in matched:
             self._learn(source, match.signature, text)
             self._keep(source, match, seen)
 
-    def _match(self, text: str, literals: set[int]) -> list[_Match]:
+    def _match(self, text: str, literals: set[int]) -> list[Match]:
         by_literal = self._signatures.signatures_of_literal
         candidates = sorted({number for literal in literals for number in by_literal[literal]})
-        matched: list[_Match] = []
+        matched: list[Match] = []
         for number in candidates:
             compiled = self._signatures.compiled[number]
             if (found := compiled.match(text)) is not None:
-                culprit = _accused(found)
-                matched.append(_Match(compiled.signature, found.start(), culprit))
-        return _strongest_on_line(matched)
+                culprit = accused(found)
+                matched.append(Match(compiled.signature, found.start(), culprit))
+        return strongest_on_line(matched)
 
     def _learn(self, source: _Source, signature: Signature, text: str) -> None:
         if signature.id == _COMMUNICATOR:
@@ -245,12 +262,15 @@ class Scanner:
         if known is None or place[1] > known[1]:
             self._process_ranks[process] = place
 
-    def _keep(self, source: _Source, match: _Match, line: _Line) -> None:
+    def _keep(self, source: _Source, match: Match, line: Line) -> None:
         signature = match.signature
         rank = line.rank if match.culprit is None else match.culprit
         if rank is None and signature.id.startswith(_SUMMARY_EXIT):
             rank = source.summary_rank
-        kept = self._hits.setdefault((signature.id, source.number, rank), [])
+        group = (signature.id, source.number, rank)
+        if group not in self._hits and len(self._hits) >= _KEPT_GROUPS:
+            return
+        kept = self._hits.setdefault(group, [])
         if any(hit.line == line.number for hit in kept):
             return
         self._order += 1
@@ -259,7 +279,7 @@ class Scanner:
             source=source.number,
             file=source.name,
             line=line.number,
-            text=_excerpt(line.text, match.start),
+            text=excerpt(line.text, match.start),
             rank=rank,
             stamp=line.stamp,
             steps_before=line.steps_before,
@@ -271,58 +291,6 @@ class Scanner:
             kept.append(hit)
         else:
             kept[-1] = hit
-
-
-def _accused(found: re.Match[str]) -> int | None:
-    """The rank in the first filled group whose name begins with ``rank``."""
-    named = (value for name, value in found.groupdict().items() if name.startswith("rank"))
-    return next((int(value) for value in named if value), None)
-
-
-def _by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
-    """(start, stop, literals) of each line, or progress-bar segment, that holds a literal."""
-    start = stop = -1
-    literals: set[int] = set()
-    for end, literal in found:
-        if end > stop:
-            if literals:
-                yield start, stop, literals
-            start, stop = _line_around(block, end)
-            literals = set()
-        literals.add(literal)
-    if literals:
-        yield start, stop, literals
-
-
-def _line_around(block: bytes, end: int) -> tuple[int, int]:
-    low, high = max(0, end - _REACH), min(len(block), end + _REACH)
-    start = max(block.rfind(b"\n", low, end), block.rfind(b"\r", low, end)) + 1 or low
-    stop = block.find(b"\n", end, high)
-    stop = high if stop < 0 else stop
-    bar = block.find(b"\r", end, stop)
-    return start, stop if bar < 0 else bar
-
-
-def _strongest_on_line(matched: list[_Match]) -> list[_Match]:
-    """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
-    # What holds on a condition is settled when the whole log is known, not here.
-    found = [m.signature for m in matched if not (m.signature.requires or m.signature.absent)]
-    firm = any(s.certainty != "weak" and s.role != "benign" for s in found)
-
-    def survives(signature: Signature) -> bool:
-        if any(other.outranks_signature(signature) for other in found):
-            return False
-        return not (firm and signature.certainty == "weak")
-
-    return [match for match in matched if survives(match.signature)]
-
-
-def _excerpt(text: str, start: int) -> str:
-    """The part of a line that evidence shows: all of it, or a window that holds the match."""
-    if len(text) <= _EVIDENCE_CHARS:
-        return text
-    begin = 0 if start < _EVIDENCE_CHARS // 2 else start - _EVIDENCE_CHARS // 4
-    return text[begin : begin + _EVIDENCE_CHARS]
 
 
 def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from ncclops.classify.model import Stamp
 
@@ -45,6 +46,12 @@ def last_stamp(text: str) -> Stamp | None:
     """The stamp nearest to the end of ``text``: what the lines after it may inherit."""
     stamps = _stamps(match for form in _FORMATS for match in form.finditer(text))
     return max(stamps, key=lambda item: item[0], default=(0, None))[1]
+
+
+def stamp_of(moment: datetime) -> Stamp:
+    """The stamp a log would write at ``moment``."""
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    return (moment.year, moment.month, moment.day, (moment - midnight).total_seconds())
 
 
 def comparable(stamp: Stamp, default_year: int) -> float:

@@ -13,22 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ncclops.classify import Report
+from ncclops.classify.policy import Attempt, Decision
 from ncclops.durations import format_duration
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
 from ncclops.launch.inbox import Inbox
+from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.options import Shown
+from ncclops.launch.retrying import NextAttempt, RetryPlan, next_attempt
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.screen import Screen
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
@@ -37,6 +43,7 @@ from ncclops.worker.variables import AGENT_PID
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
+_EVIDENCE_LINES = 5
 _LEFTOVER_GRACE = timedelta(seconds=5)
 
 
@@ -53,7 +60,7 @@ class Job:
     environs: list[Mapping[str, str]]
     layout: workers.Layout
     job_id: str
-    max_restarts: int
+    retry: RetryPlan
     stop_grace: timedelta
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
@@ -75,6 +82,8 @@ class _Agent:
         self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
         self._entered: set[int] = set()  # ranks that the restart core looks after
         self._last_faulty: int | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._decision: Decision | None = None
         self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
         self._stopped_by: signal.Signals | None = None
@@ -99,9 +108,13 @@ class _Agent:
     # --- phases -----------------------------------------------------------------------------
 
     async def _run_attempts(self) -> int:
-        """Start all workers until they end well or no restart is left; how often that was."""
-        for number in range(self._job.max_restarts + 1):
-            self._spawn(number)
+        """Start all workers until they end well or no attempt may follow; how often that was."""
+        history: list[Attempt] = []
+        environ: dict[str, str] = {}
+        while True:
+            number = len(history)
+            scan = self._start_scan()
+            self._spawn(number, environ)
             await self._watch()
             failed = self._final_failure()
             if failed is not None:
@@ -109,24 +122,64 @@ class _Agent:
             await self._stop_workers()
             self._close_store()
             self._end_leftovers()
-            left = self._job.max_restarts - number
-            if failed is None or self._stopped_by is not None or not left:
-                break
-            self._run.event("retry", attempt=number + 1, how="respawn", reason="--max-restarts")
-            self._echo.say(
-                f"rank {failed.rank} ended with {failed.exit}; starting all workers again"
-                f" ({left} restart{'s' * (left != 1)} left)"
-            )
-        return number + 1
+            self._diagnosis = await asyncio.to_thread(scan.finish)
+            if failed is None or self._stopped_by is not None:
+                return number + 1
+            following = self._decide(history)
+            if following is None or not await self._cool_down(following.cooldown):
+                return number + 1
+            environ = following.environ
 
-    def _spawn(self, number: int) -> None:
+    def _decide(self, history: list[Attempt]) -> NextAttempt | None:
+        """Classify the attempt that has failed, add it to ``history``, and say what follows."""
+        assert self._diagnosis is not None
+        report, progressed = self._diagnosis.report, self._diagnosis.steps > 0
+        self._run.event("classified", **report.verdict.as_json(), evidence=_lines(report))
+        decision, following = next_attempt(
+            self._job.retry,
+            report.verdict,
+            history=history,
+            progressed=progressed,
+            random=random.random,
+        )
+        self._decision = decision
+        history.append(Attempt.of(report.verdict, progressed=progressed))
+        if following is not None:
+            told = {"reason": following.reason, "changes": following.environ}
+            self._run.event("retry", **decision.as_json() | told)
+            changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
+            pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
+            self._echo.say(
+                f"attempt {decision.attempt}{pause}: {following.reason}"
+                + (f" ({changes})" if changes else "")
+            )
+        return following
+
+    async def _cool_down(self, pause: timedelta) -> bool:
+        """Wait before the next attempt; False when we are asked to stop meanwhile."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause.total_seconds()):
+                while self._stopped_by is None:
+                    await self._next_change()
+        return self._stopped_by is None
+
+    def _start_scan(self) -> LiveScan:
+        files: dict[Path, int] = {}
+        for local_rank in range(self._job.layout.nproc):
+            rank = self._job.layout.rank(local_rank)
+            files |= {self._run.stdout_log(rank): rank, self._run.stderr_log(rank): rank}
+        scan = LiveScan(files)
+        scan.start()
+        return scan
+
+    def _spawn(self, number: int, environ: dict[str, str]) -> None:
         # A store for each attempt: torch's keys carry no attempt, and those of the last one would
         # be taken for answers.
         self._server = self._start_store(number)
         layout = self._job.layout
         attempt = workers.Attempt(
             number=number,
-            most=self._job.max_restarts,
+            most=self._job.retry.granted,
             job_id=self._job.job_id,
             store=self._store_address(),
         )
@@ -135,13 +188,14 @@ class _Agent:
         loop = asyncio.get_running_loop()
         for local_rank, planned in enumerate(self._job.environs):
             rank = layout.rank(local_rank)
-            environ = {
+            full = {
                 **planned,
+                **environ,
                 **workers.identity(layout, attempt, local_rank),
                 "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, number)),
                 AGENT_PID: str(os.getpid()),
             }
-            worker = workers.Worker.spawn(rank, self._job.argv, environ, self._run)
+            worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
             self._workers.append(worker)
             loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))
             self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=number)
@@ -184,11 +238,19 @@ class _Agent:
             seconds=round(time.monotonic() - self._began, 3),
             first_failure=self._describe_failure(in_order, attempts - 1) if failed else None,
             workers=endings,
+            classification=self._classification() if failed else None,
         )
         self._run.write_verdict(verdict.to_json())
         self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
         report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
         return code
+
+    def _classification(self) -> dict[str, Any] | None:
+        if self._diagnosis is None:
+            return None
+        report = self._diagnosis.report
+        decision = None if self._decision is None else self._decision.as_json()
+        return report.verdict.as_json() | {"evidence": _lines(report), "decision": decision}
 
     def _describe_failure(self, in_order: list[Ending], attempt: int) -> FirstFailure | None:
         """The failure to show: the rank that the restart core blames, or the first to end badly."""
@@ -344,3 +406,7 @@ class _Agent:
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
             asked_to_stop=worker.rank in self._asked_to_stop,
         )
+
+
+def _lines(report: Report) -> list[dict[str, Any]]:
+    return [line.as_json() for line in report.evidence[:_EVIDENCE_LINES]]

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ncclops.classify.policy import default_rules
 from ncclops.durations import format_duration
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
@@ -22,6 +23,7 @@ from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.ladder import Ladder, build_ladder
 from ncclops.launch.options import Nodes, Shown, Target
+from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
@@ -60,6 +62,7 @@ class Prepared:
     stack: Stack
     layout: workers.Layout
     ladder: Ladder
+    retry: RetryPlan
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -108,6 +111,7 @@ def prepare(request: Request) -> Prepared:
         plan=compute_plan(request.profile, os.environ, request.overrides, context),
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
         ladder=build_ladder(request.profile.timeouts),
+        retry=_retry_plan(request),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
@@ -170,7 +174,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         layout=layout,
         # All nodes must say the same, so several of them share torchrun's own default.
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
-        max_restarts=_restarts(request),
+        retry=prepared.retry,
         stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
         restarts_in_process=request.restart == "in-process",
@@ -179,10 +183,17 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
     )
 
 
-def _restarts(request: Request) -> int:
-    # Several nodes would have to agree on an attempt before they start it.
-    alone = request.nodes.count == 1
-    return request.max_restarts if alone and request.restart != "none" else 0
+def _retry_plan(request: Request) -> RetryPlan:
+    """The retry table as the profile changes it. Raises ``UsageError`` for a change it refuses."""
+    changes = dict(request.profile.retry)
+    lane = changes.pop("lane", "generic")
+    return RetryPlan(
+        lane=lane,
+        rules=default_rules().overridden(changes),
+        granted=request.max_restarts,
+        # Several nodes would have to agree on an attempt before they start it.
+        allowed=request.nodes.count == 1 and request.restart != "none",
+    )
 
 
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:

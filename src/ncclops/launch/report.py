@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.tail import last_lines
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict
 
+_PROOF_CHARS = 200
 _TAIL_LINES = 25  # a traceback with its cause, on one screen
 
 
@@ -44,6 +46,19 @@ def _recorded_message(error_file: Path) -> str | None:
     return None
 
 
+def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
+    """The class, the line that proves it, whether it may be retried, and what to do."""
+    sure = f"confidence {classification['confidence']:.2g}"
+    lines = [f"class: {classification['class']} ({sure}): {classification['summary']}"]
+    for proof in classification["evidence"][:1]:
+        where = run.shown(Path(proof["file"]))
+        lines.append(f"proof: {where}:{proof['line']}: {proof['text'][:_PROOF_CHARS]}")
+    if classification["decision"] is not None:
+        lines.append(f"retry: {classification['decision']['reason']}")
+    lines += [f"remedy: {remedy}" for remedy in classification["remedy"]]
+    return lines
+
+
 def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
     """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
     failure = verdict.first_failure
@@ -51,6 +66,8 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
     lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
     if failure is not None:
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
+    if verdict.classification is not None:
+        lines += _classified(verdict.classification, run)
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

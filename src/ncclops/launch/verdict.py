@@ -76,6 +76,7 @@ class Verdict:
     seconds: float
     first_failure: FirstFailure | None
     workers: Sequence[Ending]
+    classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from ncclops.errors import ProfileError
 from ncclops.profiles.versions import satisfies
@@ -82,7 +82,8 @@ class Profile:
     """One or more profile files, combined; ``env`` holds each variable's entries in order.
 
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
-    ids of lint rules the profile knowingly breaks to the reason.
+    ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
+    the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Profile:
     timeouts: Timeouts
     env: Mapping[str, tuple[Entry, ...]]
     suppress: Mapping[str, str]
+    retry: Mapping[str, Any]
     sources: tuple[str, ...]
 
     def require_nodes(self, nnodes: int) -> None:

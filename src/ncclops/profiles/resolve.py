@@ -81,9 +81,12 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     entries: dict[str, tuple[EntryPart, ...]] = {}
     owners: dict[str, Loaded] = {}
     suppress: dict[str, str] = {}
+    retry: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
+        for section, changes in file.content.retry.model_dump(exclude_none=True).items():
+            retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
         for name, text in file.content.timeouts.model_dump(exclude_none=True).items():
             timeouts[name] = _Timeout(text, file.path)
         for name, parts in file.content.env.items():
@@ -102,6 +105,7 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
             for name, parts in entries.items()
         },
         suppress=suppress,
+        retry=retry,
         sources=tuple(str(file.path) for file in files),
     )
 

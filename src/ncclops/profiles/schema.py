@@ -103,6 +103,16 @@ class TimeoutsPart(_Part):
     stop_grace: Duration | None = None
 
 
+class RetryPart(_Part):
+    """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
+
+    lane: Literal["generic", "expert-parallel"] | None = None
+    limits: dict[str, Any] | None = None
+    cooldown: dict[str, Any] | None = None
+    rows: dict[str, Any] | None = None
+    policies: dict[str, Any] | None = None
+
+
 class LintPart(_Part):
     """``[lint]``: rules the profile breaks on purpose, each with its reason."""
 
@@ -123,6 +133,7 @@ class ProfileFile(_Part):
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
     ] = {}
     lint: LintPart = LintPart()
+    retry: RetryPart = RetryPart()
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -177,7 +188,11 @@ def _say(problem: Any, location: tuple[int | str, ...]) -> str:
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys allowed where ``location`` ends."""
-    models: dict[str, type[BaseModel]] = {"timeouts": TimeoutsPart, "lint": LintPart}
+    models: dict[str, type[BaseModel]] = {
+        "timeouts": TimeoutsPart,
+        "lint": LintPart,
+        "retry": RetryPart,
+    }
     if location[0] == "env" and len(location) > 2:
         model: type[BaseModel] = ConditionPart if "when" in location else EntryPart
     else:

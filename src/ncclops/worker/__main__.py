@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 from functools import partial
 
 from ncclops.worker import groups, script, tether
-from ncclops.worker.variables import GROUP_TIMEOUT_S, RESTART
+from ncclops.worker.variables import RESTART
 
 tether.tie_to_agent()
-if limit_s := os.environ.get(GROUP_TIMEOUT_S):
-    groups.set_default_timeout(timedelta(seconds=float(limit_s)))
+groups.apply(groups.GroupRules.from_environ(os.environ))
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
         run = partial(script.run_module, name, arguments)

@@ -11,9 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from ncclops import restart
-from ncclops.restart.exception import RestartAbort
+from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
-from ncclops.worker import fresh, record
+from ncclops.worker import fresh, record, script
 from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
 
 # The same exception at the same place so often in a row is the script's own.
@@ -30,10 +30,18 @@ _MISTAKES = (
     NotImplementedError,
 )
 _EARLY_S = 300.0
+# NCCL's words for a communicator that did not come up: the playbook's list of what a new process
+# with lazy communicators gets over.
+_STARTUP_WORDS = (
+    "ncclRemoteError",
+    "remote process exited",
+    "socketPollConnect",
+    "Connection refused",
+)
 
 
-def run(script: Callable[[], None]) -> None:
-    """Run ``script`` until it ends well on all ranks; raises what this rank leaves with.
+def run(start: Callable[[], None]) -> None:
+    """Run the script with ``start`` until it ends well on all ranks; raises what this rank leaves with.
 
     ``SystemExit`` with code 0 is a good end. With another code, and for exceptions that no
     restart can mend, the rank leaves and its exit code says so.
@@ -44,8 +52,9 @@ def run(script: Callable[[], None]) -> None:
     fresh.atexit_callbacks.watch()
 
     def on_incident(incident: Incident) -> None:
-        repetition.count(incident)
-        _tell(incident)
+        if not repetition.is_final:  # otherwise it is our own leaving, and no news
+            repetition.count(incident)
+            _tell(incident)
 
     def attempt(call: restart.CallWrapper) -> None:
         if call.iteration == 0:
@@ -54,7 +63,7 @@ def run(script: Callable[[], None]) -> None:
             before.restore()
             repetition.check()
         try:
-            script()
+            start()
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 raise
@@ -71,15 +80,21 @@ def run(script: Callable[[], None]) -> None:
     try:
         wrapper(attempt)()  # type: ignore[call-arg]
     except RestartAbort as stop:
-        if isinstance(stop.__cause__, Exception):
-            sys.excepthook(type(stop.__cause__), stop.__cause__, stop.__cause__.__traceback__)
+        _show_own_failure(stop.__cause__)
         sys.exit(f"ncclops: {stop}")
 
 
+def _show_own_failure(cause: BaseException | None) -> None:
+    """The exception that this rank itself raised, if it did, as it would look without us."""
+    if isinstance(cause, Exception) and not isinstance(cause, RestartError):
+        show = script.without_our_frames(sys.excepthook)
+        show(type(cause), cause, cause.__traceback__)
+
+
 class StopRepeating:
-    """Stops the job when no restart will mend it: the same exception from the same line again
-    and again, or a plain mistake in the script at the beginning of the run (``started``, seconds
-    since the epoch).
+    """Stops the job when a restart in place will not mend it: the same exception from the same
+    line again and again, and early in the run (``started``, seconds since the epoch) a plain
+    mistake in the script, or a failure to start, which new processes may get over.
 
     All ranks get the same incidents, so all come to the same decision.
     """
@@ -98,21 +113,35 @@ class StopRepeating:
         this = _place(incident)
         self._times = self._times + 1 if this == self._last else 1
         self._last = this
-        if _is_mistake(incident.exception) and incident.at - self._started < _EARLY_S:
+        early = incident.at - self._started < _EARLY_S
+        if early and _is_mistake(incident.exception):
             self._verdict = "a mistake in the script"
+        elif early and incident.iteration == 0 and _is_startup_failure(incident):
+            self._verdict = "a failure to start"
         elif self._times >= _SAME_FAILURE_LIMIT:
             self._verdict = f"{self._times} times in a row at the same place"
+
+    @property
+    def is_final(self) -> bool:
+        return self._verdict is not None
 
     def check(self) -> None:
         """Raise ``RestartAbort`` if the next iteration would end as the last one did."""
         if self._verdict is not None and self._last is not None:
             what, where = self._last
-            raise RestartAbort(f"{what} ({where}): {self._verdict}, which no restart mends")
+            raise RestartAbort(
+                f"{what} ({where}): {self._verdict}, which no restart in place mends"
+            )
 
 
 def _is_mistake(exception: str) -> bool:
     kind = getattr(builtins, exception.partition(":")[0], None)
     return isinstance(kind, type) and issubclass(kind, _MISTAKES)
+
+
+def _is_startup_failure(incident: Incident) -> bool:
+    text = f"{incident.exception} {incident.traceback}"
+    return any(words in text for words in _STARTUP_WORDS)
 
 
 def _place(incident: Incident) -> tuple[str, str]:

@@ -81,11 +81,11 @@ def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
     except BaseException as error:
         if isinstance(error, Exception):
             _record(error)
-        sys.excepthook = _without_our_frames(sys.excepthook)
+        sys.excepthook = without_our_frames(sys.excepthook)
         raise
 
 
-def _without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
+def without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
     """``hook`` (the default, or the script's own), shown a traceback that starts in the script."""
 
     def excepthook(

@@ -9,6 +9,10 @@ RUN_ID = "NCCLOPS_RUN_ID"
 RESTART = "NCCLOPS_RESTART"
 # When the run began, in seconds since the epoch.
 STARTED = "NCCLOPS_STARTED"
+# eager or lazy: when NCCL communicators are made. Absent: as the script has it (``groups``).
+NCCL_INIT = "NCCLOPS_NCCL_INIT"
+# standard or skipped: the barrier after init_process_group (``groups``). Absent: standard.
+BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
 # Seconds; what process groups get where the script gives no timeout (``groups``).
 GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
 # JSON object of seconds: soft, hard, barrier, completion (``in_process``).

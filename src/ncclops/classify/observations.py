@@ -1,0 +1,84 @@
+"""What a scan saw: the hits, and the job being alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ncclops.classify.model import Hit, Stamp
+from ncclops.classify.stamps import comparable
+
+COLLECTIVES_DONE = "context-collectives-completed"
+# Ranks that have lost a peer may print a few more steps; they do not print this many.
+_RUN_OF_STEPS = 10
+
+
+@dataclass(slots=True)
+class SourceLife:
+    """What one source showed of the job being alive; lines are 1-based, None is never."""
+
+    steps: int = 0
+    first_step_line: int | None = None
+    last_step_line: int | None = None
+    last_step_stamp: Stamp | None = None
+    last_init_line: int | None = None
+    begun: bool = False
+    ended: bool = False
+    attempt: int = 0
+    """The number in torchrun's ``attempt_<n>`` folder."""
+
+
+@dataclass(slots=True)
+class Observations:
+    """All that a scan saw, in no particular order."""
+
+    hits: list[Hit]
+    lives: list[SourceLife]
+    first_failed_rank: int | None = None
+    starting_up: bool | None = None
+    """Whether the first collective is still to come, where somebody knows; else the log decides."""
+    # For stamps that name no year: the latest one that any line names.
+    year: int = field(init=False)
+    _when: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
+    _last_step_at: float = field(init=False, default=float("-inf"))
+
+    def __post_init__(self) -> None:
+        years = [hit.stamp[0] for hit in self.hits if hit.stamp and hit.stamp[0]]
+        self.year = max(years, default=2000)
+        for hit in self.hits:
+            self._when[hit.order] = (self._at(hit.stamp), hit.order)
+        self._last_step_at = max(
+            (self._at(life.last_step_stamp) for life in self.lives), default=float("-inf")
+        )
+
+    def _at(self, stamp: Stamp | None) -> float:
+        return comparable(stamp, self.year) if stamp else float("-inf")
+
+    def when(self, hit: Hit) -> tuple[float, int]:
+        """Sort key: time where it is known; a line that nothing dates comes first."""
+        return self._when[hit.order]
+
+    def step_follows(self, hit: Hit) -> bool:
+        """Whether the job was seen to take a step after this line."""
+        if (self.lives[hit.source].last_step_line or 0) > hit.line:
+            return True
+        return hit.stamp is not None and self._last_step_at > self._at(hit.stamp)
+
+    def run_follows(self, hit: Hit) -> bool:
+        """Whether so many steps followed in the same log that nothing there can have died."""
+        return self.lives[hit.source].steps - hit.steps_before >= _RUN_OF_STEPS
+
+    def init_follows(self, hit: Hit) -> bool:
+        return (self.lives[hit.source].last_init_line or 0) > hit.line
+
+    def steps_were_seen(self, hit: Hit) -> bool:
+        """Whether this log, or another one of the job, shows steps before the line."""
+        others = (life for number, life in enumerate(self.lives) if number != hit.source)
+        return hit.steps_before > 0 or any(life.steps for life in others)
+
+    def step_precedes(self, hit: Hit) -> bool:
+        """Whether the job may have run collectives before this line: yes when in doubt."""
+        if self.starting_up is not None:
+            return not self.starting_up
+        return self.steps_were_seen(hit) or any(
+            other.signature.id == COLLECTIVES_DONE for other in self.hits
+        )

@@ -1,0 +1,208 @@
+"""What is said once the leading line is known: rank, confidence, retry, evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ncclops.classify.model import (
+    CERTAINTY,
+    ELIGIBLE_POLICIES,
+    Evidence,
+    Hit,
+    Signature,
+    Verdict,
+)
+from ncclops.classify.observations import Observations
+
+_FAILURE_SIGN = "context-failure-sign"
+_NCCL_VERSION = "context-nccl-version"
+_COLLECTIVE_TIMEOUT = "watchdog-collective-timeout"
+_LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
+_MANY_LINES = 12
+
+
+def verdict_on(leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations) -> Verdict:
+    signature = leader.signature
+    policy, reason = _retry(leader, ordered, context, seen)
+    rank, blamed = _culprit(leader, ordered, seen)
+    return Verdict(
+        class_=signature.class_,
+        signature=signature.id,
+        confidence=_confidence(leader, ordered),
+        rank=rank,
+        rank_began_it=blamed,
+        phase=signature.phase,
+        summary=signature.summary,
+        retry_policy=policy,
+        retry_reason=reason,
+        remedy=signature.remedy,
+    )
+
+
+def _retry(
+    leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations
+) -> tuple[str, str]:
+    """The policy, and why; every doubt goes against trying again."""
+    signature = leader.signature
+    if signature.retry not in ELIGIBLE_POLICIES and (
+        signature.retry_after_progress not in ELIGIBLE_POLICIES
+    ):
+        return signature.retry, _REASONS[signature.retry]
+    versions = {_nccl_version(hit.text) for hit in context if hit.signature.id == _NCCL_VERSION}
+    if len(versions - {""}) > 1 and signature.class_ == "bootstrap":
+        named = ", ".join(sorted(versions - {""}))
+        return "fix-config", f"ranks run different NCCL versions ({named}), which no retry mends"
+    progressed = seen.step_precedes(leader)
+    if signature.retry_after_progress in ELIGIBLE_POLICIES:
+        # Here progress argues for a retry, and so it must have been seen.
+        progressed = seen.steps_were_seen(leader)
+    if progressed:
+        policy = signature.retry_after_progress
+        return policy, f"collectives had already completed: {_REASONS[policy]}"
+    blocking = _needs_a_fix(leader, ordered)
+    if blocking is not None and signature.retry in ELIGIBLE_POLICIES:
+        return (
+            "none",
+            f"{blocking.signature.id} in {blocking.file}:{blocking.line} speaks against it",
+        )
+    return signature.retry, _REASONS[signature.retry]
+
+
+def _needs_a_fix(leader: Hit, ordered: list[Hit]) -> Hit | None:
+    """Another cause, as firm as the leader and no consequence of it, that no retry would mend."""
+
+    def speaks_against(hit: Hit) -> bool:
+        signature = hit.signature
+        # The exception with which a process gives up after the leading line says nothing new.
+        same_process = hit.source == leader.source or (
+            hit.rank is not None and hit.rank == leader.rank
+        )
+        gives_up = signature.certainty == "weak" or signature.teardown
+        aftermath = gives_up and same_process and hit.order > leader.order
+        return (
+            signature.role == "cause"
+            and signature.tier <= max(1, leader.signature.tier)
+            and signature.retry in ("fix-config", "fix-code")
+            and signature.class_ != leader.signature.class_
+            and not aftermath
+        )
+
+    return next(filter(speaks_against, ordered), None)
+
+
+_REASONS = {
+    "retry-once-lazy": "a failure to start, before the first collective: a second try may pass",
+    "retry-after-cooldown": "the condition passes with time",
+    "replace-node": "the hardware failed; the job can run on another node",
+    "fix-config": "the same configuration fails again",
+    "fix-code": "the same program fails again",
+    "none": "nothing shows that another attempt would end otherwise",
+}
+
+
+def _nccl_version(text: str) -> str:
+    _, _, rest = text.partition("NCCL version ")
+    return rest.split("+")[0].split()[0] if rest.strip() else ""
+
+
+def _confidence(leader: Hit, ordered: list[Hit]) -> float:
+    signature = leader.signature
+    confidence = CERTAINTY[signature.certainty]
+    if signature.tier >= 2:
+        confidence *= 0.8 if signature.role == "symptom" else 0.6
+    rivals = {
+        hit.signature.class_
+        for hit in ordered
+        if hit.signature.tier == signature.tier and hit.signature.role == signature.role
+    } - {signature.class_}
+    return confidence * (0.85 if rivals else 1.0)
+
+
+def _culprit(leader: Hit, ordered: list[Hit], seen: Observations) -> tuple[int | None, bool]:
+    """(rank, whether it began the failure rather than reported it first)."""
+    signature = leader.signature
+    same = [hit for hit in ordered if hit.signature.id == signature.id]
+    if signature.id == _COLLECTIVE_TIMEOUT and (behind := _rank_behind(same)) is not None:
+        return behind, True
+    rank = next((hit.rank for hit in same if hit.rank is not None), None)
+    if rank is None and seen.first_failed_rank is not None:
+        return seen.first_failed_rank, True
+    return rank, rank is not None and (signature.role == "cause" or leader.accuses)
+
+
+def _rank_behind(timeouts: list[Hit]) -> int | None:
+    """The rank whose last enqueued work is lower than that of all others, as torch prints it."""
+    enqueued: dict[int, int] = {}
+    for hit in timeouts:
+        if hit.rank is not None and (found := _LAST_ENQUEUED.search(hit.text)):
+            enqueued[hit.rank] = int(found[1])
+    lowest = sorted(enqueued.items(), key=lambda item: item[1])[:2]
+    if len(lowest) < 2 or lowest[0][1] == lowest[1][1]:
+        return None
+    return lowest[0][0]
+
+
+def evidence_for(leader: Hit, ordered: list[Hit]) -> Iterable[Evidence]:
+    """The leading line, other lines of the same cause, then symptoms and victims."""
+    shown: dict[str, list[Hit]] = {"cause": [], "symptom": [], "victim": []}
+    lines: set[tuple[str, int]] = set()
+    for hit in ordered:
+        if (hit.file, hit.line) not in lines:
+            shown[_role_beside(hit, leader)].append(hit)
+            lines.add((hit.file, hit.line))
+    for role, hits in shown.items():
+        for hit in _spread(hits):
+            yield Evidence(hit.file, hit.line, hit.text, hit.signature.id, role, hit.rank)
+
+
+def _role_beside(hit: Hit, leader: Hit) -> str:
+    """A leader is shown as the cause, whatever its signature thinks of itself; rivals step back."""
+    same = hit.signature.class_ == leader.signature.class_
+    if hit is leader or (same and hit.signature.role == "cause"):
+        return "cause"
+    return "symptom" if hit.signature.role == "cause" else hit.signature.role
+
+
+def _spread(hits: list[Hit]) -> list[Hit]:
+    """A handful of lines that show as many signatures and ranks as possible."""
+    seen: set[tuple[Signature, int | None]] = set()
+    first: list[Hit] = []
+    again: list[Hit] = []
+    for hit in hits:
+        key = (hit.signature, hit.rank)
+        (again if key in seen else first).append(hit)
+        seen.add(key)
+    return (first + again)[:_MANY_LINES]
+
+
+def verdict_without_failure(seen: Observations) -> Verdict:
+    """Healthy needs a sign of life after the last sign of trouble; silence is ``unknown``."""
+    lives = seen.lives
+    signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
+    if any(not seen.step_follows(hit) for hit in signs):
+        return _unknown("something failed in a way that no signature knows")
+    if any(life.ended for life in lives) or sum(life.steps for life in lives) > 1:
+        return _healthy(0.9, "the job took steps and nothing failed")
+    if any(life.steps or life.last_init_line for life in lives):
+        return _healthy(0.6, "communicators came up and nothing failed; no run of steps is shown")
+    if any(life.begun for life in lives):
+        return _healthy(0.4, "NCCL began to start and nothing failed so far; the log ends there")
+    return _unknown("no known failure and no sign of a running job")
+
+
+def _healthy(confidence: float, summary: str) -> Verdict:
+    return Verdict(class_="healthy", confidence=confidence, summary=summary)
+
+
+def _unknown(summary: str) -> Verdict:
+    return Verdict(
+        class_="unknown",
+        confidence=0.0,
+        summary=summary,
+        retry_reason="an unknown failure is not retried",
+        remedy=(
+            "classify the whole log of every rank: pass the directory, not one file",
+            "run again with NCCL_DEBUG=WARN and TORCH_CPP_LOG_LEVEL=INFO",
+        ),
+    )

@@ -1,0 +1,72 @@
+"""Whether a failed attempt is followed by another: the policy's word, and the operator's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ncclops.classify.model import Verdict
+from ncclops.classify.policy import Attempt, Decision, Lane, RetryRules, StartRow, decide
+from ncclops.worker.variables import BOOTSTRAP_BARRIER, NCCL_INIT
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPlan:
+    """What a job allows: the policy's table, and restarts that the operator granted."""
+
+    lane: Lane
+    rules: RetryRules
+    granted: int  # --max-restarts: whatever failed
+    allowed: bool = True  # False with --restart none, and with several nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextAttempt:
+    """Start again after ``cooldown``, with ``environ`` on top of the plan's variables."""
+
+    reason: str
+    cooldown: timedelta
+    environ: dict[str, str]
+
+
+def next_attempt(
+    plan: RetryPlan,
+    verdict: Verdict,
+    *,
+    history: Sequence[Attempt],
+    progressed: bool,
+    random: Callable[[], float],
+) -> tuple[Decision, NextAttempt | None]:
+    """The policy's decision, and the attempt that follows, if one does.
+
+    A restart that the operator granted (``--max-restarts``) is taken where the policy would
+    stop: it is an order, and not evidence that the failure may be retried.
+    """
+    decision = decide(
+        verdict,
+        lane=plan.lane,
+        history=history,
+        progressed=progressed,
+        random=random,
+        rules=plan.rules,
+    )
+    if not plan.allowed:
+        return decision, None
+    if decision.action == "retry":
+        return decision, _following(decision)
+    if len(history) < plan.granted:
+        left = plan.granted - len(history)
+        reason = f"--max-restarts allows {left} more, though {decision.reason}"
+        return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ={})
+    return decision, None
+
+
+def _following(decision: Decision) -> NextAttempt:
+    environ = {} if decision.start is None else start_environ(decision.start)
+    return NextAttempt(reason=decision.reason, cooldown=decision.cooldown, environ=environ)
+
+
+def start_environ(start: StartRow) -> dict[str, str]:
+    """How a row of the matrix is told to the workers."""
+    return {NCCL_INIT: start.init, BOOTSTRAP_BARRIER: start.barrier}
