@@ -120,6 +120,7 @@ def _document(profile: Profile) -> dict[str, Any]:
             for name, entries in profile.env.items()
         },
         "suppress": dict(profile.suppress),
+        "retry": dict(profile.retry),
         "sources": list(profile.sources),
     }
 
@@ -154,6 +155,8 @@ def _print_profile(profile: Profile) -> None:
         console.print(Text(f"parameter {name} = {value}"))
     for name, value in document["timeouts"].items():
         console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
+    for section, value in profile.retry.items():
+        console.print(Text(f"retry {section} = {value}"))
     for name, entries in profile.env.items():
         console.print()
         console.print(Text(name, style="bold"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ncclops.env.lint import Setting
 from ncclops.env.lint.parse import features, guess_format, node_count, parse
@@ -81,6 +83,14 @@ def test_what_a_script_makes_use_of_itself(text: str, expanded: bool) -> None:
 def test_lines_are_those_where_a_command_starts() -> None:
     found = parse("\n\nexport A=1 \\\n B=2\nexport C=3", "shell")
     assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 3), ("C", 5)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("ABx=1 '\"\\$`{}()[]<>|&;#!\n\texportunsv-:,/*?"), max_size=60))
+def test_no_text_is_too_broken_to_read(text: str) -> None:
+    for kind in ("shell", "dotenv", "conf"):
+        for setting in parse(text, kind):
+            assert isinstance(setting, Setting)
 
 
 def test_dotenv() -> None:
