@@ -56,6 +56,7 @@ BAD = {
     "key": ('extend = "base"', "extend: unknown key; did you mean extends?"),
     "duration": ('timeouts.stop_grace = "1 minute"', "timeouts.stop_grace: '1 minute' is not a"),
     "type": ('env.X = { set = true, why = "w" }', "env.X.set: must be text"),
+    "suppression": ('lint.ignore.unred = "why"', "there is no rule 'unred'; did you mean unread"),
     "parent": ('extends = "bas"', "unknown profile 'bas'; did you mean base"),
 }
 

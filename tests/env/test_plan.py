@@ -8,14 +8,15 @@ import pytest
 
 from ncclops.env import Change, Overrides, Plan, PlanContext, compute_plan
 from ncclops.errors import UsageError
-from ncclops.profiles import Condition, Entry, Profile, Timeouts
+from ncclops.profiles import Condition, Entry, Profile
+from tests.env.conftest import make_profile
 
 FILL = {"run_dir": "/runs/1", "rank_dir": "/runs/1/ranks/0"}
 
 
 def profile(**env: Entry | tuple[Entry, ...]) -> Profile:
     entries = {name: e if isinstance(e, tuple) else (e,) for name, e in env.items()}
-    return Profile("p", "", "lane", "any", {}, Timeouts(), entries, {}, ())
+    return make_profile(entries)
 
 
 def entry(action: str, value: str | None = None, **more: object) -> Entry:

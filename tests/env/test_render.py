@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan
 from ncclops.env.render import to_document, to_dotenv, to_sh
-from ncclops.profiles import Profile, Timeouts
+from tests.env.conftest import make_profile
 
-EMPTY = Profile("p", "", "lane", "any", {}, Timeouts(), {}, {}, ())
+EMPTY = make_profile()
 FILL = {"run_dir": "/r", "rank_dir": "/r/0"}
 
 AWKWARD = {

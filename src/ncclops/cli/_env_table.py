@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from ncclops.cli._output import stdout_console
 from ncclops.env.plan import Action, Change, Plan
@@ -12,27 +13,43 @@ _STYLE = {"unset": "red", "scrub": "yellow", "set": "green", "keep": "dim"}
 _ROOM_FOR_ONE_LINE = 150
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: Plan, origins: Mapping[str, str] | None = None) -> None:
     """Print the plan: removals first, then what is set, then what stays.
 
+    ``origins`` says of some variables who exported them.
     A wide terminal gets a table; a narrow one the reason on a line of its own; a pipe one line
     a variable, columns separated by two spaces or more, nothing cut.
     """
+    origins = origins or {}
     rows = sorted(plan.changes, key=lambda change: _ORDER.index(change.action))
     console = stdout_console()
     console.print(_headline(plan), markup=False)
     if not sys.stdout.isatty():
-        _print_lines(rows)
+        _print_lines(rows, origins)
     elif console.width >= _ROOM_FOR_ONE_LINE:
-        _print_table(rows)
+        _print_table(rows, origins)
     else:
-        _print_stacked(rows, console.width)
+        _print_stacked(rows, origins, console.width)
+
+
+def print_files(added: list[dict[str, str]]) -> None:
+    """Print what NCCL adds from its configuration files, which no plan takes away."""
+    for setting in added:
+        sys.stdout.write(
+            f"file  {setting['name']}  {setting['value']}  NCCL adds it from {setting['source']}\n"
+        )
 
 
 def first_sentence(reason: str) -> str:
     """The part of a reason that fits a table; the rest is in ``--json`` and ``profile show``."""
     head, dot, _ = reason.partition(". ")
     return head + dot.rstrip() if dot else reason
+
+
+def _why(row: Change, origins: Mapping[str, str]) -> str:
+    """The reason in a sentence, and where the value that is in the way came from."""
+    sentence = first_sentence(row.reason)
+    return f"{sentence} From {origins[row.name]}." if row.name in origins else sentence
 
 
 def transition(change: Change, room: int | None = None) -> str:
@@ -71,15 +88,15 @@ def _headline(plan: Plan) -> str:
     return f"{plan.profile}: {', '.join(counts) or 'nothing to change'}"
 
 
-def _print_lines(rows: list[Change]) -> None:
+def _print_lines(rows: list[Change], origins: Mapping[str, str]) -> None:
     cells = [(row.action, row.name, transition(row)) for row in rows]
     widths = [min(60, max(map(len, column))) for column in zip(*cells, strict=True)]
     for row, texts in zip(rows, cells, strict=True):
         padded = [text.ljust(width) for text, width in zip(texts, widths, strict=True)]
-        sys.stdout.write("  ".join([*padded, first_sentence(row.reason)]) + "\n")
+        sys.stdout.write("  ".join([*padded, _why(row, origins)]) + "\n")
 
 
-def _print_table(rows: list[Change]) -> None:
+def _print_table(rows: list[Change], origins: Mapping[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -91,12 +108,12 @@ def _print_table(rows: list[Change]) -> None:
             Text(row.action, style=_STYLE[row.action]),
             Text(row.name),
             Text(transition(row, 40)),
-            Text(first_sentence(row.reason), style="dim"),
+            Text(_why(row, origins), style="dim"),
         )
     stdout_console().print(table)
 
 
-def _print_stacked(rows: list[Change], width: int) -> None:
+def _print_stacked(rows: list[Change], origins: Mapping[str, str], width: int) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -107,4 +124,4 @@ def _print_stacked(rows: list[Change], width: int) -> None:
         line = Text(row.action.ljust(6), style=_STYLE[row.action])
         line.append(f"{row.name.ljust(widest)}  {transition(row, room)}", style="default")
         console.print(line)
-        console.print(Padding(Text(first_sentence(row.reason), style="dim"), (0, 0, 0, 6)))
+        console.print(Padding(Text(_why(row, origins), style="dim"), (0, 0, 0, 6)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclops.cli import env_explain, env_lint
+from ncclops.cli import env_audit, env_explain, env_lint, env_snapshot
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
@@ -56,6 +56,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 @app.command()
 def diff(
+    two: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[A [B]]",
+            help="Compare two environments instead: snapshots, run or rank directories, pid:N,"
+            " here. B is this one when it is left out.",
+        ),
+    ] = None,
     profile: ProfileOption = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
@@ -70,13 +78,19 @@ def diff(
 
     It is exactly what `ncclops launch` applies with the same options.
     """
-    plan, _ = _plan(profile, set_, unset, keep, restart)
+    if two:
+        if len(two) > 2 or profile or set_ or unset or keep:
+            raise UsageError("env diff takes two environments, or the options of a plan")
+        env_snapshot.compare(two, as_json=as_json, exit_code=exit_code)
+        return
+    plan, environ = _plan(profile, set_, unset, keep, restart)
     if as_json:
-        print_json(plan.to_json())
+        print_json({**_with_origins(plan), "from_files": _files_after(plan, environ)})
     else:
-        from ncclops.cli._env_table import print_plan
+        from ncclops.cli._env_table import print_files, print_plan
 
-        print_plan(plan)
+        print_plan(plan, _origins(plan, ("unset", "scrub")))
+        print_files(_files_after(plan, environ))
     if exit_code and any(change.action != "keep" for change in plan.changes):
         raise typer.Exit(1)
 
@@ -135,6 +149,8 @@ def exec_(
 
 app.command()(env_explain.explain)
 app.command()(env_lint.lint)
+app.command()(env_audit.audit)
+app.command()(env_snapshot.snapshot)
 
 
 def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:
@@ -197,6 +213,40 @@ def _plan(
     environ = dict(os.environ)
     context = PlanContext(restart=modes[restart], torch=installed_torch())
     return compute_plan(resolve_profile(profile), environ, overrides, context), environ
+
+
+def _origins(plan: Plan, actions: Sequence[str]) -> dict[str, str]:
+    """Who exported the values that rows with one of ``actions`` met."""
+    from ncclops.env.sources import exported_by
+
+    return {
+        change.name: exported_by(change.name, change.before)
+        for change in plan.changes
+        if change.before is not None and change.action in actions
+    }
+
+
+def _with_origins(plan: Plan) -> dict[str, Any]:
+    """The plan's document, each row with ``before_from``: who exported what it met."""
+    origins = _origins(plan, ("set", "unset", "scrub", "keep"))
+    document = plan.to_json()
+    for row in document["changes"]:
+        row["before_from"] = origins.get(row["name"])
+    return document
+
+
+def _files_after(plan: Plan, environ: dict[str, str]) -> list[dict[str, str]]:
+    """What NCCL's configuration files still add once the plan is applied.
+
+    The plan cannot take that away, only set something else: NCCL fills in what is absent.
+    """
+    from ncclops.env.sources import from_files
+
+    added = from_files(plan.apply(environ, _current_directory()))
+    return [
+        {"name": setting.name, "value": setting.value, "source": setting.source}
+        for setting in added.values()
+    ]
 
 
 def _current_directory() -> dict[str, str]:

@@ -36,6 +36,10 @@ def _print(document: dict[str, Any]) -> None:
     console = stdout_console()
     console.print(Text(document["name"], style="bold"))
     console.print(Text(document["summary"]))
+    if not console.is_terminal:
+        for label, text in _rows(document):
+            typer.echo(f"{label:<10}  {text}")
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")

@@ -10,10 +10,7 @@ from ncclops.cli._output import print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ncclops.env.lint import Circumstances, Finding, Settings
-    from ncclops.profiles import Profile
+    from ncclops.env.lint import Circumstances, Finding
 
 _FEATURES = ("fsdp2", "tensor-parallel", "ucc", "torchrun", "ras-polling")
 
@@ -63,18 +60,10 @@ def lint(
 
     Ends with 1 when there is at least one error.
     """
-    from ncclops.env.lint import lint as find
-
     where = _circumstances(restart, torch, nccl, nodes, uses)
     if files and profile:
         raise UsageError("lint either files or the plan of a profile, not both")
-    reports: list[tuple[str, list[Finding]]] = []
-    for name in files or []:
-        settings, known = _read(name, format_, where)
-        reports.append((name, find(settings, known)))
-    if not files:
-        settings, known, name = _environment(profile, where)
-        reports.append((name, find(settings, known)))
+    reports = _reports(files, profile, format_, where)
     if as_json:
         print_json(_document(reports))
     else:
@@ -118,86 +107,24 @@ def _circumstances(
     )
 
 
-def _read(name: str, format_: str | None, where: Circumstances) -> tuple[Settings, Circumstances]:
-    """The settings of a file, and what the file itself tells about the job."""
-    from dataclasses import replace
-    from pathlib import Path
-
-    from ncclops.env.lint import Settings
-    from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
-
-    formats: dict[str, Format] = {"shell": "shell", "dotenv": "dotenv", "conf": "conf"}
-    if format_ is not None and format_ not in formats:
-        raise UsageError(f"--format {format_}: choose {', '.join(formats)}")
-    path = Path(name)
-    text = _text(name, path)
-    kind = formats[format_] if format_ else guess_format(path)
-    if kind == "shell":
-        where = replace(
-            where,
-            nodes=where.nodes or node_count(text),
-            uses=where.uses | features(text),
-        )
-    return Settings(parse(text, kind, path)), where
-
-
-def _text(name: str, path: Path) -> str:
-    import sys
-
-    if name == "-":
-        return sys.stdin.read()
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
-
-
-def _environment(
-    refs: list[str] | None, where: Circumstances
-) -> tuple[Settings, Circumstances, str]:
-    """This environment, or what a profile makes of it, with NCCL's configuration files."""
+def _reports(
+    files: list[str] | None, refs: list[str] | None, kind: str | None, where: Circumstances
+) -> list[tuple[str, list[Finding]]]:
+    """What was linted, and what was found in it."""
     import os
-    from dataclasses import replace
 
-    from ncclops.env import gpu_count
-    from ncclops.env.host import describe_host
-    from ncclops.env.lint import of_environment
-    from ncclops.env.sources import from_files
+    from ncclops.env.lint import inputs, lint
 
-    environ, name = dict(os.environ), "environment"
-    if refs:
-        from ncclops.cli.env import resolve_profile
+    if files:
+        return [(name, lint(*inputs.of_file(name, kind, where))) for name in files]
+    environ = dict(os.environ)
+    if not refs:
+        return [("environment", lint(*inputs.of_environ(environ, where)))]
+    from ncclops.cli.env import resolve_profile
 
-        profile = resolve_profile(refs)
-        name = f"profile {profile.name}"
-        where = under_profile(profile, where)
-        environ = _planned(profile, environ, where)
-    for setting in from_files(environ).values():
-        environ[setting.name] = setting.value
-    where = replace(where, host=describe_host(environ), gpus=gpu_count() > 0)
-    return of_environment(environ), where, name
-
-
-def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
-    """``where`` with what a profile says: nodes, timeouts, suppressions."""
-    from dataclasses import replace
-
-    lanes: dict[str, Literal["one", "many"]] = {"one": "one", "many": "many"}
-    return replace(
-        where,
-        restart=where.restart or "in-process",
-        nodes=where.nodes or lanes.get(profile.nodes),
-        group_timeout=profile.timeouts.process_group,
-        ignore=profile.suppress,
-    )
-
-
-def _planned(profile: Profile, environ: dict[str, str], where: Circumstances) -> dict[str, str]:
-    from ncclops.env import Overrides, PlanContext, compute_plan
-
-    context = PlanContext(restart=where.restart or "in-process", torch=where.torch)
-    plan = compute_plan(profile, environ, Overrides(), context)
-    return plan.apply(environ, {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"})
+    profile = resolve_profile(refs)
+    found = lint(*inputs.of_profile(profile, environ, where))
+    return [(f"profile {profile.name}", found)]
 
 
 def _document(reports: list[tuple[str, list[Finding]]]) -> dict[str, Any]:

@@ -63,9 +63,19 @@ def validate(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A profile file, or a name.")],
 ) -> None:
     """Check a profile file and everything it extends."""
+    from difflib import get_close_matches
+
+    from ncclops.env.lint import known_ids
+    from ncclops.errors import ProfileError
     from ncclops.profiles import load_profiles
 
     profile = load_profiles([file])
+    for suppressed in profile.suppress:
+        rule = suppressed.partition(":")[0]
+        if rule not in known_ids():
+            close = get_close_matches(rule, known_ids(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else " (findings show theirs in brackets)"
+            raise ProfileError(f"{file}: lint.ignore: there is no rule {rule!r}{hint}")
     entries = sum(len(entries) for entries in profile.env.values())
     typer.echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
 
@@ -74,12 +84,19 @@ def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = stdout_console()
+    if not console.is_terminal:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            typer.echo("  ".join(cells).rstrip())
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("name", "kind", "from", "what for"):
         table.add_column(header, no_wrap=header != "what for")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    stdout_console().print(table)
+    console.print(table)
 
 
 def _document(profile: Profile) -> dict[str, Any]:
@@ -103,6 +120,7 @@ def _document(profile: Profile) -> dict[str, Any]:
             for name, entries in profile.env.items()
         },
         "suppress": dict(profile.suppress),
+        "retry": dict(profile.retry),
         "sources": list(profile.sources),
     }
 
@@ -137,6 +155,8 @@ def _print_profile(profile: Profile) -> None:
         console.print(Text(f"parameter {name} = {value}"))
     for name, value in document["timeouts"].items():
         console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
+    for section, value in profile.retry.items():
+        console.print(Text(f"retry {section} = {value}"))
     for name, entries in profile.env.items():
         console.print()
         console.print(Text(name, style="bold"))

@@ -200,6 +200,24 @@ def is_covered(name: str) -> bool:
     return name.startswith(_PREFIXES)
 
 
+# Families of plugins and tools whose names the catalogue does not claim to have all.
+_FAMILIES = (
+    "NCCL_EP_",
+    "NCCL_FASTRAK_",
+    "NCCL_GPUDIRECTTCPX_",
+    "NCCL_INSPECTOR_",
+    "NCCL_SHARP_",
+    "NCCL_TEST",
+    "NCCL_UCX_",
+    "OFI_NCCL_",
+)
+
+
+def is_of_plugin(name: str) -> bool:
+    """Whether ``name`` belongs to a plugin or tool with more names than the catalogue has."""
+    return name.startswith(_FAMILIES)
+
+
 def nearest_names(name: str, count: int = 3) -> list[str]:
     """The catalogue's names that ``name`` may have been meant to be, the closest one first.
 
@@ -215,6 +233,7 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
     ]
     if upper in known and upper != name:
         exact.insert(0, upper)
-    close = difflib.get_close_matches(upper, known, n=count, cutoff=0.8)
+    cutoff = 0.92 if is_of_plugin(upper) else 0.8
+    close = difflib.get_close_matches(upper, known, n=count, cutoff=cutoff)
     readable = [other for other in [*exact, *close] if known[other].status != "unread"]
     return list(dict.fromkeys(readable))[:count]

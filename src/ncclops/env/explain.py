@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.env.catalogue import RANKS, Variable, catalogue, is_covered, nearest_names
+from ncclops.env.secrets import REDACTED, is_secret
 from ncclops.env.sources import exported_by, from_files
 from ncclops.env.values import problem_with
 from ncclops.errors import UsageError
@@ -88,4 +89,5 @@ def _here(variable: Variable, environ: Mapping[str, str], etc: Path) -> dict[str
         value, origin = added[name].value, f"{added[name].source} (only NCCL sees it)"
     else:
         return {"value": None, "from": None, "problem": None}
-    return {"value": value, "from": origin, "problem": problem_with(variable, value)}
+    shown = REDACTED if is_secret(name, value) else value
+    return {"value": shown, "from": origin, "problem": problem_with(variable, value)}

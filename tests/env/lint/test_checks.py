@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ncclops.cli.env_lint import under_profile
 from ncclops.env import Overrides, PlanContext, compute_plan
-from ncclops.env.lint import Circumstances, Finding, Host, Settings, lint, of_environment
+from ncclops.env.lint import (
+    Circumstances,
+    Finding,
+    Host,
+    Settings,
+    checks,
+    known_ids,
+    lint,
+    of_environment,
+)
+from ncclops.env.lint.inputs import under_profile
 from ncclops.env.lint.parse import features, node_count, parse
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir
@@ -42,7 +53,7 @@ def found(where: Circumstances = NOWHERE, **environ: str) -> dict[str, Finding]:
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "-5", "below 1"),
         ("TORCH_NCCL_BLOCKING_WAIT", "on", "torch raises an error"),
         ("TORCH_FR_BUFFER_SIZE", "abc", "is not a whole number"),
-        ("TORCH_CPP_LOG_LEVEL", "info", "only upper case counts"),
+        ("TORCH_CPP_LOG_LEVEL", "debug", "is not one of INFO, WARNING"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "is not one of 0, 1, 2, 3"),
         ("NCCL_SOCKET_FAMILY", "IPV4", "is not one of AF_INET"),
         ("NCCL_DEBUG", "'INFO'", "the quotes in 'INFO' are part of the value"),
@@ -70,6 +81,7 @@ def test_a_value_that_its_reader_does_not_take(name: str, value: str, message: s
         ("NCCL_NET_GDR_LEVEL", "PHB"),
         ("TORCH_NCCL_BLOCKING_WAIT", "False"),
         ("TORCH_DISTRIBUTED_DEBUG", "detail"),
+        ("TORCH_CPP_LOG_LEVEL", "error"),
         ("NCCL_DEBUG", ""),
         ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
         ("TOKENIZERS_PARALLELISM", "False"),
@@ -97,6 +109,13 @@ def test_a_misspelt_name_gets_the_nearest(name: str, meant: str) -> None:
 @pytest.mark.parametrize("name", ["NCCL_ROOT", "NCCL_VERSION", "MY_NCCL_THING", "TORCH_HOME"])
 def test_names_of_builds_and_of_others_are_left_alone(name: str) -> None:
     assert found(**{name: "x"}) == {}
+
+
+def test_a_scripts_own_variable_and_plugins_names_are_left_alone() -> None:
+    text = "export NCCL_RUNNER=x\n$NCCL_RUNNER\nexport NCCL_EP_JIT_SOURCE_DIR=/x\n"
+    assert lint(Settings(parse(text, "shell")), NOWHERE) == []
+    typo = Settings(parse("export OFI_NCCL_PROTOCL=RDMA\n", "shell"))
+    assert [finding.rule for finding in lint(typo, NOWHERE)] == ["unknown-name"]
 
 
 def test_unread_removed_and_deprecated_names() -> None:
@@ -135,6 +154,8 @@ def test_single_node_poison_and_settings_for_several_nodes() -> None:
     assert found(one, NCCL_NET="gIB")["single-node-poison"].level == "warning"
     assert found(one, NCCL_NET="Socket") == {}
     assert found(many, NCCL_NET="gIB") == {}
+    assert found(one, NCCL_SOCKET_IFNAME="eth0")["single-node-poison"].level == "note"
+    assert found(one, NCCL_SOCKET_IFNAME="^lo,docker") == {}
     assert found(one, NCCL_CROSS_NIC="1")["multi-host-setting"].level == "note"
     assert found(many, NCCL_CROSS_NIC="1") == {}
 
@@ -175,6 +196,13 @@ def test_suppressions_name_a_rule_or_a_rule_and_a_variable() -> None:
     one = Circumstances(ignore={"unread:NCCL_TIMEOUT": "why"})
     assert lint(of_environment(environ), everything) == []
     assert [f.names for f in lint(of_environment(environ), one)] == [("NCCL_SOCKET_TIMEOUT",)]
+
+
+def test_every_finding_can_be_suppressed_by_an_id_that_exists() -> None:
+    source = Path(checks.__file__).read_text(encoding="utf-8")
+    used = set(re.findall(r'Finding\(\s*"([a-z-]+)"|_about_reader\(\s*"([a-z-]+)"', source))
+    assert {first or second for first, second in used} == set(checks.CHECK_IDS)
+    assert set(checks.CHECK_IDS) <= set(known_ids())
 
 
 def test_a_line_of_a_configuration_file_that_means_nothing() -> None:

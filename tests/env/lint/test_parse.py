@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ncclops.env.lint import Setting
 from ncclops.env.lint.parse import features, guess_format, node_count, parse
@@ -33,8 +35,16 @@ def shell(text: str) -> dict[str, str | None]:
         ("# export A=1", {}),
         ("export A=a#b", {"A": "a#b"}),
         ("export A=${X:-5} B=${X-y}", {"A": "5", "B": "y"}),
+        ('export A=${A:="INFO"}', {"A": "INFO"}),
         ("export A=$X B=$(date) C=`date` D=a$X", {"A": None, "B": None, "C": None, "D": None}),
-        ("export A='$X'", {"A": "$X"}),
+        ("export A='$X'", {"A": None}),
+        ("export A=\\$X", {"A": None}),
+        ("bash -c 'export A=1; B=2 python t.py'", {"A": "1", "B": "2"}),
+        ('ssh node "A=1 ./t"', {"A": "1"}),
+        ('echo "A=1"', {}),
+        ("args=(\n  -x A=1\n)", {"A": "1"}),
+        ("export A=$((60 * 60))", {"A": None}),
+        (': "${A:=INFO}"; export A', {}),
         ('export A="$X"', {"A": None}),
         ("export A=1 \\\n  B=2", {"A": "1", "B": "2"}),
         ("if true; then export A=1; fi", {"A": "1"}),
@@ -55,9 +65,32 @@ def test_an_assignment_that_is_not_exported_is_told_apart() -> None:
     assert parse("NCCL_DEBUG=INFO\n", "shell") == [Setting("NCCL_DEBUG", "INFO", 1, False)]
 
 
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("export A=1\necho $A", True),
+        ("export A=1\nrun ${A:+--x}", True),
+        ("export A=${A:-1}", False),
+        ('export A="${A:-1}"', False),
+        ("export A=1", False),
+    ],
+)
+def test_what_a_script_makes_use_of_itself(text: str, expanded: bool) -> None:
+    (setting,) = parse(text, "shell")
+    assert setting.expanded is expanded
+
+
 def test_lines_are_those_where_a_command_starts() -> None:
     found = parse("\n\nexport A=1 \\\n B=2\nexport C=3", "shell")
     assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 3), ("C", 5)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("ABx=1 '\"\\$`{}()[]<>|&;#!\n\texportunsv-:,/*?"), max_size=60))
+def test_no_text_is_too_broken_to_read(text: str) -> None:
+    for kind in ("shell", "dotenv", "conf"):
+        for setting in parse(text, kind):
+            assert isinstance(setting, Setting)
 
 
 def test_dotenv() -> None:

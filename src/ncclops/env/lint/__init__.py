@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ncclops.env.lint.checks import check_variables
+from ncclops.env.lint.checks import CHECK_IDS, check_variables
 from ncclops.env.lint.model import (
     LEVELS,
     Circumstances,
@@ -27,6 +27,7 @@ __all__ = [
     "Setting",
     "Settings",
     "engine",
+    "known_ids",
     "lint",
     "of_environment",
     "rules",
@@ -36,6 +37,11 @@ __all__ = [
 def of_environment(environ: Mapping[str, str]) -> Settings:
     """The settings of an environment."""
     return Settings(Setting(name, value) for name, value in environ.items())
+
+
+def known_ids() -> list[str]:
+    """Everything that a suppression can name."""
+    return sorted([*CHECK_IDS, *(rule.id for rule in rules())])
 
 
 def lint(settings: Settings, where: Circumstances) -> list[Finding]:

@@ -10,11 +10,27 @@ from ncclops.env.catalogue import (
     Variable,
     catalogue,
     is_covered,
+    is_of_plugin,
     nearest_names,
 )
 from ncclops.env.lint.model import Circumstances, Finding, Host, Setting, Settings, engine
 from ncclops.env.values import problem_with
 
+# The ids of the findings below, for suppressions.
+CHECK_IDS = (
+    "bad-value",
+    "conf-file-line",
+    "deprecated",
+    "multi-host-setting",
+    "net-plugin-missing",
+    "not-exported",
+    "not-on-this-host",
+    "single-node-poison",
+    "unknown-name",
+    "unread",
+    "unread-by-second-engine",
+    "unread-here",
+)
 _CATALOGUE = "the catalogue"
 # High on the list of what breaks one node, and yet set for good reasons on one.
 _NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
@@ -28,7 +44,7 @@ def check_variables(settings: Settings, where: Circumstances) -> Iterator[Findin
     for setting in settings.all:
         variable = catalogue().get(setting.name)
         if variable is None:
-            yield from _unknown(setting)
+            yield from _unknown(setting, where)
             continue
         if not setting.exported:
             yield from _not_exported(setting, variable)
@@ -50,7 +66,7 @@ def check_variables(settings: Settings, where: Circumstances) -> Iterator[Findin
         yield from _host(settings, where.host)
 
 
-def _unknown(setting: Setting) -> Iterator[Finding]:
+def _unknown(setting: Setting, where: Circumstances) -> Iterator[Finding]:
     name = setting.name
     bare = name.strip().removeprefix("export ").strip()
     if bare != name and is_covered(bare):
@@ -64,16 +80,19 @@ def _unknown(setting: Setting) -> Iterator[Finding]:
             setting.line,
         )
         return
-    if not is_covered(name) or not setting.exported:
-        return
+    # What a script expands itself is its own; AMD's fork reads names that NCCL does not.
+    own = not setting.exported or setting.expanded or "rocm" in where.uses
     near = nearest_names(name)
+    if not is_covered(name) or own or (is_of_plugin(name) and not near):
+        return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
     message = f"{name} is not known: nothing in the catalogue reads it"
     yield Finding("unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line)
 
 
 def _not_exported(setting: Setting, variable: Variable) -> Iterator[Finding]:
-    if is_covered(setting.name) and variable.component not in ("build", "nccl-tests"):
+    known_outside = variable.component in ("build", "nccl-tests")
+    if is_covered(setting.name) and not known_outside and not setting.expanded:
         yield Finding(
             "not-exported",
             "note",
@@ -156,7 +175,7 @@ def _place(setting: Setting, variable: Variable, where: Circumstances) -> Iterat
     if variable.single_node == "high" and name not in _NOT_POISON and not _harmless(setting, where):
         yield Finding(
             "single-node-poison",
-            "warning",
+            "note" if name.endswith("_IFNAME") else "warning",
             (name,),
             f"{name} can stop a job on one node. {variable.risk or ''}".strip(),
             f"unset {name} on one node (profile single-node-h200 does)",
@@ -181,7 +200,7 @@ def _harmless(setting: Setting, where: Circumstances) -> bool:
     if setting.name == "NCCL_NET":
         return value.lower() == "socket"
     if setting.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if value in ("lo", "=lo"):
+        if value in ("lo", "=lo") or value.startswith("^"):
             return True
         return where.host is not None and not _absent(setting.name, value, where.host)
     return False

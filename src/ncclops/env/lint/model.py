@@ -25,13 +25,14 @@ class Setting:
     """One assignment. ``value`` None means that only the program that runs it can tell.
 
     ``line`` is 1-based, 0 where there are no lines. ``exported`` is False for a shell variable
-    that never reaches a program.
+    that never reaches a program, ``expanded`` True for one that the script itself makes use of.
     """
 
     name: str
     value: str | None
     line: int = 0
     exported: bool = True
+    expanded: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""``ncclops env snapshot``, and ``ncclops env diff A B``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclops.cli._output import note, print_json
+
+if TYPE_CHECKING:
+    from ncclops.env.snapshot import Difference, Snapshot
+
+
+def snapshot(
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write there, not on stdout."),
+    ] = None,
+    keep_secrets: Annotated[
+        bool, typer.Option("--keep-secrets", help="Leave values that look like secrets in.")
+    ] = False,
+) -> None:
+    """Write this environment down, secrets taken out, for a later `env diff A B`."""
+    import os
+    from pathlib import Path
+
+    from ncclops.env.secrets import REDACTED
+    from ncclops.env.snapshot import take, write
+    from ncclops.errors import UsageError
+
+    if output is None:
+        print_json(take(os.environ, keep_secrets=keep_secrets).to_json())
+        return
+    try:
+        taken = write(os.environ, Path(output), keep_secrets=keep_secrets)
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
+    hidden = sum(value == REDACTED for value in taken.variables.values())
+    note(f"{output}: {len(taken.variables)} variables, {hidden} of them redacted")
+
+
+def compare(names: list[str], *, as_json: bool, exit_code: bool) -> None:
+    """Print what differs between two environments; with one name, between it and this one."""
+    from ncclops.env.snapshot import compare as find
+    from ncclops.env.snapshot import load
+
+    a, b = (load(name) for name in [*names, "here"][:2])
+    differences = find(a, b)
+    if as_json:
+        print_json(_document(a, b, differences))
+    else:
+        _print(a, b, differences)
+    if exit_code and differences:
+        raise typer.Exit(1)
+
+
+def _document(a: Snapshot, b: Snapshot, differences: list[Difference]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    sides = {
+        side: {"label": shot.label, "host": shot.host, "versions": dict(shot.versions)}
+        for side, shot in (("a", a), ("b", b))
+    }
+    rows = [asdict(difference) for difference in differences]
+    return {"schema": "ncclops.env-compare/1", **sides, "differences": rows}
+
+
+def _print(a: Snapshot, b: Snapshot, differences: list[Difference]) -> None:
+    from ncclops.env.catalogue import RANKS
+
+    for name in sorted({*a.versions, *b.versions}):
+        mine, other = a.versions.get(name), b.versions.get(name)
+        if a.versions and b.versions and mine != other:
+            typer.echo(f"{name}: {mine or '-'} → {other or '-'}")
+    typer.echo(f"{a.label} → {b.label}: {len(differences)} variables differ")
+    for difference in differences:
+        must = difference.ranks in ("equal", "better equal")
+        remark = f"  ({RANKS[difference.ranks]})" if must else ""
+        typer.echo(f"{difference.name}: {_shown(difference.a)} → {_shown(difference.b)}{remark}")
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "-"
+    return value if value.isprintable() else value.encode("unicode_escape").decode("ascii")

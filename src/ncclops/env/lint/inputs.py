@@ -1,0 +1,76 @@
+"""What can be linted: a file, an environment, what a profile makes of one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from ncclops.env.host import describe_host, gpu_count
+from ncclops.env.lint.model import Circumstances, Setting, Settings
+from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
+from ncclops.env.plan import Overrides, PlanContext, compute_plan
+from ncclops.env.sources import from_files
+from ncclops.errors import UsageError
+from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile
+
+Linted = tuple[Settings, Circumstances]
+
+_FORMATS: dict[str, Format] = {"shell": "shell", "dotenv": "dotenv", "conf": "conf"}
+# Stands for the run directory, which a plan that is only looked at does not have.
+_FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
+
+
+def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
+    """A file (``-`` is standard input), and what it tells about its job itself.
+
+    Raises ``UsageError`` when it cannot be read or ``kind`` is no format.
+    """
+    if kind is not None and kind not in _FORMATS:
+        raise UsageError(f"--format {kind}: choose {', '.join(_FORMATS)}")
+    path = Path(name)
+    text = _text(name, path)
+    format_ = _FORMATS[kind] if kind else guess_format(path)
+    if format_ == "shell":
+        where = replace(
+            where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
+        )
+    return Settings(parse(text, format_, path)), where
+
+
+def of_environ(environ: Mapping[str, str], where: Circumstances) -> Linted:
+    """An environment on this host, with what NCCL adds from its configuration files."""
+    effective = dict(environ) | {item.name: item.value for item in from_files(environ).values()}
+    settings = Settings(Setting(name, value) for name, value in effective.items())
+    return settings, replace(where, host=describe_host(effective), gpus=gpu_count() > 0)
+
+
+def of_profile(profile: Profile, environ: Mapping[str, str], where: Circumstances) -> Linted:
+    """What ``profile`` makes of ``environ`` on this host."""
+    where = under_profile(profile, where)
+    context = PlanContext(restart=where.restart or DEFAULT_RESTART_MODE, torch=where.torch)
+    plan = compute_plan(profile, environ, Overrides(), context)
+    return of_environ(plan.apply(environ, _FILL), where)
+
+
+def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
+    """``where`` with what a profile says: nodes, timeouts, suppressions."""
+    lanes: dict[str, Literal["one", "many"]] = {"one": "one", "many": "many"}
+    return replace(
+        where,
+        restart=where.restart or DEFAULT_RESTART_MODE,
+        nodes=where.nodes or lanes.get(profile.nodes),
+        group_timeout=profile.timeouts.process_group,
+        ignore=profile.suppress,
+    )
+
+
+def _text(name: str, path: Path) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
