@@ -39,7 +39,11 @@ def path_in(run_dir: Path, rank: int) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """One look at a rank's page. ``step`` is None before the first; times as in the module."""
+    """One look at a rank's page. Times are as in the module.
+
+    ``step`` is the number of the last step, None before the first; ``steps`` how many there were
+    in this iteration.
+    """
 
     pid: int
     iteration: int

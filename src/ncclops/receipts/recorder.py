@@ -136,7 +136,7 @@ class Recorder(Silent):
         self._steps += 1
         numbers = self._numbers
         numbers[progress.STEP_NS] = now
-        numbers[progress.STEPS] += 1
+        numbers[progress.STEPS] = self._steps
         numbers[progress.STEP] = n + 1
         record: dict[str, Any] = {
             "ts": time.time(),
@@ -205,6 +205,7 @@ class Recorder(Silent):
         self._iteration = iteration
         self._numbers[progress.ITERATION] = iteration
         self._numbers[progress.ENDED_NS] = 0
+        self._numbers[progress.STEPS] = 0
         self._forget_iteration()
         self._put("iteration")
 
