@@ -33,6 +33,8 @@ _GIB |= {unit.lower(): factor for unit, factor in _GIB.items()}
 _THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _RATES: dict[str, RateUnit] = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 
+Values = dict[str, list[str]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
@@ -43,14 +45,14 @@ class Pattern:
     regex: re.Pattern[str]
     values: tuple[re.Pattern[str], ...] = ()
 
-    def match(self, text: str) -> dict[str, list[str]] | None:
+    def match(self, text: str, lowered: str) -> Values | None:
         """The values in ``text`` by group name, or None if it is no such line."""
-        if not any(literal in text.lower() for literal in self.contains):
+        if not any(literal in lowered for literal in self.contains):
             return None
         found = self.regex.search(text)
         if found is None:
             return None
-        values: dict[str, list[str]] = {}
+        values: Values = {}
         for match in (found, *filter(None, (regex.search(text) for regex in self.values))):
             for name, value in match.groupdict().items():
                 if value is not None:
@@ -115,7 +117,7 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
         raise ValueError(f"form {form}: pattern for {kind}: {error}") from error
 
 
-def observe(pattern: Pattern, values: Mapping[str, list[str]], where: Where) -> list[Observation]:
+def observe(pattern: Pattern, values: Values, where: Where) -> list[Observation]:
     """What a line that ``pattern`` matched shows: a step line may hold memory too."""
     gib = _memory_gib(values)
     unit = next((unit for group, unit in _RATES.items() if group in values), None)
@@ -134,7 +136,7 @@ def observe(pattern: Pattern, values: Mapping[str, list[str]], where: Where) -> 
     return [main]
 
 
-def _step(values: Mapping[str, list[str]]) -> int | None:
+def _step(values: Values) -> int | None:
     if "step" not in values:
         return None
     step = _integer(values["step"][0])
@@ -143,7 +145,7 @@ def _step(values: Mapping[str, list[str]]) -> int | None:
     return step
 
 
-def _seconds(values: Mapping[str, list[str]]) -> float | None:
+def _seconds(values: Values) -> float | None:
     if "seconds" in values:
         return _number(values["seconds"][0])
     if "ms" in values:
@@ -153,7 +155,7 @@ def _seconds(values: Mapping[str, list[str]]) -> float | None:
     return None
 
 
-def _memory_gib(values: Mapping[str, list[str]]) -> float | None:
+def _memory_gib(values: Values) -> float | None:
     if "gib" in values:
         return _number(values["gib"][0])
     if "mib" in values:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclops.receipts.forms import Form, Pattern, observe, shipped_forms
+from ncclops.receipts.forms import Form, Pattern, Values, observe, shipped_forms
 from ncclops.receipts.observation import Observation, Where
 from ncclops.receipts.tally import Facts, Tally, by_steps, fill_gaps
 
@@ -21,15 +21,21 @@ _LONGEST_LINE = 2000
 class LogScan:
     """What a log shows. Feed it every line of one file, or of a worker's output as it passes.
 
-    ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before those
-    of the package.
+    ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before
+    ``forms``, by default those of the package.
     """
 
-    def __init__(self, file: str, *, extra_forms: Sequence[Form] = ()) -> None:
+    def __init__(
+        self,
+        file: str,
+        *,
+        extra_forms: Sequence[Form] = (),
+        forms: Sequence[Form] | None = None,
+    ) -> None:
         self._file = file
         self._lines = 0
-        self._forms = (*extra_forms, *shipped_forms())
-        self._interesting = _any_literal(self._forms)
+        self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
+        self._literals = _literals(self._forms)
         self._tallies: dict[tuple[str, int | None], Tally] = {}
         self._totals: dict[tuple[str, int | None], str | None] = {}
         self._warmup: Observation | None = None
@@ -41,7 +47,8 @@ class LogScan:
         """
         self._lines += 1
         raw = line.encode(errors="replace") if isinstance(line, str) else line
-        if self._interesting.search(raw) is None:
+        lowered = raw.lower()
+        if not any(literal in lowered for literal in self._literals):
             return []
         text = _ANSI.sub("", raw.decode(errors="replace"))
         seen: list[Observation] = []
@@ -70,19 +77,20 @@ class LogScan:
         rank = int(prefix["rank"] or prefix["task"]) if prefix else None
         body = text[prefix.end() :] if prefix else text
         where = Where(self._file, self._lines, text.strip()[:_LONGEST_EVIDENCE])
+        lowered = body.lower()
         seen: dict[str, Observation] = {}
         for form in self._forms:
             for pattern in form.patterns:
-                for observation in self._observe(form, pattern, rank, body, where):
+                values = pattern.match(body, lowered)
+                if values is None:
+                    continue
+                for observation in self._observe(form, pattern, rank, values, where):
                     seen.setdefault(observation.kind, observation)
         return list(seen.values())
 
     def _observe(
-        self, form: Form, pattern: Pattern, rank: int | None, body: str, where: Where
+        self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where
     ) -> list[Observation]:
-        values = pattern.match(body)
-        if values is None:
-            return []
         stream = (form.name, rank)
         total = values.get("total", [None])[0] if "epoch" not in values else None
         if total != self._totals.setdefault(stream, total):
@@ -107,12 +115,13 @@ class LogScan:
             self._tallies[stream].add(seen)
 
 
-def _any_literal(forms: Sequence[Form]) -> re.Pattern[bytes]:
-    """Finds the lines that any pattern could match: most lines are none, and this is quick."""
-    literals = {
-        re.escape(literal.encode())
+def _literals(forms: Sequence[Form]) -> tuple[bytes, ...]:
+    """A line that any pattern can match holds one of these: most hold none, and this is quick."""
+    found = {
+        literal.encode()
         for form in forms
         for pattern in form.patterns
         for literal in pattern.contains
     }
-    return re.compile(b"|".join(sorted(literals)), re.IGNORECASE)
+    # Those that contain another one add nothing.
+    return tuple(sorted(each for each in found if not any(o in each for o in found - {each})))

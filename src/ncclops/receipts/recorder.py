@@ -93,6 +93,7 @@ class Recorder(Silent):
         self._page_path = progress.path_in(run_dir, rank)
         self._numbers = self._page.numbers
         self._stop = StopPage.attach(run_dir)
+        self._barrier = threading.RLock()  # a signal handler may report a step too
         self._writer = Writer(fd, self._tick)
         self._rank = rank
         self._iteration = 0
@@ -156,15 +157,18 @@ class Recorder(Silent):
         if self._phase_s or self._phases:
             record["phase_s"] = self._phase_s
             self._phase_s = 0.0
-        # The queue's lock is also the barrier between publishing the step and looking at the stop
-        # page, which the agreement on a stop relies on.
         self._writer.put(record)
         for listener in self._step_listeners:
             listener(n)
         if not self._warm and not self._warming and self._steps >= _WARM_AFTER_STEPS:
             self._be_warm(None)
-        if self._stop is not None and self._stop.requested() and self._stop.ends_here(n):
-            self._end_here(n)
+        if self._stop is not None:
+            # A barrier between publishing the step and looking at the page: the agreement on a
+            # stop relies on that order, and a processor may otherwise look first.
+            with self._barrier:
+                pass
+            if self._stop.requested() and self._stop.ends_here(n):
+                self._end_here(n)
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
@@ -275,7 +279,8 @@ class Recorder(Silent):
         self._numbers[progress.TICK_NS] = time.monotonic_ns()
 
     def _put(self, kind: str, **fields: Any) -> None:
-        self._writer.put({"ts": time.time(), "kind": kind, "iteration": self._iteration, **fields})
+        record = {"ts": time.time(), "kind": kind, "iteration": self._iteration, **fields}
+        self._writer.put_now(record)
 
 
 _current: Silent | None = None

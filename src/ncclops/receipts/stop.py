@@ -108,6 +108,11 @@ class StopPage:
             time.sleep(_LOOK_EVERY_S)
 
 
+def settle(run_dir: Path) -> None:
+    """Free the page at the end of the run; the file that remains says what was agreed."""
+    pages.settle(path_in(run_dir))
+
+
 def highest_step(paths: Iterable[Path]) -> int:
     """The highest step that any of the ranks' pages reports; -1 if none does."""
     found = [progress.read(path) for path in paths]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,22 +17,27 @@ CLOSE_LIMIT = timedelta(seconds=5)
 # How often the thread shows that the interpreter still runs. A heartbeat is the one thing that
 # no event can announce.
 TICK = timedelta(seconds=1)
+# Steps wait this long for company: waking a thread for each would cost the step ten times what
+# noting it does. What must be seen at once wakes the thread.
+BATCH = timedelta(milliseconds=250)
 
 Record = dict[str, Any]
 
 
 class Writer:
-    """Writes each record as one JSON line to ``fd``, in order, whole, as soon as it comes.
+    """Writes each record as one JSON line to ``fd``, in order, whole.
 
-    ``tick`` is called about once a second from the writing thread: a thread holding the GIL for
-    good silences it.
+    ``tick`` is called about once a second from the writing thread: a thread that keeps the GIL
+    silences it.
     """
 
     def __init__(self, fd: int, tick: Callable[[], None]) -> None:
         self._fd = fd
         self._tick = tick
-        self._queue: queue.SimpleQueue[Record | threading.Event] = queue.SimpleQueue()
-        self.put = self._queue.put  # safe in any thread and in signal handlers
+        self._waiting: deque[Record | threading.Event] = deque()
+        # Takes a record; safe in any thread and in signal handlers. It is in the file within BATCH.
+        self.put = self._waiting.append
+        self._awake = threading.Event()
         self._closing = False
         self._broken = False
         self._thread = threading.Thread(target=self._run, name="ncclops-receipts", daemon=True)
@@ -41,10 +45,16 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
+    def put_now(self, record: Record) -> None:
+        """Take a record and write it at once, with everything before it."""
+        self.put(record)
+        self._awake.set()
+
     def flush(self, limit: timedelta = CLOSE_LIMIT) -> bool:
         """Wait until everything put so far is in the file; False if that takes too long."""
         written = threading.Event()
-        self._queue.put(written)
+        self.put(written)
+        self._awake.set()
         return written.wait(limit.total_seconds())
 
     def close(self) -> None:
@@ -55,9 +65,11 @@ class Writer:
             os.close(self._fd)
 
     def _run(self) -> None:
-        ticked = 0.0
-        while not (self._closing and self._queue.empty()):
-            batch = self._next_batch()
+        ticked = time.monotonic()
+        while not (self._closing and not self._waiting):
+            self._awake.wait(BATCH.total_seconds())
+            self._awake.clear()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
             self._write([item for item in batch if isinstance(item, dict)])
             for item in batch:
                 if isinstance(item, threading.Event):
@@ -65,14 +77,6 @@ class Writer:
             if time.monotonic() - ticked >= TICK.total_seconds():
                 ticked = time.monotonic()
                 self._tick()
-
-    def _next_batch(self) -> list[Record | threading.Event]:
-        batch: list[Record | threading.Event] = []
-        with suppress(queue.Empty):
-            batch.append(self._queue.get(timeout=TICK.total_seconds()))
-            while True:
-                batch.append(self._queue.get_nowait())
-        return batch
 
     def _write(self, records: list[Record]) -> None:
         if not records or self._broken:
