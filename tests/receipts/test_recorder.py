@@ -74,6 +74,17 @@ def test_the_user_s_module_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "pydantic", "psutil", "pynvml", "asyncio", "tomllib"}
 
 
+def test_the_package_loads_no_torch() -> None:
+    package = Path(progress.__file__).parent
+    modules = [f"ncclops.receipts.{path.stem}" for path in package.glob("*.py")]
+    source = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
+    source += "print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", source], env=clean_environ(), capture_output=True)
+    loaded = set(done.stdout.decode().split())
+    assert "ncclops.receipts.judge" in loaded
+    assert not loaded & {"torch", "numpy", "pydantic", "psutil", "pynvml", "rich"}
+
+
 def test_without_a_stated_warmup_the_first_step_shows_it(report: Report, rank0: Rank) -> None:
     report("from ncclops import receipt\nfor n in range(4): receipt.step(n)\nreceipt.end()")
     receipt = judge(load(rank0.run_dir))
@@ -213,7 +224,9 @@ for n in range(2, 5): receipt.step(n)
 print(seen)
 """)
     assert done.stdout.strip() == "[0, 1, 'warm', 2, 9, 2, 3, 4]", done.stderr
-    assert [record["iteration"] for record in rank0.named("step")] == [0, 0, 0, 1, 1, 1]
+    steps = rank0.named("step")
+    assert [record["iteration"] for record in steps] == [0, 0, 0, 1, 1, 1]
+    assert [n for n, record in enumerate(steps) if "first" in record] == [0, 3]
     assert rank0.named("iteration")[0]["iteration"] == 1
 
 

@@ -32,6 +32,11 @@ MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
 
 
+# A script that does not say when it has warmed up has done so when its second step ends: the first
+# contains the compile.
+WARM_AFTER_STEPS = 2
+
+
 def path_in(run_dir: Path, rank: int) -> Path:
     """Where the page of ``rank`` (its initial rank) is found."""
     return run_dir / "ranks" / str(rank) / "progress"

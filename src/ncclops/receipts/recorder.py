@@ -32,10 +32,6 @@ StepListener = Callable[[int], None]
 WarmupListener = Callable[[timedelta | None], None]
 StopCallback = Callable[[], object]
 
-# A script that does not say when it has warmed up has done so when its second step ends: the first
-# contains the compile.
-_WARM_AFTER_STEPS = 2
-
 
 def path_in(run_dir: Path, rank: int) -> Path:
     """Where the records of ``rank`` (its initial rank) are found."""
@@ -148,6 +144,8 @@ class Recorder(Silent):
         if self._mark_ns is not None:
             record["seconds"] = (now - self._mark_ns) / 1e9
         self._mark_ns = now
+        if self._steps == 1:
+            record["first"] = True  # since the start or restart: it contains the compile
         if tokens is not None:
             record["tokens"] = float(tokens)
         if loss is not None:
@@ -160,7 +158,7 @@ class Recorder(Silent):
         self._writer.put(record)
         for listener in self._step_listeners:
             listener(n)
-        if not self._warm and not self._warming and self._steps >= _WARM_AFTER_STEPS:
+        if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
             self._be_warm(None)
         if self._stop is not None:
             # A barrier between publishing the step and looking at the page: the agreement on a

@@ -8,7 +8,9 @@ long as the slowest one's.
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,6 +58,57 @@ class Straggler:
     steps_slow: int
     steps_compared: int
     advice: str
+
+
+def parse_step_time(line: bytes | str) -> StepTime | None:
+    """The step time in a line of ``receipt.jsonl``; None if it holds none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or record.get("kind") != "step" or "seconds" not in record:
+        return None
+    return StepTime(
+        step=record["step"],
+        seconds=record["seconds"],
+        at=record["ts"],
+        busy_s=record.get("busy_s"),
+        disturbed="phase_s" in record or "first" in record,
+    )
+
+
+class StragglerWatch:
+    """Remembers the last steps of each rank and says each finding once.
+
+    A rank is said again after it has been found well, or when a one-off has become chronic.
+    """
+
+    def __init__(self, *, threshold: float = THRESHOLD, window_steps: int = WINDOW_STEPS) -> None:
+        self._threshold = threshold
+        self._window_steps = window_steps
+        self._times: dict[int, deque[StepTime]] = {}
+        self._said: dict[int, str] = {}
+
+    def saw(self, rank: int, step_time: StepTime) -> None:
+        """Take a rank's next step into account."""
+        # One more than is compared, as the oldest is taken for a first step; and ranks are
+        # not read at the same time, so a few in addition.
+        kept = deque[StepTime](maxlen=2 * self._window_steps)
+        self._times.setdefault(rank, kept).append(step_time)
+
+    def check(self) -> list[Straggler]:
+        """Findings that are new since the last check."""
+        found = find_stragglers(
+            {rank: list(times) for rank, times in self._times.items()},
+            threshold=self._threshold,
+            window_steps=self._window_steps,
+        )
+        new = [each for each in found if self._said.get(each.rank) not in (each.kind, "chronic")]
+        self._said = {each.rank: self._strongest(each) for each in found}
+        return new
+
+    def _strongest(self, found: Straggler) -> str:
+        return "chronic" if self._said.get(found.rank) == "chronic" else found.kind
 
 
 def find_stragglers(
