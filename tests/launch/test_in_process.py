@@ -171,6 +171,28 @@ class TestRetry:
         assert (retry["init"], retry["barrier"]) == ("lazy", "skipped")
         assert run.verdict["attempts"] == 2
 
+    @pytest.mark.parametrize(
+        ("profiles", "row"),
+        [
+            (["local-cpu"], "['eager', 'standard']"),
+            (["local-cpu", "expert-parallel"], "['lazy', 'skipped']"),
+        ],
+    )
+    def test_other_retries_start_as_the_lane_says(
+        self, profiles: list[str], row: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """The first two rows of the matrix, for a restart that the operator has granted."""
+        source = (
+            "import os\n"
+            "asked = [os.environ.get(f'NCCLOPS_{n}') for n in ('NCCL_INIT', 'BOOTSTRAP_BARRIER')]\n"
+            "print('asked', asked, flush=True)\n"
+            "os._exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))\n"
+        )
+        chosen = [word for name in profiles for word in ("--profile", name)]
+        done = launch(ncclops, script(source), *chosen, "--max-restarts", "1", nproc=1)
+        assert done.returncode == 0, done.stderr
+        assert only_run().stdout(0) == f"asked [None, None]\nasked {row}\n"
+
     def test_it_is_not_retried_twice(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

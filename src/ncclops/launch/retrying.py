@@ -41,7 +41,8 @@ def next_attempt(
     """The policy's decision, and the attempt that follows, if one does.
 
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
-    stop: it is an order, and not evidence that the failure may be retried.
+    stop: it is an order, and not evidence that the failure may be retried. It starts as the
+    job's lane starts a retry.
     """
     decision = decide(
         verdict,
@@ -57,8 +58,9 @@ def next_attempt(
         return decision, _following(decision)
     if len(history) < plan.granted:
         left = plan.granted - len(history)
-        reason = f"--max-restarts allows {left} more, though {decision.reason}"
-        return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ={})
+        reason = f"--max-restarts allows {left} more, although {decision.reason}"
+        environ = start_environ(plan.rules.rows[plan.lane])
+        return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
     return decision, None
 
 

@@ -1,0 +1,43 @@
+"""Whether another attempt follows: the policy's word, the operator's, and what the lane says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclops.classify import Verdict
+from ncclops.classify.policy import Attempt, default_rules
+from ncclops.launch.retrying import RetryPlan, next_attempt
+
+REFUSED = Verdict(
+    class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"
+)
+MISTAKE = Verdict(class_="user-error", confidence=0.5, summary="mistake", retry_policy="fix-code")
+PLAN = RetryPlan(lane="generic", rules=default_rules(), granted=0)
+
+
+def environ_after(plan: RetryPlan, verdict: Verdict, *, failed_before: int = 0) -> object:
+    """The environment of the attempt that follows; None when none does."""
+    history = [Attempt.of(verdict, progressed=False)] * failed_before
+    _, following = next_attempt(
+        plan, verdict, history=history, progressed=False, random=lambda: 0.5
+    )
+    return None if following is None else list(following.environ.values())
+
+
+@pytest.mark.parametrize(
+    ("plan", "verdict", "failed_before", "environ"),
+    [
+        (PLAN, REFUSED, 0, ["lazy", "skipped"]),
+        (PLAN, REFUSED, 1, None),
+        (PLAN, MISTAKE, 0, None),
+        (replace(PLAN, granted=1), MISTAKE, 0, ["eager", "standard"]),
+        (replace(PLAN, granted=1), MISTAKE, 1, None),
+        (replace(PLAN, granted=1, lane="expert-parallel"), MISTAKE, 0, ["lazy", "skipped"]),
+        (replace(PLAN, granted=2), REFUSED, 1, ["eager", "standard"]),
+        (replace(PLAN, granted=5, allowed=False), REFUSED, 0, None),
+    ],
+)
+def test_table(plan: RetryPlan, verdict: Verdict, failed_before: int, environ: object) -> None:
+    assert environ_after(plan, verdict, failed_before=failed_before) == environ
