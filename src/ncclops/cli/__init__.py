@@ -15,6 +15,7 @@ import typer
 from ncclops._version import __version__
 from ncclops.cli import env as env_commands
 from ncclops.cli import profile as profile_commands
+from ncclops.cli import receipt as receipt_commands
 from ncclops.cli.classify import classify
 from ncclops.cli.launch import launch
 from ncclops.errors import NcclopsError
@@ -40,6 +41,7 @@ app.command(context_settings={"allow_interspersed_args": False, "allow_extra_arg
 app.command()(classify)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
+app.add_typer(receipt_commands.app, name="receipt")
 
 
 def _print_version(wanted: bool) -> None:

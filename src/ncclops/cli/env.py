@@ -11,7 +11,7 @@ from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ncclops.env import Overrides, Plan
     from ncclops.profiles import Profile
@@ -153,8 +153,13 @@ app.command()(env_audit.audit)
 app.command()(env_snapshot.snapshot)
 
 
-def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:
-    """The profile of ``--profile``, with the lane chosen for this host when none is named."""
+def resolve_profile(
+    refs: Sequence[str] | None, *, nnodes: int = 1, say: Callable[[str], None] = note
+) -> Profile:
+    """The profile of ``--profile``, with the lane chosen for this host when none is named.
+
+    ``say`` is told of such a choice.
+    """
     from ncclops.env import gpu_count, has_rdma
     from ncclops.profiles import load_profiles, with_lane
 
@@ -162,7 +167,7 @@ def resolve_profile(refs: Sequence[str] | None, *, nnodes: int = 1) -> Profile:
     gpus, rdma = gpu_count(), has_rdma()
     chosen = with_lane(named, nnodes=nnodes, gpus=gpus, rdma=rdma)
     if chosen != named:
-        note(f"profile {chosen[0]} (chosen: {_plural(nnodes, 'node')}, {_plural(gpus, 'GPU')})")
+        say(f"profile {chosen[0]} (chosen: {_plural(nnodes, 'node')}, {_plural(gpus, 'GPU')})")
     return load_profiles(chosen)
 
 

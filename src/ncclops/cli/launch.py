@@ -245,6 +245,7 @@ def launch(
         rdzv_endpoint=rdzv_endpoint,
         standalone=standalone,
     )
+    remarks: list[str] = []
     prepared = command.prepare(
         command.Request(
             target=options.Target(
@@ -252,7 +253,8 @@ def launch(
                 name=script,
                 arguments=tuple(context.args),
             ),
-            profile=resolve_profile(profile, nnodes=nodes.count),
+            profile=resolve_profile(profile, nnodes=nodes.count, say=remarks.append),
+            remarks=remarks,
             overrides=parse_overrides(set_, unset, keep),
             nodes=nodes,
             nproc=nproc_per_node,

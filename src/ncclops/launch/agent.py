@@ -81,6 +81,7 @@ class _Agent:
         self._ended: list[workers.Worker] = []  # in the order in which they ended
         self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
         self._entered: set[int] = set()  # ranks that the restart core looks after
+        self._bootstrapped: set[int] = set()  # ranks that have a process group
         self._last_faulty: int | None = None
         self._diagnosis: Diagnosis | None = None
         self._decision: Decision | None = None
@@ -122,7 +123,9 @@ class _Agent:
             await self._stop_workers()
             self._close_store()
             self._end_leftovers()
-            self._diagnosis = await asyncio.to_thread(scan.finish)
+            self._diagnosis = await asyncio.to_thread(
+                scan.finish, starting_up=not self._bootstrapped
+            )
             if failed is None or self._stopped_by is not None:
                 return number + 1
             following = self._decide(history)
@@ -184,7 +187,7 @@ class _Agent:
             store=self._store_address(),
         )
         self._workers, self._ended = [], []
-        self._asked_to_stop, self._entered = set(), set()
+        self._asked_to_stop, self._entered, self._bootstrapped = set(), set(), set()
         loop = asyncio.get_running_loop()
         for local_rank, planned in enumerate(self._job.environs):
             rank = layout.rank(local_rank)
@@ -325,6 +328,9 @@ class _Agent:
         match record.pop("event", None):
             case "entered":
                 self._entered.add(rank)
+            case "bootstrapped":
+                self._bootstrapped.add(rank)
+                self._run.event("bootstrapped", rank=rank, **record)
             case "fault" | "restart" as event:
                 if event == "fault":
                     self._last_faulty = rank

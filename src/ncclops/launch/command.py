@@ -39,6 +39,7 @@ class Request:
 
     target: Target
     profile: Profile
+    remarks: list[str]  # what was chosen for the user while parsing
     overrides: Overrides
     nodes: Nodes
     nproc: str
@@ -96,7 +97,7 @@ def prepare(request: Request) -> Prepared:
     argv = workers.command(request.target)
     if shutil.which(argv[0]) is None:
         raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
-    remarks = []
+    remarks = list(request.remarks)
     gpus = find_gpus()
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:

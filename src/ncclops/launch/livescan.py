@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from ncclops.classify import Report, Scanner
+from ncclops.classify import Report, Scanner, Verdict
+from ncclops.classify.model import Stats
 from ncclops.launch.tail import GrowthWatch
 
 _CHUNK = 1 << 20
@@ -30,7 +32,8 @@ class LiveScan:
         for file in self._files.values():
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
         self._watch = GrowthWatch()
-        self._scanner = Scanner()
+        self._scanner: Scanner | None = None
+        self._failure: Exception | None = None
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-scan", daemon=True)
 
@@ -39,28 +42,45 @@ class LiveScan:
             self._watch.add(path)
         self._thread.start()
 
-    def finish(self) -> Diagnosis:
-        """Read to the end and judge. Blocks until that is done."""
+    def finish(self, *, starting_up: bool) -> Diagnosis:
+        """Read to the end and judge. Blocks until that is done.
+
+        ``starting_up``: the workers never got as far as a process group.
+        """
         self._finishing.set()
         self._watch.wake()
         self._thread.join()
         self._watch.close()
         for file in self._files.values():
             file.close()
-        return Diagnosis(self._scanner.verdict(), self._scanner.steps)
+        if self._scanner is None or self._failure is not None:
+            return Diagnosis(_unknown(self._failure), steps=0)
+        return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:
+        try:
+            self._scan(scanner := Scanner(clock=datetime.now))
+            self._scanner = scanner
+        except Exception as failure:  # noqa: BLE001 - a diagnosis must never end what it looks at
+            self._failure = failure
+
+    def _scan(self, scanner: Scanner) -> None:
         while True:
             last_look = self._finishing.is_set()
-            read = [self._read(path) for path in self._files]  # a chunk of each, in turn
+            read = [self._read(scanner, path) for path in self._files]  # a chunk of each
             if any(read):
                 continue
             if last_look:
                 return
             self._watch.wait()
 
-    def _read(self, path: Path) -> bool:
+    def _read(self, scanner: Scanner, path: Path) -> bool:
         data = self._files[path].read(_CHUNK)
         if data:
-            self._scanner.feed(self._ranks[path], str(path), data)
+            scanner.feed(self._ranks[path], str(path), data)
         return bool(data)
+
+
+def _unknown(failure: Exception | None) -> Report:
+    summary = f"the output could not be classified: {failure}"
+    return Report(Verdict(class_="unknown", confidence=0.0, summary=summary), (), Stats())

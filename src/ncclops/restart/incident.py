@@ -55,7 +55,7 @@ class Incident:
         phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items())
         lost = f", lost ranks {list(self.ranks_lost)}" if self.ranks_lost else ""
         return (
-            f"iteration {self.iteration} ended by {self.cause} on initial rank "
+            f"restart after {self.cause} on initial rank "
             f"{self.first_faulty_rank}: {self.summary}{lost}; {self.world_size} ranks went on "
             f"after {total_ms:.0f} ms ({phases})"
         )

@@ -29,6 +29,7 @@ _MISTAKES = (
     SyntaxError,
     NotImplementedError,
 )
+_UNKNOWN = "unknown place"
 _EARLY_S = 300.0
 # NCCL's words for a communicator that did not come up: the playbook's list of what a new process
 # with lazy communicators gets over.
@@ -41,14 +42,16 @@ _STARTUP_WORDS = (
 
 
 def run(start: Callable[[], None]) -> None:
-    """Run the script with ``start`` until it ends well on all ranks; raises what this rank leaves with.
+    """Run the script with ``start`` until it ends well on all ranks.
+
+    Raises what this rank leaves with.
 
     ``SystemExit`` with code 0 is a good end. With another code, and for exceptions that no
     restart can mend, the rank leaves and its exit code says so.
     """
     timeouts = json.loads(os.environ[TIMEOUTS_S])
     repetition = StopRepeating(started=float(os.environ[STARTED]))
-    before = fresh.Snapshot.take()
+    before: fresh.Snapshot | None = None
     fresh.atexit_callbacks.watch()
 
     def on_incident(incident: Incident) -> None:
@@ -56,8 +59,10 @@ def run(start: Callable[[], None]) -> None:
             repetition.count(incident)
             _tell(incident)
 
-    def attempt(call: restart.CallWrapper) -> None:
-        if call.iteration == 0:
+    def attempt() -> None:
+        nonlocal before
+        if before is None:
+            before = fresh.Snapshot.take()  # here, with what the restart core has set up
             record.tell("entered")
         else:
             before.restore()
@@ -76,9 +81,8 @@ def run(start: Callable[[], None]) -> None:
         on_incident=on_incident,
         incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
     )
-    attempt.__annotations__["call"] = restart.CallWrapper
     try:
-        wrapper(attempt)()  # type: ignore[call-arg]
+        wrapper(attempt)()
     except RestartAbort as stop:
         _show_own_failure(stop.__cause__)
         sys.exit(f"ncclops: {stop}")
@@ -111,7 +115,7 @@ class StopRepeating:
             self._last = None
             return
         this = _place(incident)
-        self._times = self._times + 1 if this == self._last else 1
+        self._times = self._times + 1 if _is_same(this, self._last) else 1
         self._last = this
         early = incident.at - self._started < _EARLY_S
         if early and _is_mistake(incident.exception):
@@ -134,6 +138,13 @@ class StopRepeating:
             )
 
 
+def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
+    """Whether two failures are one; where a place is unknown, by the exception alone."""
+    if last is None or this[0] != last[0]:
+        return False
+    return this[1] == last[1] or _UNKNOWN in (this[1], last[1])
+
+
 def _is_mistake(exception: str) -> bool:
     kind = getattr(builtins, exception.partition(":")[0], None)
     return isinstance(kind, type) and issubclass(kind, _MISTAKES)
@@ -148,7 +159,7 @@ def _place(incident: Incident) -> tuple[str, str]:
     """The exception's name, and where it was raised."""
     lines = [line.strip() for line in (incident.traceback or "").splitlines()]
     places = [line for line in lines if line.startswith("File ")]
-    return str(incident.exception), places[-1] if places else "unknown place"
+    return str(incident.exception), places[-1] if places else _UNKNOWN
 
 
 def _tell(incident: Incident) -> None:

@@ -1,0 +1,124 @@
+"""Receipts from a training script: ``from ncclops import receipt``.
+
+    with receipt.compile_warmup():
+        model(example).sum().backward()
+    for n, batch in enumerate(batches):
+        ...
+        receipt.step(n, tokens=batch.numel(), loss=loss)
+    receipt.peak_memory()
+    receipt.end()
+
+Under ``ncclops launch`` each call adds to the record by which a run is judged; a step is also a
+heartbeat and the point at which a requested stop takes effect. Anywhere else the calls do nothing.
+None of them does I/O in the calling thread, and none imports torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, SupportsFloat, TypeVar
+
+from ncclops.durations import parse_duration
+from ncclops.receipts.recorder import current
+
+__all__ = ["compile_warmup", "end", "on_stop", "peak_memory", "phase", "step"]
+
+Callback = TypeVar("Callback", bound=Callable[[], object])
+
+
+class compile_warmup(ContextDecorator):  # noqa: N801 - reads as the function it is used as
+    """Compile warm-up: as ``with compile_warmup():`` (or a decorator) around what compiles.
+
+    Where that cannot be wrapped, ``compile_warmup(seconds=31.4)`` afterwards says how long it took
+    (a number of seconds or a ``timedelta``). A script that calls neither counts as warm when its
+    second step has ended.
+    """
+
+    def __init__(self, seconds: float | timedelta | None = None) -> None:
+        if seconds is not None:
+            current().end_warmup(_as_timedelta(seconds))
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        current().begin_warmup()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        taken = timedelta(seconds=time.monotonic() - self._began)
+        current().end_warmup(taken, completed=kind is None)
+
+
+class phase(ContextDecorator):  # noqa: N801 - reads as the function it is used as
+    """Declare what takes longer than steps do: ``with phase("checkpoint", limit="12m"):``.
+
+    Within ``limit`` (a ``timedelta`` or text such as ``"90s"``) the rank is not taken for hung, and
+    the step around it is left out of rates and of the comparison of ranks. The default is a
+    little more than the 10 minutes that NCCL groups wait by default. Phases nest; the inner one
+    holds.
+    Raises ``ValueError`` if ``limit`` is no duration.
+    """
+
+    def __init__(self, name: str, limit: timedelta | str = "12m") -> None:
+        self._name = name
+        self._limit = parse_duration(limit) if isinstance(limit, str) else limit
+
+    def __enter__(self) -> Self:
+        current().begin_phase(self._name, self._limit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        current().end_phase()
+
+
+def step(
+    n: int,
+    tokens: float | None = None,
+    loss: SupportsFloat | None = None,
+    *,
+    busy: timedelta | None = None,
+) -> None:
+    """Step ``n`` has ended; call on every rank, after its last collective.
+
+    ``n`` is counted as the script counts, from 0 or 1, the same on all ranks, on across restarts.
+    ``tokens`` is how many the step worked through, in whatever unit the script compares runs by;
+    rates are made of it. A ``loss`` that is a tensor is read here, which waits for the GPU: pass it
+    where the script reads it anyway. ``busy`` is the time without waiting for other ranks, where
+    the script knows it: collectives make all ranks as slow as the slowest, and only this tells
+    which one that is.
+
+    When a stop was agreed upon for this step, runs what :func:`on_stop` was given and raises
+    ``SystemExit(0)``.
+    """
+    current().step(n, tokens, loss, busy)
+
+
+def peak_memory() -> float:
+    """The most memory used so far, in GiB: of the GPU if the script uses one, else resident."""
+    return current().peak_memory().gib
+
+
+def end() -> None:
+    """Training is complete: the end marker, without which no run is called healthy."""
+    current().end()
+
+
+def on_stop(callback: Callback) -> Callback:
+    """Call ``callback()`` when a requested stop takes effect, on every rank, after the same step.
+
+    For a last checkpoint; collectives work in it. Also a decorator.
+    """
+    current().on_stop(callback)
+    return callback
+
+
+def _as_timedelta(seconds: float | timedelta) -> timedelta:
+    return seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)

@@ -1,0 +1,185 @@
+"""The lines of the common trainers as data: one file each in ``trainers/``, plus a profile's own.
+
+A form names the lines of one trainer. Each pattern says what a line stands for (``kind``), literals
+of which a line must hold one (a quick test before the regex), and a regex whose named groups are
+the values in it:
+
+    step, total, epoch           numbers; with an epoch, steps are counted on across epochs
+    seconds, ms                  how long warm-up or the step took (or amount with time_unit)
+    tokens_per_s, samples_per_s  rates, with k or M behind the number if need be
+    gib, mib, bytes              peak memory (or memory with memory_unit); several bytes are added
+
+Further regexes in ``values`` are searched in the same line. A group that a regex needs twice is
+called ``…_too`` the second time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from ncclops.receipts.observation import Kind, Observation, RateUnit, Where
+
+_DIRECTORY = Path(__file__).parent / "trainers"
+_KINDS = ("begun", "warmup", "step", "memory", "end")
+_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
+_SECONDS |= dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0)
+_GIB = {"GiB": 1.0, "MiB": 2.0**-10, "GB": 1e9 / 2**30, "MB": 1e6 / 2**30}
+_GIB |= {unit.lower(): factor for unit, factor in _GIB.items()}
+_THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
+_RATES: dict[str, RateUnit] = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
+
+Values = dict[str, list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """One kind of line; see the module."""
+
+    kind: Kind
+    contains: tuple[str, ...]
+    regex: re.Pattern[str]
+    values: tuple[re.Pattern[str], ...] = ()
+
+    def match(self, text: str, lowered: str) -> Values | None:
+        """The values in ``text`` by group name, or None if it is no such line."""
+        if not any(literal in lowered for literal in self.contains):
+            return None
+        found = self.regex.search(text)
+        if found is None:
+            return None
+        values: Values = {}
+        for match in (found, *filter(None, (regex.search(text) for regex in self.values))):
+            for name, value in match.groupdict().items():
+                if value is not None:
+                    values.setdefault(name.removesuffix("_too"), []).append(value)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The lines of one trainer.
+
+    ``says_warmup``: it has a line for the end of warm-up; otherwise the first step's end shows it.
+    ``fallback``: asked only where no other form finds steps. ``only_with``: counts only where lines
+    of that form were found too.
+    """
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    order: int = 50
+    zero_based: bool = True
+    says_warmup: bool = False
+    fallback: bool = False
+    only_with: str | None = None
+
+
+@cache
+def shipped_forms() -> tuple[Form, ...]:
+    """The forms of the package, in the order in which they are asked."""
+    import tomllib
+
+    documents = (tomllib.loads(path.read_text("utf-8")) for path in _DIRECTORY.glob("*.toml"))
+    return tuple(sorted(map(parse_form, documents), key=lambda form: (form.order, form.name)))
+
+
+def parse_form(document: Mapping[str, Any]) -> Form:
+    """The form that a TOML table describes, as in ``trainers/`` or in a profile.
+
+    Raises ``ValueError``, saying what is wrong, where it describes none.
+    """
+    options = {key: value for key, value in document.items() if key != "pattern"}
+    unknown = options.keys() - Form.__dataclass_fields__.keys()
+    if unknown or "name" not in options or "patterns" in options:
+        raise ValueError(
+            f"a trainer's form has a name, patterns and no {', '.join(unknown) or '-'}"
+        )
+    patterns = tuple(_parse_pattern(options["name"], table) for table in document["pattern"])
+    return Form(patterns=patterns, **options)
+
+
+def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
+    kind = table.get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"form {form}: kind {kind!r} is none of {', '.join(_KINDS)}")
+    try:
+        return Pattern(
+            kind=cast("Kind", kind),
+            contains=tuple(literal.lower() for literal in table["contains"]),
+            regex=re.compile(table["regex"]),
+            values=tuple(re.compile(regex) for regex in table.get("values", ())),
+        )
+    except (KeyError, re.error) as error:
+        raise ValueError(f"form {form}: pattern for {kind}: {error}") from error
+
+
+def observe(pattern: Pattern, values: Values, where: Where) -> list[Observation]:
+    """What a line that ``pattern`` matched shows: a step line may hold memory too."""
+    gib = _memory_gib(values)
+    unit = next((unit for group, unit in _RATES.items() if group in values), None)
+    rate = next((_number(values[group][0]) for group in _RATES if group in values), None)
+    main = Observation(
+        kind=pattern.kind,
+        where=where,
+        step=_step(values),
+        seconds=_seconds(values),
+        rate=rate or None,
+        unit=unit if rate else None,
+        gib=gib,
+    )
+    if pattern.kind == "step" and gib is not None:
+        return [main, Observation(kind="memory", where=where, gib=gib)]
+    return [main]
+
+
+def _step(values: Values) -> int | None:
+    if "step" not in values:
+        return None
+    step = _integer(values["step"][0])
+    if "epoch" in values and "total" in values:
+        step += _integer(values["epoch"][0]) * _integer(values["total"][0])
+    return step
+
+
+def _seconds(values: Values) -> float | None:
+    if "seconds" in values:
+        return _number(values["seconds"][0])
+    if "ms" in values:
+        return _number(values["ms"][0]) / 1000
+    if "amount" in values:
+        return _number(values["amount"][0]) * _SECONDS[values["time_unit"][0]]
+    return None
+
+
+def _memory_gib(values: Values) -> float | None:
+    if "gib" in values:
+        return _number(values["gib"][0])
+    if "mib" in values:
+        return _number(values["mib"][0]) / 2**10
+    if "bytes" in values:
+        return _sum(values["bytes"]) / 2**30
+    if "memory" in values:
+        return _number(values["memory"][0]) * _GIB[values["memory_unit"][0].lower()]
+    return None
+
+
+def _integer(text: str) -> int:
+    return int(text[:18])  # garbage can be longer than any number that Python would read
+
+
+def _sum(texts: Iterable[str]) -> float:
+    return sum(_number(text) for text in texts)
+
+
+def _number(text: str) -> float:
+    """``text`` as a number: with thousands separators, and k or M behind it; 0 if it is none."""
+    factor = _THOUSANDS.get(text[-1:], 1.0)
+    digits = (text[:-1] if text[-1:] in _THOUSANDS else text).replace(",", "")
+    try:
+        return float(digits) * factor
+    except ValueError:
+        return 0.0

@@ -1,0 +1,351 @@
+"""The worker's side: where ``ncclops.receipt`` calls end up, and where the worker entry hooks in.
+
+There is one recorder a process, found with :func:`current`. Outside ``ncclops launch``, in
+processes that a worker forks or spawns (data loaders), and where the run directory cannot be
+written, it is a silent one whose methods do nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, SupportsFloat
+
+from ncclops.receipts import progress
+from ncclops.receipts.memory import Peak, peak_memory
+from ncclops.receipts.progress import Page, Warmup
+from ncclops.receipts.stop import StopPage
+from ncclops.receipts.writer import Writer
+from ncclops.worker.variables import RUN_DIR
+
+StepListener = Callable[[int], None]
+WarmupListener = Callable[[timedelta | None], None]
+StopCallback = Callable[[], object]
+
+
+def path_in(run_dir: Path, rank: int) -> Path:
+    """Where the records of ``rank`` (its initial rank) are found."""
+    return run_dir / "ranks" / str(rank) / "receipt.jsonl"
+
+
+class Silent:
+    """Does nothing; the recorder of a process that has nothing to report to."""
+
+    active = False
+
+    def begin_iteration(self, iteration: int) -> None:
+        """See :class:`Recorder`, as for all methods here."""
+
+    def begin_warmup(self) -> None: ...
+
+    def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None: ...
+
+    def step(
+        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
+    ) -> None: ...
+
+    def begin_phase(self, name: str, limit: timedelta) -> None: ...
+
+    def end_phase(self) -> None: ...
+
+    def peak_memory(self) -> Peak:
+        return peak_memory()
+
+    def end(self) -> None: ...
+
+    def on_step(self, listener: StepListener) -> None: ...
+
+    def on_warmup_end(self, listener: WarmupListener) -> None: ...
+
+    def on_stop(self, callback: StopCallback) -> None: ...
+
+    def flush(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+class Recorder(Silent):
+    """Records of one rank. Called from the thread that trains; only the writer does I/O."""
+
+    active = True
+
+    # Of one iteration; see _forget_iteration.
+    _mark_ns: int | None  # when the step under way began, as far as known
+    _phase_s: float  # in declared phases since the last step
+
+    def __init__(self, run_dir: Path, rank: int, fd: int) -> None:
+        self._page = Page.create(progress.path_in(run_dir, rank))
+        self._page_path = progress.path_in(run_dir, rank)
+        self._numbers = self._page.numbers
+        self._stop = StopPage.attach(run_dir)
+        self._barrier = threading.RLock()  # a signal handler may report a step too
+        self._writer = Writer(fd, self._tick)
+        self._rank = rank
+        self._iteration = 0
+        self._step_listeners: list[StepListener] = []
+        self._warmup_listeners: list[WarmupListener] = []
+        self._numbers[progress.PID] = os.getpid()
+        self._numbers[progress.STARTED_NS] = time.monotonic_ns()
+        self._tick()
+        self._forget_iteration()
+        self._writer.start()
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self._put("start", pid=os.getpid(), rank=rank, attempt=attempt)
+
+    # --- what the script reports --------------------------------------------------------------
+
+    def begin_warmup(self) -> None:
+        """Compile warm-up begins."""
+        self._warm = False
+        self._warming = True
+        self._set_warmup(Warmup.RUNNING)
+        self._put("warmup-begin")
+
+    def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None:
+        """Compile warm-up is over after ``taken``; not ``completed`` means by an exception."""
+        self._warming = False
+        if not completed:
+            self._set_warmup(Warmup.NOT_BEGUN)
+            self._put("warmup-failed")
+            return
+        seconds = None if taken is None else round(taken.total_seconds(), 6)
+        self._put("compile-warmup", seconds=seconds)
+        self._mark_ns = time.monotonic_ns()
+        self._be_warm(taken)
+
+    def step(
+        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
+    ) -> None:
+        """Step ``n`` has ended. Ends the process (SystemExit) where a stop was agreed upon."""
+        now = time.monotonic_ns()
+        n = int(n)
+        self._steps += 1
+        numbers = self._numbers
+        numbers[progress.STEP_NS] = now
+        numbers[progress.STEPS] = self._steps
+        numbers[progress.STEP] = n + 1
+        record: dict[str, Any] = {
+            "ts": time.time(),
+            "kind": "step",
+            "iteration": self._iteration,
+            "step": n,
+        }
+        if self._mark_ns is not None:
+            record["seconds"] = (now - self._mark_ns) / 1e9
+        self._mark_ns = now
+        if self._steps == 1:
+            record["first"] = True  # since the start or restart: it contains the compile
+        if tokens is not None:
+            record["tokens"] = float(tokens)
+        if loss is not None:
+            record["loss"] = _jsonable(float(loss))
+        if busy is not None:
+            record["busy_s"] = busy.total_seconds()
+        if self._phase_s or self._phases:
+            record["phase_s"] = self._phase_s
+            self._phase_s = 0.0
+        self._writer.put(record)
+        for listener in self._step_listeners:
+            listener(n)
+        if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
+            self._be_warm(None)
+        if self._stop is not None:
+            # A barrier between publishing the step and looking at the page: the agreement on a
+            # stop relies on that order, and a processor may otherwise look first.
+            with self._barrier:
+                pass
+            if self._stop.requested() and self._stop.ends_here(n):
+                self._end_here(n)
+
+    def begin_phase(self, name: str, limit: timedelta) -> None:
+        """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
+        self._phases.append((name, time.monotonic_ns(), int(limit.total_seconds() * 1e9)))
+        self._page.set_phase(*self._phases[-1])
+        self._put("phase-begin", phase=name, limit_s=limit.total_seconds())
+
+    def end_phase(self) -> None:
+        """The phase begun last is over; the one around it, if any, holds again."""
+        if not self._phases:  # begun in an iteration that is over
+            return
+        name, began_ns, _ = self._phases.pop()
+        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        if not self._phases:  # what lies within another phase is counted with that one
+            self._phase_s += seconds
+        self._page.set_phase(*(self._phases[-1] if self._phases else (None, 0, 0)))
+        self._put("phase-end", phase=name, seconds=round(seconds, 6))
+
+    def peak_memory(self) -> Peak:
+        """Record the peak memory of this process so far."""
+        peak = peak_memory()
+        self._memory_known = True
+        self._put("peak-memory", gib=round(peak.gib, 4), source=peak.source)
+        return peak
+
+    def end(self) -> None:
+        """Training is complete. Records peak memory too, where the script has not."""
+        self._end("completed")
+
+    def on_stop(self, callback: StopCallback) -> None:
+        """Call ``callback`` when a requested stop takes effect; of this iteration's only."""
+        self._stop_callbacks.append(callback)
+
+    # --- what the worker entry uses -----------------------------------------------------------
+
+    def begin_iteration(self, iteration: int) -> None:
+        """The script is about to run again in this process; ``iteration`` counts from 0."""
+        self._iteration = iteration
+        self._numbers[progress.ITERATION] = iteration
+        self._numbers[progress.ENDED_NS] = 0
+        self._numbers[progress.STEPS] = 0
+        self._forget_iteration()
+        self._put("iteration")
+
+    def on_step(self, listener: StepListener) -> None:
+        """Call ``listener(n)`` within every step, in the thread that trains."""
+        self._step_listeners.append(listener)
+
+    def on_warmup_end(self, listener: WarmupListener) -> None:
+        """Call ``listener(taken)`` when warm-up is over, in the thread that trains.
+
+        Once per iteration, and again when the script warms up again. ``taken`` is None where the
+        script does not report its warm-up: then it counts as over with the second step.
+        """
+        self._warmup_listeners.append(listener)
+
+    def flush(self) -> bool:
+        """Wait until all records are in the file; False if that takes longer than seconds."""
+        return self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left and keep the last progress in the run directory."""
+        self._writer.close()
+        from ncclops.receipts import pages
+
+        with suppress(OSError):
+            pages.settle(self._page_path)
+
+    # --- within ---------------------------------------------------------------------------------
+
+    def _forget_iteration(self) -> None:
+        self._steps = 0
+        self._mark_ns = None
+        self._warm = False
+        self._warming = False
+        self._memory_known = False
+        self._phases: list[tuple[str, int, int]] = []
+        self._phase_s = 0.0
+        self._stop_callbacks: list[StopCallback] = []
+        self._page.set_phase(None, 0, 0)
+        self._set_warmup(Warmup.NOT_BEGUN)
+
+    def _be_warm(self, taken: timedelta | None) -> None:
+        self._warm = True
+        self._set_warmup(Warmup.OVER)
+        for listener in self._warmup_listeners:
+            listener(taken)
+
+    def _set_warmup(self, state: Warmup) -> None:
+        self._numbers[progress.WARMUP_NS] = time.monotonic_ns()
+        self._numbers[progress.WARMUP] = state
+
+    def _end_here(self, step: int) -> NoReturn:
+        self._put("stop", step=step)
+        for callback in list(self._stop_callbacks):
+            callback()
+        self._end("stopped")
+        self.flush()
+        raise SystemExit(0)
+
+    def _end(self, how: str) -> None:
+        if not self._memory_known:
+            self.peak_memory()
+        self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+        self._put("end", how=how)
+
+    def _tick(self) -> None:
+        self._numbers[progress.TICK_NS] = time.monotonic_ns()
+
+    def _put(self, kind: str, **fields: Any) -> None:
+        record = {"ts": time.time(), "kind": kind, "iteration": self._iteration, **fields}
+        self._writer.put_now(record)
+
+
+_current: Silent | None = None
+_opening = threading.Lock()
+
+
+def current() -> Silent:
+    """This process's recorder, made at the first call."""
+    if _current is not None:
+        return _current
+    return _open()
+
+
+def _open() -> Silent:
+    global _current
+    with _opening:
+        if _current is None:
+            _current = _make()
+            atexit.register(_close)
+    return _current
+
+
+def _make() -> Silent:
+    run_dir, rank = os.environ.get(RUN_DIR), os.environ.get("RANK", "")
+    if not run_dir or not rank.isdecimal() or _is_multiprocessing_child():
+        return Silent()
+    path = path_in(Path(run_dir), int(rank))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not _is_ours(fd):
+            os.close(fd)
+            return Silent()
+    except OSError as error:
+        sys.stderr.write(f"ncclops: no receipts from rank {rank}: {path}: {error.strerror}\n")
+        return Silent()
+    return Recorder(Path(run_dir), int(rank), fd)
+
+
+def _is_multiprocessing_child() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _is_ours(fd: int) -> bool:
+    """Whether no other process writes this rank's records: a program started by a worker inherits
+    the variables that say who it is. A POSIX lock goes with the process, and no fork inherits it.
+    """
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)  # others: a server without locks
+    return True
+
+
+def _close() -> None:
+    if _current is not None:
+        _current.close()
+
+
+def _after_fork_in_child() -> None:
+    global _current
+    _current = Silent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _jsonable(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

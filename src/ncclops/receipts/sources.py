@@ -1,0 +1,112 @@
+"""Facts from files: a log, a rank's ``receipt.jsonl``, or a whole run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ncclops.errors import UsageError
+from ncclops.receipts import progress
+from ncclops.receipts.forms import Form
+from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.observation import Observation, Where, parse_record
+from ncclops.receipts.tally import Facts, Tally, by_steps, combine_ranks, fill_gaps
+
+_LOG_NAMES = ("stdout.log", "stderr.log")
+
+
+def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
+    """What ``path`` shows. Raises ``UsageError`` if it cannot be read or is no log and no run."""
+    try:
+        if path.is_dir():
+            return _load_run(path, extra_forms)
+        return _load_file(path, str(path), extra_forms)
+    except OSError as error:
+        raise UsageError(f"cannot read {path} ({error.strerror}): name a log or a run") from error
+
+
+def _load_run(run: Path, extra_forms: Sequence[Form]) -> Facts:
+    """What all ranks' records show; what they leave open, from the logs.
+
+    Ranks that report nothing are not held against the run: many scripts report on rank 0 only.
+    """
+    ranks = sorted(
+        (path for path in (run / "ranks").glob("*") if path.name.isdecimal()),
+        key=lambda path: int(path.name),
+    )
+    if not ranks:
+        raise UsageError(f"{run} holds no ranks/: name a log, a receipt.jsonl or a run directory")
+    records = combine_ranks(
+        load_records(rank / "receipt.jsonl", _shown(rank / "receipt.jsonl", run))
+        for rank in ranks
+        if (rank / "receipt.jsonl").exists()
+    )
+    logs = fill_gaps(
+        by_steps(
+            _load_file(rank / name, _shown(rank / name, run), extra_forms)
+            for rank in ranks
+            for name in _LOG_NAMES
+            if (rank / name).exists()
+        )
+    )
+    return fill_gaps([records, logs] if records.steps else [logs, records])
+
+
+def load_records(path: Path, shown: str | None = None) -> Facts:
+    """What a rank's ``receipt.jsonl`` shows, and the progress page next to it."""
+    tally = Tally()
+    for observation in _records(path, shown or str(path)):
+        tally.add(observation)
+    return tally.facts
+
+
+def _records(path: Path, shown: str) -> Iterable[Observation]:
+    number = recorded = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            observation = parse_record(line, shown, number)
+            if observation is None:
+                continue
+            recorded = 0 if observation.kind == "start" else recorded + (observation.kind == "step")
+            yield observation
+    yield from _unrecorded(path.with_name("progress"), recorded, Where(shown, number, ""))
+
+
+def _unrecorded(page_path: Path, recorded: int, where: Where) -> Iterable[Observation]:
+    """Steps that a process which was killed had done, but not yet put on paper.
+
+    ``recorded`` is how many steps of the last iteration are.
+    """
+    page = progress.read(page_path)
+    if page is None or page.step is None:
+        return
+    missing = min(page.steps - recorded, page.step + 1)
+    for step in range(page.step - missing + 1, page.step + 1):
+        where = replace(where, text=f"step {step} ended (from the progress page)")
+        yield Observation(kind="step", where=where, step=step)
+
+
+def _load_file(path: Path, shown: str, extra_forms: Sequence[Form]) -> Facts:
+    if _holds_records(path):
+        return load_records(path, shown)
+    scan = LogScan(shown, extra_forms=extra_forms)
+    with path.open("rb") as file:
+        for line in file:
+            scan.feed(line)
+    return scan.facts
+
+
+def _holds_records(path: Path) -> bool:
+    with path.open("rb") as file:
+        first = file.readline(1 << 16)
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"ts", "kind", "iteration"} <= record.keys()
+
+
+def _shown(path: Path, run: Path) -> str:
+    return str(path.relative_to(run))

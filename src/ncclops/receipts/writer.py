@@ -1,0 +1,92 @@
+"""Appends records to a file from a thread of its own, so that a training step never does I/O."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+# At exit the file may be on a server that does not answer; the records are not worth more.
+CLOSE_LIMIT = timedelta(seconds=5)
+# How often the thread shows that the interpreter still runs. A heartbeat is the one thing that
+# no event can announce.
+TICK = timedelta(seconds=1)
+# Steps wait this long for company: waking a thread for each would cost the step ten times what
+# noting it does. What must be seen at once wakes the thread.
+BATCH = timedelta(milliseconds=250)
+
+Record = dict[str, Any]
+
+
+class Writer:
+    """Writes each record as one JSON line to ``fd``, in order, whole.
+
+    ``tick`` is called about once a second from the writing thread: a thread that keeps the GIL
+    silences it.
+    """
+
+    def __init__(self, fd: int, tick: Callable[[], None]) -> None:
+        self._fd = fd
+        self._tick = tick
+        self._waiting: deque[Record | threading.Event] = deque()
+        # Takes a record; safe in any thread and in signal handlers. It is in the file within BATCH.
+        self.put = self._waiting.append
+        self._awake = threading.Event()
+        self._closing = False
+        self._broken = False
+        self._thread = threading.Thread(target=self._run, name="ncclops-receipts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put_now(self, record: Record) -> None:
+        """Take a record and write it at once, with everything before it."""
+        self.put(record)
+        self._awake.set()
+
+    def flush(self, limit: timedelta = CLOSE_LIMIT) -> bool:
+        """Wait until everything put so far is in the file; False if that takes too long."""
+        written = threading.Event()
+        self.put(written)
+        self._awake.set()
+        return written.wait(limit.total_seconds())
+
+    def close(self) -> None:
+        """Write what is left, within :data:`CLOSE_LIMIT`, and end the thread."""
+        self._closing = True
+        if self.flush():
+            self._thread.join(CLOSE_LIMIT.total_seconds())
+            os.close(self._fd)
+
+    def _run(self) -> None:
+        ticked = time.monotonic()
+        while not (self._closing and not self._waiting):
+            self._awake.wait(BATCH.total_seconds())
+            self._awake.clear()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            self._write([item for item in batch if isinstance(item, dict)])
+            for item in batch:
+                if isinstance(item, threading.Event):
+                    item.set()
+            if time.monotonic() - ticked >= TICK.total_seconds():
+                ticked = time.monotonic()
+                self._tick()
+
+    def _write(self, records: list[Record]) -> None:
+        if not records or self._broken:
+            return
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        remaining = lines.encode()
+        try:
+            while remaining:
+                remaining = remaining[os.write(self._fd, remaining) :]
+        except OSError as error:
+            # Training goes on without a record rather than not at all, and says so once.
+            self._broken = True
+            sys.stderr.write(f"ncclops: receipts are no longer written: {error.strerror}\n")

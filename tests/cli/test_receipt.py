@@ -1,0 +1,162 @@
+"""`ncclops receipt check` as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+
+Ncclops = Callable[..., CompletedText]
+
+HEALTHY = """\
+compile_warmup 31.20s
+step 00000 loss 10.981 tok/s 2,310
+step 00001 loss 10.455 tok/s 701,000
+step 00002 loss 10.031 tok/s 790,500
+step 00003 loss 9.722 tok/s 812,000
+peak memory 17.92 GiB
+training finished: final loss 9.722
+"""
+
+
+def record(kind: str, **fields: object) -> str:
+    return json.dumps({"ts": 1.0, "kind": kind, "iteration": 0, **fields}) + "\n"
+
+
+def records(steps: int, *, end: bool = True, gib: float = 2.0) -> str:
+    lines = [record("start", pid=1, rank=0, attempt=0), record("warmup-begin")]
+    lines += [record("compile-warmup", seconds=12.5)]
+    lines += [record("step", step=n, seconds=0.5, tokens=100.0) for n in range(steps)]
+    lines += [record("peak-memory", gib=gib, source="cuda")]
+    return "".join([*lines, record("end", how="completed") if end else ""])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    for rank in range(2):
+        (path / "ranks" / str(rank)).mkdir(parents=True)
+        for name in ("stdout.log", "stderr.log"):
+            (path / "ranks" / str(rank) / name).touch()
+    return path
+
+
+def test_json_holds_what_the_contract_promises(ncclops: Ncclops, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(HEALTHY)
+    done = ncclops("receipt", "check", "train.log", "--json")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["schema"] == "ncclops.receipt/1"
+    assert document["verdict"] == "healthy"
+    assert [rule["rule"] for rule in document["rules"]] == [
+        "compile-warmup",
+        "step-0-contaminated",
+        "three-steps",
+        "peak-memory",
+        "end-marker",
+    ]
+    assert all(rule["ok"] for rule in document["rules"])
+    assert document["rules"][0]["evidence"] == "train.log:1: compile_warmup 31.20s"
+    assert document["compile_warmup_s"] == 31.2
+    assert document["steps"] == 4
+    assert document["first_real_step"] == 1
+    assert document["steady_rate"] == 790_500
+    assert document["peak_memory_gib"] == 17.92
+
+
+def test_each_rule_is_printed_with_its_line(ncclops: Ncclops, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(HEALTHY)
+    done = ncclops("receipt", "check", "train.log")
+    assert done.returncode == 0
+    assert done.stdout.startswith("healthy: ")
+    for line in HEALTHY.splitlines():
+        if "step 00001" not in line and "step 00002" not in line:
+            assert line in done.stdout
+    assert "train.log:5: step 00003" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "said"),
+    [
+        (0, "startup-stall", "no sign of training"),
+        (1, "compile-stall", "no step"),
+        (3, "rumour", "1 of the 3 steps after warm-up"),
+        (6, "incomplete", "no end marker; this is the last step"),
+    ],
+)
+def test_a_log_cut_off_exits_1_and_says_what_is_missing(
+    ncclops: Ncclops, tmp_path: Path, lines: int, verdict: str, said: str
+) -> None:
+    (tmp_path / "train.log").write_text("".join(HEALTHY.splitlines(keepends=True)[:lines]))
+    done = ncclops("receipt", "check", "train.log")
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{verdict}: ")
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("missing.log", "No such file"), (".", "holds no ranks/"), ("locked", "Not a directory")],
+)
+def test_what_cannot_be_read_is_one_line_and_exit_2(
+    ncclops: Ncclops, tmp_path: Path, target: str, said: str
+) -> None:
+    (tmp_path / "file").touch()
+    done = ncclops("receipt", "check", "file/x" if target == "locked" else target)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ncclops: error: ")
+    assert said in line
+
+
+def test_a_receipt_file(ncclops: Ncclops, tmp_path: Path) -> None:
+    (tmp_path / "receipt.jsonl").write_text(records(5))
+    document = json.loads(ncclops("receipt", "check", "receipt.jsonl", "--json").stdout)
+    assert document["verdict"] == "healthy"
+    assert document["compile_warmup_s"] == 12.5
+    assert document["steady_rate"] == 200.0
+    assert document["rate_unit"] == "tokens/s"
+
+
+def test_a_line_cut_off_by_a_kill_does_no_harm(ncclops: Ncclops, tmp_path: Path) -> None:
+    (tmp_path / "receipt.jsonl").write_text(records(5, end=False) + '{"ts": 1.0, "kind": "en')
+    assert ncclops("receipt", "check", "receipt.jsonl").stdout.startswith("incomplete")
+
+
+def test_a_run_holds_when_every_rank_with_receipts_does(ncclops: Ncclops, run_dir: Path) -> None:
+    (run_dir / "ranks" / "0" / "receipt.jsonl").write_text(records(5, gib=2.0))
+    (run_dir / "ranks" / "1" / "receipt.jsonl").write_text(records(5, gib=3.0))
+    document = json.loads(ncclops("receipt", "check", run_dir, "--json").stdout)
+    assert document["verdict"] == "healthy"
+    assert document["peak_memory_gib"] == 3.0
+    assert document["rules"][3]["evidence"].startswith("ranks/1/receipt.jsonl:")
+    (run_dir / "ranks" / "1" / "receipt.jsonl").write_text(records(5, end=False))
+    assert ncclops("receipt", "check", run_dir).returncode == 1
+
+
+def test_a_rank_that_reports_nothing_is_not_held_against_the_run(
+    ncclops: Ncclops, run_dir: Path
+) -> None:
+    (run_dir / "ranks" / "0" / "receipt.jsonl").write_text(records(5))
+    (run_dir / "ranks" / "1" / "receipt.jsonl").write_text(record("start", pid=2, rank=1))
+    assert ncclops("receipt", "check", run_dir).returncode == 0
+
+
+def test_a_run_of_a_script_that_only_prints(ncclops: Ncclops, run_dir: Path) -> None:
+    """One rank prints the steps, another the rest, as Megatron-LM's do."""
+    lines = HEALTHY.splitlines(keepends=True)
+    (run_dir / "ranks" / "1" / "stdout.log").write_text("".join(lines[:5]))
+    (run_dir / "ranks" / "0" / "stderr.log").write_text("".join(lines[5:]))
+    document = json.loads(ncclops("receipt", "check", run_dir, "--json").stdout)
+    assert document["verdict"] == "healthy"
+    assert document["rules"][4]["evidence"].startswith("ranks/0/stderr.log:2: ")
+
+
+def test_help_names_the_verdict_s_exit_code(ncclops: Ncclops) -> None:
+    assert "exit 0 when it is healthy" in ncclops("receipt", "check", "--help").stdout

@@ -1,0 +1,189 @@
+"""Workers restart in place under `ncclops launch`: the default, and what it cannot mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+from tests.launch.conftest import Run
+
+Ncclops = Callable[..., CompletedText]
+Script = Callable[..., Path]
+OnlyRun = Callable[[], Run]
+
+# Trains a running sum; FAULT=kind:rank happens once, at step 3, on the rank of the first start.
+TRAINING = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+kind, victim = os.environ["FAULT"].split(":")
+dist.init_process_group("gloo")
+first = not os.path.exists("faulted")
+total = torch.zeros(1)
+for step in range(6):
+    dist.all_reduce(share := torch.tensor([1.0 / dist.get_world_size()]))
+    total += share
+    if step == 3 and first and dist.get_rank() == int(victim):
+        open("faulted", "w").close()
+        if kind == "raise": raise RuntimeError("out of the blue")
+        if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "exit": sys.exit(5)
+print("total", round(total.item(), 3), "of", dist.get_world_size(), "pid", os.getpid(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def launch(
+    ncclops: Ncclops, path: Path, *options: str, nproc: int = 3, **env: str
+) -> CompletedText:
+    return ncclops(
+        "launch", "--nproc-per-node", str(nproc), "--tee", "all", *options, path, env=env
+    )
+
+
+def test_an_exception_restarts_all_ranks_in_their_processes(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    done = launch(ncclops, script(TRAINING), FAULT="raise:1")
+    assert done.returncode == 0, done.stderr
+    run = only_run()
+    assert run.verdict["outcome"] == "completed"
+    assert run.verdict["attempts"] == 1
+    pids = {record["rank"]: record["pid"] for record in run.named("worker-started")}
+    for rank in range(3):
+        assert run.stdout(rank) == f"total 6.0 of 3 pid {pids[rank]}\n"
+    (fault,) = run.named("fault")
+    assert (fault["rank"], fault["cause"]) == (1, "RuntimeError: out of the blue")
+    (restart,) = run.named("restart")
+    assert (restart["iteration"], restart["faulty_ranks"]) == (1, [1])
+    phases = {"detect", "abort", "finalize", "health_check", "barrier", "assign", "enter"}
+    assert set(restart["phases_ms"]) == phases
+    assert list((run.path / "incidents").iterdir())
+
+
+@pytest.mark.parametrize(("fault", "how"), [("kill:0", "SIGKILL"), ("exit:1", "code 5")])
+def test_a_rank_that_is_lost_does_not_end_the_job(
+    fault: str, how: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    """Rank 0 is a rank like any other: the store is not in it."""
+    done = launch(ncclops, script(TRAINING), FAULT=fault)
+    assert done.returncode == 0, done.stderr
+    run = only_run()
+    assert how in run.verdict["reason"]
+    survivors = {0, 1, 2} - {int(fault[-1])}
+    for rank in survivors:
+        assert run.stdout(rank).startswith("total 6.0 of 2 ")
+    assert run.named("restart")[0]["ranks_lost"] == [int(fault[-1])]
+
+
+def test_a_mistake_in_the_script_is_not_tried_again(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    source = (
+        "import os\nprint('started', flush=True)\n"
+        "if os.environ['RANK'] == '1':\n    {}['learning_rate']\n"
+        "import time; time.sleep(300)\n"
+    )
+    done = launch(ncclops, script(source), nproc=2)
+    assert done.returncode == 1
+    run = only_run()
+    assert run.stdout(1) == "started\n"
+    verdict = run.verdict
+    assert verdict["first_failure"]["rank"] == 1
+    assert verdict["first_failure"]["message"] == "KeyError: 'learning_rate'"
+    assert verdict["classification"]["class"] == "user-error"
+    assert verdict["classification"]["decision"]["action"] == "stop"
+    assert "ncclops/restart" not in done.stderr, "frames of ours in the user's traceback"
+    assert run.named("retry") == []
+
+
+def test_the_same_failure_three_times_in_a_row_stops_the_job(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    source = "print('started', flush=True)\nraise ValueError('always')\n"
+    done = launch(ncclops, script(source), nproc=2)
+    assert done.returncode == 1
+    assert only_run().stdout(0) == "started\n" * 3
+    assert "3 times in a row" in done.stderr
+
+
+def test_each_iteration_finds_the_process_as_it_was(ncclops: Ncclops, script: Script) -> None:
+    """Handlers, callbacks and children of the run that ended do not pile up."""
+    source = (
+        "import atexit, logging, multiprocessing, os, signal, sys, time\n"
+        "assert not hasattr(sys.modules['__main__'], 'seen'), 'globals are left over'\n"
+        "seen = True\n"
+        "here = os.path.dirname(os.path.abspath(sys.argv[0]))\n"
+        "print('path', sys.path[0] == here, sys.argv[1:])\n"
+        "print('handlers', len(logging.getLogger().handlers))\n"
+        "print('children', len(multiprocessing.active_children()))\n"
+        "print('usr1', signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL)\n"
+        "print('cwd', os.path.basename(os.getcwd()) != 'elsewhere', flush=True)\n"
+        "logging.basicConfig(force=False)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "multiprocessing.get_context('fork').Process(target=time.sleep, args=(300,)).start()\n"
+        "os.makedirs('elsewhere', exist_ok=True); os.chdir('elsewhere'); sys.argv.append('x')\n"
+        "atexit.register(lambda n=os.path.exists('../once'): print('exit', n))\n"
+        "if not os.path.exists('../once'):\n"
+        "    open('../once', 'w').close()\n"
+        "    raise RuntimeError('once')\n"
+        "for child in multiprocessing.active_children(): child.kill()\n"
+    )
+    path = script(source)
+    done = launch(ncclops, path, nproc=1)
+    assert done.returncode == 0, done.stderr
+    lines = [line.removeprefix("[rank0]: ") for line in done.stdout.splitlines()]
+    once = ["path True []", "handlers 0", "children 0", "usr1 True", "cwd True"]
+    assert lines == [*once, *once, "exit True"]
+
+
+REFUSED = (
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1275, remote process exited or there was a"
+    " network error\\nncclRemoteError: A call failed possibly due to a network error.\\nLast error:"
+    "\\nsocketPollConnect: connect to 10.0.0.2<40123> returned Connection refused"
+)
+
+
+class TestRetry:
+    @pytest.mark.parametrize("mode", ["in-process", "process"])
+    @pytest.mark.parametrize("dies", ["raise RuntimeError('ncclRemoteError')", "sys.exit(1)"])
+    def test_a_failure_to_start_is_retried_once_lazily(
+        self, mode: str, dies: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = (
+            "import os, sys\n"
+            "asked = [os.environ.get(f'NCCLOPS_{n}') for n in ('NCCL_INIT', 'BOOTSTRAP_BARRIER')]\n"
+            "print('asked', asked, flush=True)\n"
+            "if not os.path.exists('once-' + os.environ['RANK']):\n"
+            "    open('once-' + os.environ['RANK'], 'w').close()\n"
+            f"    sys.stderr.write('{REFUSED}\\n')\n"
+            f"    {dies}\n"
+        )
+        done = launch(ncclops, script(source), "--restart", mode, nproc=1)
+        assert done.returncode == 0, done.stderr
+        run = only_run()
+        assert run.stdout(0) == "asked [None, None]\nasked ['lazy', 'skipped']\n"
+        (classified,) = run.named("classified")
+        assert classified["class"] == "bootstrap"
+        (retry,) = run.named("retry")
+        assert (retry["init"], retry["barrier"]) == ("lazy", "skipped")
+        assert run.verdict["attempts"] == 2
+
+    def test_it_is_not_retried_twice(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = f"import sys\nsys.stderr.write('{REFUSED}\\n')\nsys.exit(1)\n"
+        done = launch(ncclops, script(source), nproc=1)
+        assert done.returncode == 1
+        assert only_run().verdict["attempts"] == 2
+        assert "class: bootstrap" in done.stderr
+
+    def test_restart_none_means_none(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = f"import sys\nsys.stderr.write('{REFUSED}\\n')\nsys.exit(1)\n"
+        done = launch(ncclops, script(source), "--restart", "none", nproc=1)
+        assert done.returncode == 1
+        assert only_run().verdict["attempts"] == 1

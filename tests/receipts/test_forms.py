@@ -1,0 +1,87 @@
+"""The trainers' lines: each pattern knows its examples and nothing that only looks like one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.receipts import forms
+from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.observation import Observation
+
+TRAINERS = Path(forms.__file__).parent / "trainers"
+Table = dict[str, Any]
+
+
+def tables() -> Iterator[Any]:
+    for path in sorted(TRAINERS.glob("*.toml")):
+        document = tomllib.loads(path.read_text())
+        for index, table in enumerate(document["pattern"]):
+            yield pytest.param(document, table, id=f"{path.stem}-{table['kind']}-{index}")
+
+
+def seen_by(document: Table, table: Table, line: str) -> list[Observation]:
+    """What one pattern alone makes of a line, through the reader that users' lines go through."""
+    alone = forms.parse_form(document | {"pattern": [table], "only_with": None})
+    scan = LogScan("log", forms=[alone])
+    return scan.feed(line)
+
+
+@pytest.mark.parametrize(("document", "table"), [*tables()])
+def test_a_pattern_knows_its_examples(document: Table, table: Table) -> None:
+    assert table["examples"]
+    for example in table["examples"]:
+        seen = seen_by(document, table, example["line"] + "\n")
+        assert seen, example["line"]
+        assert seen[0].kind == table["kind"]
+        for name in ("step", "seconds", "rate"):
+            if name in example:
+                assert getattr(seen[0], name) == pytest.approx(example[name]), example["line"]
+        if "gib" in example:
+            (memory,) = [each for each in seen if each.kind == "memory"]
+            assert memory.gib == pytest.approx(example["gib"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("document", "table"), [*tables()])
+def test_a_pattern_leaves_near_misses_alone(document: Table, table: Table) -> None:
+    assert table["near_misses"]
+    for line in table["near_misses"]:
+        assert seen_by(document, table, line) == []
+
+
+def test_every_named_trainer_is_there() -> None:
+    names = {form.name for form in forms.shipped_forms()}
+    assert names >= {
+        "deepspeed",
+        "huggingface-trainer",
+        "lightning",
+        "megatron-lm",
+        "nanogpt",
+        "playbook",
+        "torchtitan",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "stepp"}, "kind 'stepp' is none of"),
+        ({"regex": "("}, "unterminated subpattern"),
+        ({"contains": None}, "contains"),
+    ],
+)
+def test_a_profile_s_own_form_is_checked(change: Table, said: str) -> None:
+    pattern: Table = {"kind": "step", "contains": ["s"], "regex": r"s(?P<step>\d+)"} | change
+    pattern = {key: value for key, value in pattern.items() if value is not None}
+    with pytest.raises(ValueError, match="form own: ") as raised:
+        forms.parse_form({"name": "own", "pattern": [pattern]})
+    assert said in str(raised.value)
+
+
+def test_an_unknown_option_of_a_form_is_named() -> None:
+    with pytest.raises(ValueError, match="zero_base"):
+        forms.parse_form({"name": "own", "zero_base": True, "pattern": []})
