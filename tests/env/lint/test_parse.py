@@ -56,6 +56,7 @@ def shell(text: str) -> dict[str, str | None]:
         ("python train.py --lr=0.1 model.size=7", {}),
         ("export A=1|cat", {"A": "1"}),
         ("echo 'unclosed", {}),
+        ("bash -c '\nexport A=1\nexport B=2'", {"A": "1", "B": None}),
     ],
 )
 def test_shell(text: str, expected: dict[str, str | None]) -> None:
