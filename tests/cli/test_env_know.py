@@ -86,7 +86,7 @@ def test_lint_of_the_environment_and_of_a_plan(ncclops: Run) -> None:
         (["--nodes", "3"], "--nodes 3: write one or many"),
         (["--uses", "magic"], "--uses magic: choose"),
         (["--torch", "new"], "--torch: 'new' is not a version"),
-        (["--format", "yaml", "x.sh"], "--format yaml: choose"),
+        (["--format", "toml", "x.sh"], "--format toml: choose"),
         (["x.sh", "--profile", "base"], "lint either files or the plan"),
     ],
 )

@@ -124,6 +124,15 @@ def test_explain_knows_the_value_here_and_what_is_wrong_with_it() -> None:
     assert "Must be 0" in document["restart"]
 
 
+def test_explain_says_when_a_plugin_answers_for_the_environment() -> None:
+    environ = {"NCCL_ALGO": "Ring", "NCCL_ENV_PLUGIN": "gcp", "HOME": "/nonexistent"}
+    here = explain("NCCL_ALGO", environ, torch=None, nccl=None)["here"]
+    assert here["from"].endswith("NCCL asks the plugin gcp first, which may say otherwise")
+    environ["NCCL_ENV_PLUGIN"] = "none"
+    here = explain("NCCL_ALGO", environ, torch=None, nccl=None)["here"]
+    assert "plugin" not in here["from"]
+
+
 def test_explain_of_an_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"NCCL_IB_TIMOUT: .* did you mean NCCL_IB_TIMEOUT"):
         explain("NCCL_IB_TIMOUT", {}, torch=None, nccl=None)

@@ -20,8 +20,9 @@ def lint(
         list[str] | None,
         typer.Argument(
             metavar="[FILE|-]...",
-            help="Shell or sbatch scripts, .env files, NCCL configuration files; - is standard"
-            " input. Without one: this environment, with --profile what the profile makes of it.",
+            help="Shell or sbatch scripts, .env files, NCCL configuration files, YAML, Dockerfiles;"
+            " - is standard input. Without one: this environment, with --profile what the profile"
+            " makes of it.",
         ),
     ] = None,
     profile: Annotated[
@@ -37,7 +38,8 @@ def lint(
         ),
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", metavar="FORMAT", help="shell, dotenv or conf.")
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="shell, dotenv, conf, yaml or dockerfile."),
     ] = None,
     torch: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Judge for this torch, not the one here.")

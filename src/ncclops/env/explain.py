@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclops.env.catalogue import RANKS, Variable, catalogue, is_covered, nearest_names
+from ncclops.env.catalogue import LIBNCCL, RANKS, Variable, catalogue, is_covered, nearest_names
 from ncclops.env.secrets import REDACTED, is_secret
 from ncclops.env.sources import exported_by, from_files
 from ncclops.env.values import problem_with
@@ -89,5 +89,8 @@ def _here(variable: Variable, environ: Mapping[str, str], etc: Path) -> dict[str
         value, origin = added[name].value, f"{added[name].source} (only NCCL sees it)"
     else:
         return {"value": None, "from": None, "problem": None}
+    plugin = environ.get("NCCL_ENV_PLUGIN", "none")
+    if plugin != "none" and variable.component in LIBNCCL and name != "NCCL_ENV_PLUGIN":
+        origin += f"; NCCL asks the plugin {plugin} first, which may say otherwise"
     shown = REDACTED if is_secret(name, value) else value
     return {"value": shown, "from": origin, "problem": problem_with(variable, value)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.env.lint import Setting
-from ncclops.env.lint.parse import features, guess_format, node_count, parse
+from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
 
 
 def shell(text: str) -> dict[str, str | None]:
@@ -55,6 +56,7 @@ def shell(text: str) -> dict[str, str | None]:
         ("python train.py --lr=0.1 model.size=7", {}),
         ("export A=1|cat", {"A": "1"}),
         ("echo 'unclosed", {}),
+        ("bash -c '\nexport A=1\nexport B=2'", {"A": "1", "B": None}),
     ],
 )
 def test_shell(text: str, expected: dict[str, str | None]) -> None:
@@ -88,7 +90,7 @@ def test_lines_are_those_where_a_command_starts() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("ABx=1 '\"\\$`{}()[]<>|&;#!\n\texportunsv-:,/*?"), max_size=60))
 def test_no_text_is_too_broken_to_read(text: str) -> None:
-    for kind in ("shell", "dotenv", "conf"):
+    for kind in get_args(Format):
         for setting in parse(text, kind):
             assert isinstance(setting, Setting)
 
@@ -97,6 +99,54 @@ def test_dotenv() -> None:
     text = "# c\nA=1\nexport B='two'\nC = \"x y\"  \nD=z # comment\nE=$X\nnot a line\n"
     found = {setting.name: setting.value for setting in parse(text, "dotenv")}
     assert found == {"A": "1", "B": "two", "C": "x y", "D": "z", "E": None}
+
+
+MANIFEST = """\
+spec:
+  containers:
+  - name: train
+    image: x
+    env:
+    - name: NCCL_DEBUG
+      value: INFO  # loud
+    - name: NCCL_NET
+      valueFrom: {fieldRef: x}
+    - {name: NCCL_ALGO, value: "Ring"}
+    - name: NCCL_PROTO
+      value: "{{ .Values.proto }}"
+    command: ["bash", "-c", "export NCCL_IB_DISABLE=1; python t.py"]
+  environment:
+    NCCL_SOCKET_IFNAME: eth0
+    - NCCL_NTHREADS=256
+    - "NCCL_BUFFSIZE=1"
+  args: |
+    mpirun -x NCCL_TIMEOUT=3 ./t
+"""
+
+
+def test_yaml_manifests() -> None:
+    found = {setting.name: (setting.value, setting.line) for setting in parse(MANIFEST, "yaml")}
+    assert found == {
+        "NCCL_DEBUG": ("INFO", 7),
+        "NCCL_ALGO": ("Ring", 10),
+        "NCCL_PROTO": (None, 12),
+        "NCCL_IB_DISABLE": ("1", 13),
+        "NCCL_SOCKET_IFNAME": ("eth0", 15),
+        "NCCL_NTHREADS": ("256", 16),
+        "NCCL_BUFFSIZE": ("1", 17),
+        "NCCL_TIMEOUT": ("3", 19),
+    }
+
+
+def test_dockerfiles() -> None:
+    text = "FROM x\nENV A=1 B='two words' \\\n    C=$X\nENV NCCL_DEBUG INFO\nRUN A=2 make\n"
+    found = [(setting.name, setting.value, setting.line) for setting in parse(text, "dockerfile")]
+    assert found == [
+        ("A", "1", 2),
+        ("B", "two words", 2),
+        ("C", None, 2),
+        ("NCCL_DEBUG", "INFO", 4),
+    ]
 
 
 def test_nccl_configuration_files_are_taken_literally() -> None:
@@ -118,6 +168,8 @@ def test_nccl_configuration_files_are_taken_literally() -> None:
         (".nccl.conf", "conf"),
         ("job.sbatch", "shell"),
         ("run", "shell"),
+        ("job.yaml", "yaml"),
+        ("Dockerfile.train", "dockerfile"),
     ],
 )
 def test_the_format_is_guessed_by_name(name: str, kind: str) -> None:

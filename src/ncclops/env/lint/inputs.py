@@ -18,7 +18,13 @@ from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile
 
 Linted = tuple[Settings, Circumstances]
 
-_FORMATS: dict[str, Format] = {"shell": "shell", "dotenv": "dotenv", "conf": "conf"}
+_FORMATS: dict[str, Format] = {
+    "shell": "shell",
+    "dotenv": "dotenv",
+    "conf": "conf",
+    "yaml": "yaml",
+    "dockerfile": "dockerfile",
+}
 # Stands for the run directory, which a plan that is only looked at does not have.
 _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
@@ -33,7 +39,7 @@ def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
     path = Path(name)
     text = _text(name, path)
     format_ = _FORMATS[kind] if kind else guess_format(path)
-    if format_ == "shell":
+    if format_ in ("shell", "yaml"):
         where = replace(
             where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
         )

@@ -1,4 +1,4 @@
-"""Assignments in shell scripts, ``.env`` files and NCCL configuration files.
+"""Assignments in shell scripts, ``.env`` files, NCCL configuration files and manifests.
 
 A script is read, never run: a value that needs running is unknown, and so is one inside a
 branch when another branch says otherwise (``Settings`` sees to that).
@@ -13,11 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from ncclops.env.lint.manifests import dockerfile_settings, yaml_settings
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.shell import DYNAMIC, NAME, Word, commands, logical_lines, words_of
 from ncclops.env.sources import parse_conf
 
-Format = Literal["shell", "dotenv", "conf"]
+Format = Literal["shell", "dotenv", "conf", "yaml", "dockerfile"]
 
 _ASSIGNMENT = re.compile(rf"({NAME})=(.*)", re.DOTALL)
 _EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -30,7 +31,11 @@ def guess_format(path: Path) -> Format:
     name = path.name
     if name == ".env" or name.startswith(".env.") or path.suffix == ".env":
         return "dotenv"
-    return "conf" if name in ("nccl.conf", ".nccl.conf") or path.suffix == ".conf" else "shell"
+    if path.suffix in (".yaml", ".yml"):
+        return "yaml"
+    if name.startswith(("Dockerfile", "Containerfile")) or path.suffix.lower() == ".dockerfile":
+        return "dockerfile"
+    return "conf" if path.suffix == ".conf" else "shell"
 
 
 def parse(text: str, kind: Format, path: Path = Path("-")) -> list[Setting]:
@@ -39,6 +44,10 @@ def parse(text: str, kind: Format, path: Path = Path("-")) -> list[Setting]:
         return [Setting(row.name, row.value, row.line) for row in parse_conf(text, path)]
     if kind == "dotenv":
         return list(_dotenv(text))
+    if kind == "yaml":  # commands in it are shell
+        return sorted([*yaml_settings(text), *_shell(text)], key=lambda setting: setting.line)
+    if kind == "dockerfile":
+        return list(dockerfile_settings(text))
     return _shell(text)
 
 

@@ -88,6 +88,8 @@ def _unquote(kind: str, piece: str) -> tuple[str, bool]:
         return piece[1:-1], True
     if kind == "escape":
         return piece[1], True
+    if piece in ("'", '"'):
+        return "", False  # it opens or closes on another line
     inner = piece[1:-1] if kind == "double" else piece
     inner = _FALLBACK.sub(lambda match: match[1].strip("'\""), inner)
     known = DYNAMIC.search(re.sub(r"\\.", "", inner)) is None and inner != "$"
