@@ -93,6 +93,14 @@ def launch(
             help="The run directory itself. Default: runs/<run id>.",
         ),
     ] = None,
+    require_receipt: Annotated[
+        bool,
+        typer.Option(
+            "--require-receipt",
+            rich_help_panel=_OURS,
+            help="Exit with 4 unless the run shows a healthy receipt.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -266,6 +274,7 @@ def launch(
             tee=tee,
             redirects=redirects,
             local_ranks=local_ranks_filter,
+            require_receipt=require_receipt,
             stdout_is_data=as_json,
         )
     )

@@ -29,6 +29,7 @@ from typing import Any
 from ncclops.classify import Report
 from ncclops.classify.policy import Attempt, Decision
 from ncclops.durations import format_duration
+from ncclops.errors import ReceiptMissing
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
 from ncclops.launch.inbox import Inbox
@@ -65,6 +66,7 @@ class Job:
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None
+    require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 
 
@@ -85,6 +87,7 @@ class _Agent:
         self._last_faulty: int | None = None
         self._diagnosis: Diagnosis | None = None
         self._decision: Decision | None = None
+        self._receipt: dict[str, Any] | None = None
         self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
         self._stopped_by: signal.Signals | None = None
@@ -103,6 +106,7 @@ class _Agent:
         self._inbox.open()
         attempts = await self._run_attempts()
         self._inbox.close()
+        self._receipt = await asyncio.to_thread(report.judge_receipt, self._run.path)
         self._echo.finish()
         return self._conclude(attempts)
 
@@ -231,6 +235,9 @@ class _Agent:
             launcher_lost=self._launcher_lost,
             losses_allowed=self._job.restarts_in_process,
         )
+        if outcome == "completed" and self._job.require_receipt and not self._is_healthy():
+            outcome, code = "no-receipt", ReceiptMissing.exit_code
+            reason += "; --require-receipt asked for a healthy receipt, and there is none"
         failed = outcome == "failed"
         verdict = Verdict(
             run_id=self._run.run_id,
@@ -242,11 +249,15 @@ class _Agent:
             first_failure=self._describe_failure(in_order, attempts - 1) if failed else None,
             workers=endings,
             classification=self._classification() if failed else None,
+            receipt=self._receipt,
         )
         self._run.write_verdict(verdict.to_json())
         self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
         report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
         return code
+
+    def _is_healthy(self) -> bool:
+        return self._receipt is not None and self._receipt["verdict"] == "healthy"
 
     def _classification(self) -> dict[str, Any] | None:
         if self._diagnosis is None:

@@ -51,6 +51,7 @@ class Request:
     tee: str | None
     redirects: str
     local_ranks: str
+    require_receipt: bool
     stdout_is_data: bool
 
 
@@ -180,6 +181,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         shown=prepared.shown,
         restarts_in_process=request.restart == "in-process",
         listener=listener,
+        require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
 

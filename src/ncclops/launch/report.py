@@ -59,6 +59,30 @@ def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
     return lines
 
 
+def judge_receipt(run: Path) -> dict[str, Any] | None:
+    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed."""
+    from ncclops.receipts import judge, sources
+
+    try:
+        return judge.judge(sources.load(run)).to_json()
+    except Exception:  # noqa: BLE001 - a judgement that fails must not take the verdict with it
+        return None
+
+
+def _receipt(receipt: dict[str, Any]) -> str:
+    """The judgement in one line: healthy and its figures, or the first rule that is broken."""
+    if receipt["verdict"] != "healthy":
+        broken = next((rule for rule in receipt["rules"] if not rule["ok"]), None)
+        return f"receipt: {receipt['verdict']}" + (f": {broken['note']}" if broken else "")
+    figures = [f"{receipt['steps']} steps"]
+    if receipt["compile_warmup_s"] is not None:
+        figures.append(f"warm-up {receipt['compile_warmup_s']:.2f}s")
+    if receipt["steady_rate"] is not None:
+        figures.append(f"{receipt['steady_rate']:,.0f} {receipt['rate_unit']}")
+    figures.append(f"peak {receipt['peak_memory_gib']:.2f} GiB")
+    return f"receipt: healthy ({', '.join(figures)})"
+
+
 def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
     """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
     failure = verdict.first_failure
@@ -68,6 +92,8 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
+    if verdict.receipt is not None:
+        lines.append(_receipt(verdict.receipt))
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Outcome = Literal["completed", "failed", "interrupted"]
+Outcome = Literal["completed", "no-receipt", "failed", "interrupted"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
 _SIGNAL_EXIT_BASE = 128
@@ -77,6 +77,7 @@ class Verdict:
     first_failure: FirstFailure | None
     workers: Sequence[Ending]
     classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
+    receipt: dict[str, Any] | None = None  # ncclops.receipt/1
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)

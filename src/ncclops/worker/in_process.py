@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ncclops import restart
+from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
 from ncclops.worker import fresh, record, script
@@ -59,8 +60,9 @@ def run(start: Callable[[], None]) -> None:
             repetition.count(incident)
             _tell(incident)
 
-    def attempt() -> None:
+    def attempt(call: restart.CallWrapper) -> None:
         nonlocal before
+        recorder.current().begin_iteration(call.iteration)
         if before is None:
             before = fresh.Snapshot.take()  # here, with what the restart core has set up
             record.tell("entered")
@@ -81,8 +83,9 @@ def run(start: Callable[[], None]) -> None:
         on_incident=on_incident,
         incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
     )
+    attempt.__annotations__["call"] = restart.CallWrapper
     try:
-        wrapper(attempt)()
+        wrapper(attempt)()  # type: ignore[call-arg]
     except RestartAbort as stop:
         _show_own_failure(stop.__cause__)
         sys.exit(f"ncclops: {stop}")
