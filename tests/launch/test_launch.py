@@ -409,3 +409,34 @@ def test_runs_of_the_same_second_do_not_collide(
     runs = [background("launch", "--nproc-per-node", "1", script("")) for _ in range(4)]
     assert [run.wait(LIMIT_S) for run in runs] == [0] * 4
     assert len(list((tmp_path / "runs").iterdir())) == 4
+
+
+TRAINER = """
+print("compile_warmup 12.5s")
+for step in range(5):
+    print(f"step {step:05d} loss {3.0 - step / 10:.4f} tok/s 1,000")
+print("peak memory 10.50 GiB")
+print("training finished")
+"""
+
+
+class TestReceipt:
+    def test_a_run_is_judged_by_what_it_printed(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", script(TRAINER))
+        assert done.returncode == 0, done.stderr
+        assert "receipt: healthy (5 steps, warm-up 12.50s" in done.stderr
+        receipt = only_run().verdict["receipt"]
+        assert (receipt["verdict"], receipt["peak_memory_gib"]) == ("healthy", 10.5)
+
+    def test_a_run_without_an_end_is_no_success_where_a_receipt_is_required(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = TRAINER.replace('print("training finished")', "")
+        path = script(source)
+        done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", path)
+        assert done.returncode == 4
+        assert "receipt: incomplete" in done.stderr
+        verdict = only_run().verdict
+        assert (verdict["outcome"], verdict["exit_code"]) == ("no-receipt", 4)

@@ -29,6 +29,7 @@ from typing import Any
 from ncclops.classify import Report
 from ncclops.classify.policy import Attempt, Decision
 from ncclops.durations import format_duration
+from ncclops.env import snapshot
 from ncclops.errors import ReceiptMissing
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
@@ -202,6 +203,8 @@ class _Agent:
                 "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, number)),
                 AGENT_PID: str(os.getpid()),
             }
+            with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
+                snapshot.write(full, self._run.rank_dir(rank) / snapshot.FILE_NAME)
             worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
             self._workers.append(worker)
             loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))

@@ -5,7 +5,8 @@
 <run>/store.log             output of the store server
 <run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
 <run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
-                            worker.jsonl (what the worker tells the agent)
+                            worker.jsonl (what the worker tells the agent), environment.json
+                            (its environment, secrets redacted), receipt.jsonl
 <run>/verdict.json          how it ended
 """
 
