@@ -100,7 +100,7 @@ class Stubborn:
 def collect(_: Interrupter) -> None:
     while True:
         Stubborn()
-        for _ in range(100_000):
+        for _ in range(2_000_000):
             pass
 
 

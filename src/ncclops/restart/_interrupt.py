@@ -45,6 +45,7 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # Between two attempts, at first and at most. The first wait is longer than any unwinding that
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
+_FINALIZER_POLL_S = 0.001
 # A door bell that was missed costs no more than this.
 _BELL_S = 0.05
 
@@ -144,7 +145,13 @@ class Interrupter:
         pause_s, before = _FIRST_PAUSE_S, self._stack()
         attempts = 0
         while self.armed:
-            if not self._is_busy_leaving() or time.monotonic() - started > self._patience_s:
+            patient = time.monotonic() - started < self._patience_s
+            if patient and self._is_finalizing():
+                # What is raised in __del__ is lost: catch the moment when it is over, which
+                # nothing announces.
+                self._out_bell.acquire(timeout=_FINALIZER_POLL_S)
+                continue
+            if not (patient and self._is_busy_leaving()):
                 if attempts:
                     self._escalate(unblock, before)
                 attempts += 1
@@ -167,6 +174,9 @@ class Interrupter:
         if frame is None:
             return []
         return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
+
+    def _is_finalizing(self) -> bool:
+        return any(place.frame.f_code.co_name == "__del__" for place in self._stack())
 
     def _is_busy_leaving(self) -> bool:
         """Whether the main thread is in ``settle``, or handles what we have raised."""
