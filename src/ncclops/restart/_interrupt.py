@@ -45,6 +45,7 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # Between two attempts, at first and at most. The first wait is longer than any unwinding that
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
+_FINALIZER_POLL_S = 0.001
 # A door bell that was missed costs no more than this.
 _BELL_S = 0.05
 
@@ -52,16 +53,20 @@ _BELL_S = 0.05
 class Interrupter:
     """Shared by the main thread, which runs the function, and the monitor thread, which ends it.
 
-    Main thread: ``arm`` ... function ... ``disarm``, and ``atomic`` within. Monitor thread:
-    ``begin`` (waits for ``atomic`` sections), abort, ``interrupt`` (returns when the main thread
-    is out), ``end``. ``thread_id`` is the main thread's.
+    Main thread: ``arm``; the function, with ``atomic`` sections; ``armed = False``; ``settle``.
+    The assignment has to be the first statement of a ``finally``: CPython delivers exceptions at
+    calls and at jumps backwards, so that nothing can come between the function and it. After it
+    at most two more arrive: one that was pending and one that was just being raised.
+
+    Monitor thread: ``begin`` (waits for ``atomic`` sections), abort, ``interrupt`` (returns when
+    the main thread is out). ``thread_id`` is the main thread's.
     """
 
     def __init__(self, thread_id: int, longest_pause_s: float, patience_s: float) -> None:
         self._thread_id = thread_id
         self._longest_pause_s = max(longest_pause_s, _FIRST_PAUSE_S)
         self._patience_s = patience_s  # with clean-up, before it is interrupted as well
-        self._armed = False
+        self.armed = False
         self._raising = False
         self._gate = _Gate()
         self._out_bell = _thread.allocate_lock()
@@ -72,32 +77,29 @@ class Interrupter:
     # --- main thread --------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """From now on the monitor thread may interrupt this thread."""
+        """From now on the monitor thread may interrupt this thread, until ``armed`` is False."""
         self._gate = _Gate()
-        self._armed = True
+        self.armed = True
 
-    def disarm(self) -> None:
-        """The function was left: no exception arrives after this has returned.
+    def settle(self) -> None:
+        """After ``armed`` was set to False: no exception arrives once this has returned.
 
-        May itself be interrupted by ``RankShouldRestart``; call it until it returns, as
-        ``leave_armed_code`` does.
+        The one that was under way may still hit this very call.
         """
-        self._armed = False
+        while True:
+            try:
+                self._settle()
+                return
+            except RankShouldRestart:
+                continue
+
+    def _settle(self) -> None:
         # The other thread announces that it is about to raise and then looks whether we are still
         # in; we say that we are out and then look at the announcement: one of us sees the other.
         while self._raising:
             _ring(self._out_bell)
             self._quiet_bell.acquire(timeout=_BELL_S)
         _clear_async_exc(self._thread_id, None)
-
-    def leave_armed_code(self) -> None:
-        """``disarm``, however often it takes."""
-        while True:
-            try:
-                self.disarm()
-                return
-            except RankShouldRestart:
-                continue
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -121,7 +123,7 @@ class Interrupter:
         of the main thread, with the guardian's hard timeout as its deadline.
         """
         gate = self._gate
-        while self._armed and not gate.close_if_empty():
+        while self.armed and not gate.close_if_empty():
             gate.bell.acquire(timeout=1.0)
         gate.closed = True
 
@@ -142,8 +144,14 @@ class Interrupter:
         started = time.monotonic()
         pause_s, before = _FIRST_PAUSE_S, self._stack()
         attempts = 0
-        while self._armed:
-            if not self._is_busy_leaving() or time.monotonic() - started > self._patience_s:
+        while self.armed:
+            patient = time.monotonic() - started < self._patience_s
+            if patient and self._is_finalizing():
+                # What is raised in __del__ is lost: catch the moment when it is over, which
+                # nothing announces.
+                self._out_bell.acquire(timeout=_FINALIZER_POLL_S)
+                continue
+            if not (patient and self._is_busy_leaving()):
                 if attempts:
                     self._escalate(unblock, before)
                 attempts += 1
@@ -167,9 +175,12 @@ class Interrupter:
             return []
         return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
 
+    def _is_finalizing(self) -> bool:
+        return any(place.frame.f_code.co_name == "__del__" for place in self._stack())
+
     def _is_busy_leaving(self) -> bool:
-        """Whether the main thread is in ``disarm``, or handles the exception or one raised from it."""
-        own = {type(self).disarm.__code__, type(self).leave_armed_code.__code__}
+        """Whether the main thread is in ``settle``, or handles what we have raised."""
+        own = {type(self).settle.__code__, type(self)._settle.__code__}
         if any(place.frame.f_code in own for place in self._stack()):
             return True
         current = sys._current_exceptions().get(self._thread_id)

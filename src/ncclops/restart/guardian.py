@@ -251,12 +251,24 @@ class Guardian:
         now = time.monotonic()
         known = self._reports.get(message["id"])
         if known is not None:
-            known.source = source or known.source
+            self._on_repeat(known, source)
             return
         report = self._reports[message["id"]] = _Report(message, source, now)
         if not (self._main_alive and self._tell_main(message)):
             report.forward_at = now
             self._forward(report, now)
+
+    def _on_repeat(self, report: _Report, source: Peer | None) -> None:
+        """A report comes again: from a predecessor that insists, or round the whole ring."""
+        if report.source is None and not self._main_alive:
+            # Ours, and no main process on the way could confirm it. Every one has been told, and
+            # one that is merely stuck finds the message when it goes on.
+            confirmation = {"op": "confirm", "id": report.message["id"]}
+            self._on_confirmation(confirmation)
+            if source is not None:
+                source.send(confirmation)
+        else:
+            report.source = source or report.source
 
     def _forward(self, report: _Report, now: float) -> None:
         if self._ring.successor is not None and now >= report.forward_at:

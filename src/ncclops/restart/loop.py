@@ -130,9 +130,18 @@ class RestartLoop:
 
     def _run_iterations(self) -> Any:
         self._join()
-        while not isinstance(ending := self._iterate(), Finished):
+        while not isinstance(ending := self._iterate_for_sure(), Finished):
             self._restart(ending)
         return self._complete(ending.value)
+
+    def _iterate_for_sure(self) -> Finished | Failed:
+        """``_iterate``, even if the last of the exceptions on their way hits it at its very end."""
+        try:
+            return self._iterate()
+        except RankShouldRestart:
+            self.session.interrupter.settle()
+            self._page.watch = Watch.NONE
+            return self._await_abort(Failed())
 
     # --- join ---------------------------------------------------------------------------------
 
@@ -157,14 +166,18 @@ class RestartLoop:
         self._entered_at = time.monotonic()
         state.set_distributed_vars()
         forget_failed_groups()
-        value, failed = None, None
+        value, caught = None, None
         try:
-            value = self._run_armed()
+            try:
+                value = self._run_armed()
+            finally:
+                session.interrupter.settle()
         except BaseException as error:  # noqa: BLE001 - sorted out below
-            failed = self._sort_out(error)
+            caught = error
+        session.interrupter.settle()
         self._page.watch = Watch.NONE
-        if failed is not None:
-            return self._await_abort(failed)
+        if caught is not None:
+            return self._await_abort(self._sort_out(caught))
         if state.mode is Mode.ACTIVE:
             assert state.active_world_size is not None
             session.ledger.record_completion(state.iteration, state.active_world_size)
@@ -184,7 +197,7 @@ class RestartLoop:
                 return self._call()
             return None
         finally:
-            interrupter.leave_armed_code()
+            interrupter.armed = False  # first and without a call: see Interrupter
 
     def _enter(self) -> None:
         """Initialize and health check; then a restart has succeeded and is made known."""
@@ -198,6 +211,8 @@ class RestartLoop:
         """What ``error``, which left the armed part, says about this rank."""
         state = self._state
         interrupted = self.session.monitor.fault_seen_in == state.iteration
+        if interrupted and isinstance(error, RankShouldRestart) and error.__context__ is not None:
+            error = error.__context__  # it came on top of what the function had raised itself
         if isinstance(error, RankShouldRestart):
             kind = None if interrupted else FaultKind.REQUESTED
         elif isinstance(error, Exception):
@@ -331,7 +346,18 @@ class RestartLoop:
             ) from None
         if not isinstance(news, Agreed):
             raise InternalError(f"expected the agreement, got {news}")
+        self._note_remote_cause(news.agreement)
         return news
+
+    def _note_remote_cause(self, agreement: Agreement) -> None:
+        """Remember another rank's fault, for the exception that this rank may end with.
+
+        A rank that merely stops restarting, as a rule all at once, is no reason of its own.
+        """
+        causes = [f for f in agreement.faults if "RestartAbort:" not in f.summary]
+        others = [f for f in causes if f.initial_rank != self._state.initial_rank]
+        if others:
+            self._remote_cause = find_cause(others)
 
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""
@@ -373,10 +399,8 @@ class RestartLoop:
         """The last steps of a rank that leaves: the hook, the record."""
         self._remember(error)
         self._state.mode = Mode.TERMINATED
-        if agreed is not None:
-            self._remote_cause = agreed.agreement
-            if agreed.agreement.iteration != INITIAL:
-                self._make_known(agreed.agreement, self._state, None, self._phases_ms)
+        if agreed is not None and agreed.agreement.iteration != INITIAL:
+            self._make_known(agreed.agreement, self._state, None, self._phases_ms)
         if self._settings.terminate is not None:
             try:
                 self._settings.terminate(self._state.freeze())
@@ -416,10 +440,9 @@ class RestartLoop:
     def _chained(self, error: BaseException) -> BaseException:
         """``error`` with this rank's earlier exception, or the remote cause, behind it."""
         earlier = self._earlier_error
-        if earlier is None and self._remote_cause is not None and self._remote_cause.faults:
-            cause = find_cause(self._remote_cause.faults)
-            if cause.initial_rank != self._state.initial_rank:
-                earlier = RemoteFaultError(cause.traceback or cause.summary)
+        if earlier is None and self._remote_cause is not None:
+            cause = self._remote_cause
+            earlier = RemoteFaultError(cause.traceback or cause.summary)
         if earlier is not None:
             append_to_chain(error, earlier)
         return error
@@ -427,7 +450,7 @@ class RestartLoop:
     # --- small things -------------------------------------------------------------------------
 
     _earlier_error: BaseException | None = None
-    _remote_cause: Agreement | None = None
+    _remote_cause: Fault | None = None  # the latest one
     _seen_at: float = 0.0
 
     def _env_rendezvous(self) -> contextlib.AbstractContextManager[None]:

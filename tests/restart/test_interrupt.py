@@ -1,0 +1,217 @@
+"""Interrupting a thread of this very process, wherever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart.exception import RankShouldRestart
+
+
+@contextlib.contextmanager
+def interrupted(
+    fn: Callable[[Interrupter], object], patience_s: float = 30.0
+) -> Iterator[list[str]]:
+    """Run ``fn`` in this thread until a monitor thread gets it out; yields what happened."""
+    happened: list[str] = []
+    interrupter = Interrupter(threading.get_ident(), 0.05, patience_s)
+    wake = wake_signal()
+    started = threading.Event()
+
+    def monitor() -> None:
+        assert started.wait(30)
+        time.sleep(0.1)  # into the middle of whatever fn does
+        interrupter.begin()
+        happened.append("begun")
+        interrupter.interrupt(wake, lambda _frame: None)
+
+    thread = threading.Thread(target=monitor)
+    thread.start()
+    escaped: BaseException | None = None
+    interrupter.arm()
+    try:
+        try:
+            started.set()
+            fn(interrupter)
+            happened.append("returned")
+        finally:
+            interrupter.armed = False
+    except BaseException as error:  # noqa: BLE001 - sorted out below
+        escaped = error
+    interrupter.settle()
+    thread.join(30)
+    if isinstance(escaped, RankShouldRestart):
+        happened.append("interrupted")
+    elif escaped is not None:
+        raise escaped
+    assert not thread.is_alive()
+    # anything that is still pending would land here
+    for _ in range(10_000):
+        pass
+    time.sleep(0.02)
+    yield happened
+
+
+def spin(_: Interrupter) -> None:
+    while True:
+        pass
+
+
+def sleep(_: Interrupter) -> None:
+    time.sleep(1000)
+
+
+def wait_for_a_lock(_: Interrupter) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def swallow(_: Interrupter) -> None:
+    while True:
+        with contextlib.suppress(BaseException):
+            while True:
+                pass
+
+
+def swallow_a_few_times(_: Interrupter) -> None:
+    for _ in range(3):
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException:  # noqa: BLE001 - that is the point
+            continue
+    while True:
+        pass
+
+
+class Stubborn:
+    def __del__(self) -> None:
+        time.sleep(0.2)
+
+
+def collect(_: Interrupter) -> None:
+    while True:
+        Stubborn()
+        for _ in range(2_000_000):
+            pass
+
+
+@pytest.mark.parametrize("fn", [spin, sleep, wait_for_a_lock, swallow_a_few_times, collect])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_out_exactly_once(fn: Callable[[Interrupter], object]) -> None:
+    with interrupted(fn) as happened:
+        assert happened == ["begun", "interrupted"]
+    gc.collect()
+
+
+def test_clean_up_is_not_disturbed() -> None:
+    done = []
+
+    def clean_up_slowly(_: Interrupter) -> None:
+        try:
+            while True:
+                pass
+        finally:
+            for step in range(50):
+                time.sleep(0.01)
+                done.append(step)
+
+    with interrupted(clean_up_slowly) as happened:
+        assert happened[-1] == "interrupted"
+    assert done == list(range(50))
+
+
+def test_clean_up_that_lasts_too_long_is_interrupted_as_well() -> None:
+    def clean_up_for_ever(_: Interrupter) -> None:
+        try:
+            while True:
+                pass
+        finally:
+            time.sleep(1000)
+
+    with interrupted(clean_up_for_ever, patience_s=0.2) as happened:
+        assert happened[-1] == "interrupted"
+
+
+def test_an_exception_made_of_it_is_still_a_restart_in_progress() -> None:
+    def convert(_: Interrupter) -> None:
+        try:
+            try:
+                while True:
+                    pass
+            except BaseException as error:
+                raise ValueError("converted") from error
+        finally:
+            time.sleep(0.3)
+
+    with pytest.raises(ValueError, match="converted"), interrupted(convert):
+        pass
+
+
+def test_an_atomic_section_is_waited_for() -> None:
+    order: list[str] = []
+
+    def work(interrupter: Interrupter) -> None:
+        with interrupter.atomic(), interrupter.atomic():
+            time.sleep(0.4)
+            order.append("section")
+        while True:
+            pass
+
+    with interrupted(work) as happened:
+        assert order == ["section"]
+        assert happened == ["begun", "interrupted"]
+
+
+def test_no_atomic_section_is_entered_once_it_has_begun() -> None:
+    entered = []
+
+    def keep_entering(interrupter: Interrupter) -> None:
+        while True:
+            with interrupter.atomic():
+                entered.append(interrupter._gate.closed)
+
+    with interrupted(keep_entering) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert not any(entered)
+
+
+def test_a_section_that_outlives_its_iteration_does_not_harm_the_next() -> None:
+    interrupter = Interrupter(threading.get_ident(), 0.05, 1)
+    interrupter.arm()
+    old = interrupter.atomic()
+    old.__enter__()
+    interrupter.armed = False
+    interrupter.settle()
+    interrupter.arm()
+    old.__exit__(None, None, None)
+    with interrupter.atomic():
+        pass
+    interrupter.armed = False
+    interrupter.settle()
+
+
+def test_where_it_was_suppressed_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("ncclops.restart")
+    logger.addHandler(caplog.handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        with interrupted(swallow_a_few_times):
+            pass
+    finally:
+        logger.removeHandler(caplog.handler)
+        logger.setLevel(logging.NOTSET)
+    assert "swallow_a_few_times" in caplog.text
+
+
+def test_nothing_is_raised_into_a_thread_that_is_out_already() -> None:
+    with interrupted(lambda _: None) as happened:
+        assert happened == ["returned", "begun"] or happened == ["begun", "returned"]

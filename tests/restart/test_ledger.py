@@ -1,0 +1,170 @@
+"""The ledger over real stores: agreement whatever the order of arrivals, deaths and repeats."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ncclops.restart import ledger as ledgers
+from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
+from ncclops.restart.compose import Compose
+from ncclops.restart.ledger import INITIAL, Arrival, Ledger, Membership, terminated_numbers
+from ncclops.restart.planning import PlannedAssigner
+from ncclops.restart.rank_assignment import ActivateAllRanks, ShiftRanks
+from ncclops.restart.store import PrefixStore
+
+SOON = timedelta(seconds=20)
+NOBODY: frozenset[int] = frozenset()
+
+
+def fault(rank: int, kind: FaultKind = FaultKind.DIED, **fields: object) -> Fault:
+    given = {"iteration": 0, "at": time.time(), "summary": "x", "rank": rank, "gone": True}
+    return Fault(kind=kind, initial_rank=rank, **{**given, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["tcp", "file", "hash"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], dist.Store]]:
+    if request.param == "tcp":
+        server = dist.TCPStore("127.0.0.1", 0, None, True, SOON, wait_for_workers=False)
+        yield lambda: PrefixStore(
+            "job",
+            dist.TCPStore("127.0.0.1", server.port, None, False, SOON, wait_for_workers=False),
+        )
+    elif request.param == "file":
+        path = str(tmp_path / "store")
+        yield lambda: PrefixStore("job", dist.FileStore(path, -1))
+    else:
+        store = dist.HashStore()
+        yield lambda: PrefixStore("job", store)
+
+
+def test_the_barrier_is_complete_when_everybody_arrived_or_went(
+    connect: Callable[[], dist.Store],
+) -> None:
+    members = Membership(3, NOBODY)
+    ledger = Ledger(connect(), 3)
+    ledger.arrive(0, Arrival(0, 0), members)
+    ledger.record_fault(0, fault(1))
+    ledger.record_gone(0, fault(1), members)
+    ledger.record_gone(0, fault(1), members)  # the neighbour has seen it, too
+    assert not connect().check(["0/done"])
+    ledger.arrive(0, Arrival(2, 2), members)
+    agreement, placement = ledger.wait_for_agreement(0, 0, SOON)
+    assert agreement.gone == {1}
+    assert agreement.terminated == {1}
+    assert agreement.faulty == (1,)
+    assert placement is None
+
+
+EVENTS = [("arrive", 0), ("arrive", 1), ("arrive", 2), ("gone", 1), ("gone", 1)]
+
+
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations(EVENTS))))
+def test_any_order_of_events_ends_in_an_agreement(order: tuple[tuple[str, int], ...]) -> None:
+    """Rank 1 arrives and is then (or was before) reported gone, twice: it never counts as two."""
+    store = PrefixStore("job", dist.HashStore())
+    ledger, members = Ledger(store, 3), Membership(3, NOBODY)
+    for number, (event, rank) in enumerate(order):
+        if event == "arrive":
+            ledger.arrive(0, Arrival(rank, rank), members)
+        else:
+            ledger.record_gone(0, fault(rank), members)
+        done = store.check(["0/done"])
+        seen = {r for _, r in order[: number + 1]}
+        assert done == (seen == {0, 1, 2})
+
+
+def test_a_writer_that_dies_between_append_and_count_is_made_good_by_its_report() -> None:
+    store = PrefixStore("job", dist.HashStore())
+    ledger, members = Ledger(store, 2), Membership(2, NOBODY)
+    store.append("0/arrived", Arrival(1, 1).to_json() + "\n")  # and then it was killed
+    ledger.arrive(0, Arrival(0, 0), members)
+    assert not store.check(["0/done"])
+    ledger.record_gone(0, fault(1), members)
+    assert ledger.wait_for_agreement(0, 0, SOON)[0].gone == {1}
+
+
+def test_one_outcome_wins(connect: Callable[[], dist.Store]) -> None:
+    one, other = Ledger(connect(), 2), Ledger(connect(), 2)
+    one.record_completion(0, 1)
+    other.record_fault(0, fault(1))
+    assert one.wait_for_outcome(0, SOON) == ledgers.COMPLETED
+    other.record_fault(1, fault(1))
+    one.record_completion(1, 1)
+    assert other.wait_for_outcome(1, SOON) == ledgers.FAULT
+
+
+def test_the_rank_that_completes_the_barrier_plans_for_all(
+    connect: Callable[[], dist.Store],
+) -> None:
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
+    found: dict[int, str | None] = {}
+
+    def rank(number: int) -> None:
+        ledger = Ledger(connect(), 4, planner)
+        ledger.arrive(INITIAL, Arrival(number, number), Membership(4, NOBODY))
+        ledger.wait_for_agreement(INITIAL, number, SOON)
+        if number == 1:
+            ledger.record_gone(0, fault(1), Membership(4, NOBODY))
+        else:
+            ledger.arrive(0, Arrival(number, number), Membership(4, NOBODY))
+        found[number] = ledger.wait_for_agreement(0, number, SOON)[1]
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: "0/3/3", 1: None, 2: "1/3/3", 3: "2/3/3"}
+
+
+def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
+    """``done`` is there, the placements are not: whoever reports the death plans."""
+    store = PrefixStore("job", dist.HashStore())
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
+    without_plan, ledger = Ledger(store, 2), Ledger(store, 2, planner)
+    members = Membership(2, NOBODY)
+    for rank in (0, 1):
+        without_plan.arrive(INITIAL, Arrival(rank, rank), members)
+    assert store.check(["-1/done"])
+    ledger.record_gone(0, fault(1), members)
+    ledger.record_gone(INITIAL, fault(1), members)
+    assert ledger.wait_for_agreement(INITIAL, 0, SOON)[1] == "0/2/2", "as agreed before the death"
+
+
+def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:
+    members = Membership(5, frozenset({9}))
+    arrived = {0: 0, 3: 2, 4: 3}
+    gone = [
+        fault(9, iteration=0),  # had gone before
+        fault(3, rank=None),  # arrived, then died
+        fault(7, rank=1, iteration=1),  # reported with its number
+        fault(8, rank=None),  # lost without a trace: it had the number nobody has
+    ]
+    assert terminated_numbers(1, gone, arrived, members) == {1, 2, 4}
+
+
+def test_the_cause_is_not_a_symptom() -> None:
+    broken = fault(
+        0, FaultKind.EXCEPTION, summary="RuntimeError: Connection closed by peer", gone=False
+    )
+    slow = fault(2, FaultKind.SOFT_TIMEOUT, gone=False)
+    late = fault(3, FaultKind.EXCEPTION, summary="no group", secondary=True, gone=False)
+    dead = fault(1)
+    assert find_cause([late, broken, slow, dead]) is dead
+    assert find_cause([late, slow, broken]) is slow
+    assert find_cause([dead, fault(4)]) is dead
+
+
+def test_repeats_and_masses_of_faults_are_condensed() -> None:
+    many = [fault(n, FaultKind.EXCEPTION, traceback="t", secondary=n != 60) for n in range(100)]
+    kept = condense(without_repeats([*many, *many]))
+    assert len(kept) == 32
+    assert [f.initial_rank for f in kept if f.traceback] == [60]
