@@ -29,11 +29,12 @@ from typing import Any, Literal
 from ncclops.receipts.evidence import Reading, Tracker
 from ncclops.receipts.hang import Windows, judge
 
-LOOK_EVERY_S = 30.0
+LOOK_EVERY_S = 60.0
 MINUTE = 60.0
 WINDOWS = Windows()
 OURS = "two kinds of evidence"
-# A hang is due within the window that applies to it, and three looks.
+# A hang is due within the window that applies to it (ten steps of 45 s fit into the shortest), and
+# three looks.
 SLACK_S = 3 * LOOK_EVERY_S
 
 Mode = Literal["step", "wait", "busy", "gil", "idle", "dead"]
@@ -90,13 +91,14 @@ def write_history(seed: int) -> History:
     sensors = ("gpu", "cpu", "collective", "tick") if fault is None else ("gpu",)
     blind = frozenset(sensor for sensor in sensors if rng.random() < 0.3)
     name, middle = rng.choice(HARMLESS)
-    acts = [*start_up(rng, ranks), steps(rng), *middle(rng, ranks), steps(rng)]
+    step_s = rng.choice([0.3, 2.0, 10.0, 45.0])
+    acts = [*start_up(rng, ranks), steps(rng), *middle(rng, ranks), steps(rng, least_s=12 * step_s)]
     if fault is not None:
         acts.append(faulty_act(fault, rng, ranks))
     return History(
         name=name,
         ranks=ranks,
-        step_s=rng.choice([0.3, 2.0, 10.0, 45.0]),
+        step_s=step_s,
         spins=rng.random() < 0.5,
         blind=blind,
         acts=tuple(acts),
@@ -127,8 +129,9 @@ def compile_acts(rng: random.Random, slowest: int, seconds: float) -> list[Act]:
     return acts
 
 
-def steps(rng: random.Random) -> Act:
-    return Act(rng.uniform(4, 20) * MINUTE, "step")
+def steps(rng: random.Random, least_s: float = 0.0) -> Act:
+    """Undisturbed; before a hang at least ``least_s``, so that the usual step time is known."""
+    return Act(max(least_s, rng.uniform(4, 20) * MINUTE), "step")
 
 
 def slow_compile(rng: random.Random, ranks: int) -> list[Act]:

@@ -122,6 +122,8 @@ def test_a_receipt_file(ncclops: Ncclops, tmp_path: Path) -> None:
     assert document["compile_warmup_s"] == 12.5
     assert document["steady_rate"] == 200.0
     assert document["rate_unit"] == "tokens/s"
+    shown = ncclops("receipt", "check", "receipt.jsonl").stdout
+    assert f"receipt.jsonl:3: {record('compile-warmup', seconds=12.5)}" in shown, "whole lines"
 
 
 def test_a_line_cut_off_by_a_kill_does_no_harm(ncclops: Ncclops, tmp_path: Path) -> None:

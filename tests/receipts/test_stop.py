@@ -78,8 +78,11 @@ class Ring:
         for worker in self.workers:
             worker.kill()
             worker.communicate()
-        for path in [*self.progress_pages, stop.path_in(self.run_dir)]:
-            pages.settle(path)
+        targets = [path.resolve() for path in self.run_dir.glob("*/**/progress")]
+        pages.settle_all(self.run_dir)
+        assert not stop.path_in(self.run_dir).is_symlink()
+        assert not any(path.is_symlink() for path in self.progress_pages)
+        assert not any(target.parent == Path("/dev/shm") for target in targets if target.exists())
 
 
 @pytest.fixture(params=range(5))

@@ -40,7 +40,6 @@ def check(
 
 
 def _print(receipt: Receipt) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     from ncclops.receipts.judge import MEANING
@@ -55,7 +54,7 @@ def _print(receipt: Receipt) -> None:
         mark = Text("ok    ", style="green") if rule.ok else Text("broken", style="red")
         console.print(Text("  ") + mark + Text(f"  {rule.rule}: {rule.note}"))
         if rule.evidence is not None:
-            console.print(Padding(Text(str(rule.evidence), style="dim"), (0, 0, 0, 10)))
+            console.print(Text(f"          {rule.evidence}", style="dim"))
     if numbers := _numbers(receipt):
         console.print(Text(f"  {numbers}"))
 

@@ -218,4 +218,6 @@ def _has(ranks: Sequence[int]) -> str:
 
 
 def _text(duration: timedelta | None) -> str:
-    return "-" if duration is None else format_duration(duration)
+    if duration is None:
+        return "-"
+    return format_duration(timedelta(seconds=round(duration.total_seconds())))

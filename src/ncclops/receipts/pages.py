@@ -72,6 +72,12 @@ def settle(path: Path) -> None:
     target.unlink(missing_ok=True)
 
 
+def settle_all(run_dir: Path) -> None:
+    """:func:`settle` every page of a run, once its workers have ended."""
+    for path in (*run_dir.glob("ranks/*/progress"), run_dir / "control" / "stop"):
+        settle(path)
+
+
 def _map_new(path: Path) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

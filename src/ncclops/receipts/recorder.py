@@ -100,8 +100,9 @@ class Recorder(Silent):
         self._tick()
         self._forget_iteration()
         self._writer.start()
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self._put("start", pid=os.getpid(), rank=rank, attempt=attempt)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        known = int(attempt) if attempt.isdecimal() else None
+        self._put("start", pid=os.getpid(), rank=rank, attempt=known)
 
     # --- what the script reports --------------------------------------------------------------
 

@@ -81,7 +81,9 @@ class Writer:
     def _write(self, records: list[Record]) -> None:
         if not records or self._broken:
             return
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        lines = "".join(
+            json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records
+        )
         remaining = lines.encode()
         try:
             while remaining:
