@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GATHER_TIMEOUT = timedelta(seconds=60)  # the default of FilterCountGroupedByKey in the public API
 
 
-class RankDiscarded(RestartError):  # noqa: N818 - the public API's name
+class RankDiscarded(RestartError):
     """The new assignment has no place for this rank: it has to leave."""
 
 

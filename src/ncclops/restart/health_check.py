@@ -61,7 +61,7 @@ class HealthCheck(ABC):
         """Check this rank; return ``state``, which a ``Compose`` hands on."""
 
 
-class FaultCounterExceeded(HealthCheckError):  # noqa: N818 - the public API's name
+class FaultCounterExceeded(HealthCheckError):
     """This rank has faulted more often than ``FaultCounter`` allows."""
 
 

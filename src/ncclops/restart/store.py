@@ -25,11 +25,11 @@ class BarrierError(RestartError):
     """A barrier over the store failed."""
 
 
-class BarrierTimeout(BarrierError):  # noqa: N818 - the public API's name
+class BarrierTimeout(BarrierError):
     """Somebody did not come before the deadline."""
 
 
-class BarrierOverflow(BarrierError):  # noqa: N818 - the public API's name
+class BarrierOverflow(BarrierError):
     """More ranks entered than the barrier was for: two groups use the same name."""
 
 
