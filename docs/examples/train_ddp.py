@@ -120,7 +120,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> float:
         mean = loss.detach() / world_size
         dist.all_reduce(mean)
         loss_value = mean.item()
-        if step == 0 and rank == 0:
+        if step == first and rank == 0:
             print(f"compile_warmup {time.perf_counter() - began:.2f}s (the first step)")
         if rank == 0 and (step < 4 or (step + 1) % 25 == 0):
             rate = arguments.batch * CONTEXT / (time.perf_counter() - began)

@@ -26,6 +26,7 @@ HEAVY = ("torch", "pydantic", "rich", "numpy", "pynvml", "asyncio")
         ("import ncclops.env", ("pydantic",)),
         ("import ncclops.profiles", ("pydantic",)),
         ("import ncclops.classify", ()),
+        ("import ncclops.receipts, ncclops.receipt", ()),
         ("import sys; sys.argv = ['ncclops', '--version']; import ncclops.cli as c; c.app()", ()),
         (
             "import sys; sys.argv = ['ncclops', 'launch', '--dry-run', '/dev/null'];"
@@ -59,7 +60,7 @@ def test_help_names_every_command(ncclops: Ncclops) -> None:
     for arguments in ((), ("--help",), ("-h",)):
         done = ncclops(*arguments)
         assert done.returncode == 0
-        for command in ("launch", "env", "profile"):
+        for command in ("launch", "classify", "receipt", "env", "profile"):
             assert command in done.stdout
 
 

@@ -41,6 +41,7 @@ from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.screen import Screen
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
 from ncclops.launch.warden import FORWARDED
+from ncclops.receipts import pages
 from ncclops.worker.variables import AGENT_PID
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -107,6 +108,7 @@ class _Agent:
         self._inbox.open()
         attempts = await self._run_attempts()
         self._inbox.close()
+        pages.settle_all(self._run.path)
         self._receipt = await asyncio.to_thread(report.judge_receipt, self._run.path)
         self._echo.finish()
         return self._conclude(attempts)

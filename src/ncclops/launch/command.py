@@ -27,6 +27,7 @@ from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
+from ncclops.receipts import pages
 from ncclops.worker import variables
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ def start(prepared: Prepared) -> int:
 
         return run_agent(job)
 
-    return warden.hold(agent, handed_over=listener)
+    code = warden.hold(agent, handed_over=listener)
+    pages.settle_all(run.path)  # again, for an agent that was killed
+    return code
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
