@@ -202,6 +202,17 @@ class TestRetry:
         assert only_run().verdict["attempts"] == 2
         assert "class: bootstrap" in done.stderr
 
+    def test_a_job_that_the_scheduler_starts_again_gets_no_second_retry(
+        self, ncclops: Ncclops, script: Script, tmp_path: Path
+    ) -> None:
+        path = script(f"import sys\nsys.stderr.write('{REFUSED}\\n')\nsys.exit(1)\n")
+        for restarts, attempts in (("0", 2), ("1", 1)):
+            slurm = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": restarts}
+            run = f"runs/{restarts}"
+            done = launch(ncclops, path, "--run-dir", run, nproc=1, **slurm)
+            assert done.returncode == 1
+            assert Run(tmp_path / run).verdict["attempts"] == attempts
+
     def test_restart_none_means_none(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

@@ -21,7 +21,12 @@ def environ_after(plan: RetryPlan, verdict: Verdict, *, failed_before: int = 0) 
     """The environment of the attempt that follows; None when none does."""
     history = [Attempt.of(verdict, progressed=False)] * failed_before
     _, following = next_attempt(
-        plan, verdict, history=history, progressed=False, random=lambda: 0.5
+        plan,
+        verdict,
+        history=history,
+        granted_used=failed_before,
+        progressed=False,
+        random=lambda: 0.5,
     )
     return None if following is None else list(following.environ.values())
 

@@ -33,6 +33,7 @@ from ncclops.env import snapshot
 from ncclops.errors import ReceiptMissing
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
+from ncclops.launch.history import JobHistory
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.options import Shown
@@ -64,6 +65,7 @@ class Job:
     layout: workers.Layout
     job_id: str
     retry: RetryPlan
+    history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
@@ -117,10 +119,9 @@ class _Agent:
 
     async def _run_attempts(self) -> int:
         """Start all workers until they end well or no attempt may follow; how often that was."""
-        history: list[Attempt] = []
+        history, number = self._job.history, 0
         environ: dict[str, str] = {}
         while True:
-            number = len(history)
             scan = self._start_scan()
             self._spawn(number, environ)
             await self._watch()
@@ -136,11 +137,12 @@ class _Agent:
             if failed is None or self._stopped_by is not None:
                 return number + 1
             following = self._decide(history)
+            number += 1
             if following is None or not await self._cool_down(following.cooldown):
-                return number + 1
+                return number
             environ = following.environ
 
-    def _decide(self, history: list[Attempt]) -> NextAttempt | None:
+    def _decide(self, history: JobHistory) -> NextAttempt | None:
         """Classify the attempt that has failed, add it to ``history``, and say what follows."""
         assert self._diagnosis is not None
         report, progressed = self._diagnosis.report, self._diagnosis.steps > 0
@@ -148,12 +150,13 @@ class _Agent:
         decision, following = next_attempt(
             self._job.retry,
             report.verdict,
-            history=history,
+            history=history.attempts,
+            granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
         )
         self._decision = decision
-        history.append(Attempt.of(report.verdict, progressed=progressed))
+        history.add(Attempt.of(report.verdict, progressed=progressed))
         if following is not None:
             told = {"reason": following.reason, "changes": following.environ}
             self._run.event("retry", **decision.as_json() | told)

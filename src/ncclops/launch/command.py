@@ -21,6 +21,7 @@ from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_to
 from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
+from ncclops.launch.history import JobHistory
 from ncclops.launch.ladder import Ladder, build_ladder
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.retrying import RetryPlan
@@ -180,6 +181,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         # All nodes must say the same, so several of them share torchrun's own default.
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
         retry=prepared.retry,
+        history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
         restarts_in_process=request.restart == "in-process",

@@ -35,10 +35,14 @@ def next_attempt(
     verdict: Verdict,
     *,
     history: Sequence[Attempt],
+    granted_used: int,
     progressed: bool,
     random: Callable[[], float],
 ) -> tuple[Decision, NextAttempt | None]:
     """The policy's decision, and the attempt that follows, if one does.
+
+    ``history`` is the job's; ``granted_used`` counts the attempts that this agent has made
+    after its first, since ``--max-restarts`` is an order to one agent.
 
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
     stop: it is an order, and not evidence that the failure may be retried. It starts as the
@@ -56,8 +60,8 @@ def next_attempt(
         return decision, None
     if decision.action == "retry":
         return decision, _following(decision)
-    if len(history) < plan.granted:
-        left = plan.granted - len(history)
+    if granted_used < plan.granted:
+        left = plan.granted - granted_used
         reason = f"--max-restarts allows {left} more, although {decision.reason}"
         environ = start_environ(plan.rules.rows[plan.lane])
         return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)

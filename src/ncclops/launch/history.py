@@ -1,0 +1,61 @@
+"""The attempts of a job, kept beside its runs, so that they outlive the agent that counted them.
+
+A job that the scheduler starts again (Slurm's requeue) gets a new agent and a new run directory,
+and must not get new retries with them. The job is known by ``NCCLOPS_JOB_ID``, or by Slurm's job
+number when ``SLURM_RESTART_COUNT`` says that this is not its first start; several steps of one
+allocation are jobs of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ncclops.classify.policy import Attempt
+
+JOB_ID = "NCCLOPS_JOB_ID"
+
+
+class JobHistory:
+    """Failed attempts of one job, oldest first. Without a ``path`` it is kept in memory alone."""
+
+    def __init__(self, path: Path | None, earlier: list[Attempt]) -> None:
+        self.attempts = earlier
+        self.earlier = len(earlier)  # of agents before this one
+        self._path = path
+
+    @classmethod
+    def of_job(cls, environ: Mapping[str, str], runs: Path) -> JobHistory:
+        """The history of the job that ``environ`` names, in ``runs``/jobs."""
+        explicit, slurm = environ.get(JOB_ID), environ.get("SLURM_JOB_ID")
+        name = explicit or (f"slurm-{slurm}" if slurm else None)
+        if name is None:
+            return cls(None, [])
+        path = runs / "jobs" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.jsonl"
+        goes_on = explicit is not None or environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if not goes_on:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # an earlier step's, in the same allocation
+        return cls(path, _read(path) if goes_on else [])
+
+    def add(self, attempt: Attempt) -> None:
+        """Append ``attempt``; a file that cannot be written costs the memory of it, not the run."""
+        self.attempts.append(attempt)
+        if self._path is None:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(json.dumps(attempt.as_json()).encode() + b"\n")
+
+
+def _read(path: Path) -> list[Attempt]:
+    attempts = []
+    with suppress(OSError):
+        for line in path.read_text().splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                attempts.append(Attempt.from_json(json.loads(line)))
+    return attempts

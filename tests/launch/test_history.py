@@ -1,0 +1,40 @@
+"""Attempts are counted per job: a new agent of the same job goes on counting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclops.classify.policy import Attempt
+from ncclops.launch.history import JobHistory
+
+FAILED = Attempt(class_="bootstrap", signature="s", policy="retry-once-lazy", progressed=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "remembered"),
+    [
+        ({"NCCLOPS_JOB_ID": "a/b"}, {"NCCLOPS_JOB_ID": "a/b"}, 1),
+        ({"NCCLOPS_JOB_ID": "a"}, {"NCCLOPS_JOB_ID": "b"}, 0),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, 1),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7"}, 0),
+        ({}, {}, 0),
+    ],
+)
+def test_which_attempts_count(
+    first: dict[str, str], second: dict[str, str], remembered: int, tmp_path: Path
+) -> None:
+    JobHistory.of_job(first, tmp_path).add(FAILED)
+    history = JobHistory.of_job(second, tmp_path)
+    assert history.attempts == [FAILED] * remembered
+    assert history.earlier == remembered
+
+
+def test_a_damaged_record_costs_its_line_only(tmp_path: Path) -> None:
+    environ = {"NCCLOPS_JOB_ID": "j"}
+    JobHistory.of_job(environ, tmp_path).add(FAILED)
+    with (tmp_path / "jobs" / "j.jsonl").open("a") as file:
+        file.write('{"class": "boot\n')
+    JobHistory.of_job(environ, tmp_path).add(FAILED)
+    assert len(JobHistory.of_job(environ, tmp_path).attempts) == 2
