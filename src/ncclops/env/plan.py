@@ -89,7 +89,7 @@ class Plan:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """The document ``ncclops.env-diff/1`` of docs/contracts."""
+        """The document ``ncclops.env-diff/1`` of docs/contracts.md."""
         return {
             "schema": "ncclops.env-diff/1",
             "profile": self.profile,
