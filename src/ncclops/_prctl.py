@@ -22,8 +22,20 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     that lives as long as the process.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent_pid:  # it ended before the call above could notice
+    # It may have ended before the call above could notice. With an interpreter that is a wrapper
+    # script, the parent is that wrapper, and ``parent_pid`` is further up and alive.
+    if os.getppid() != parent_pid and not _is_alive(parent_pid):
         os.kill(os.getpid(), signum)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _prctl(option: int, value: int) -> None:

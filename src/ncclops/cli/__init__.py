@@ -67,6 +67,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that the contracts promise."""
+    _open_missing_streams()
     try:
         code = app(prog_name="ncclops", standalone_mode=False)
         sys.stdout.flush()
@@ -84,6 +85,14 @@ def main() -> NoReturn:
             raise
         _fail(format_message(), getattr(error, "exit_code", 2))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_missing_streams() -> None:
+    # A caller may have closed them (`>&-`); nothing here expects that.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document, and nothing else, on stdout."""
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

@@ -87,7 +87,7 @@ def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False)
     A rank's directory holds its own as ``FILE_NAME``; ``load`` finds it there.
     """
     taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
-    text = json.dumps(taken.to_json(), indent=2, ensure_ascii=False)
+    text = json.dumps(taken.to_json(), indent=2)
     path.write_text(text + "\n", encoding="utf-8")
     return taken
 

@@ -17,6 +17,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,7 +31,7 @@ from ncclops.classify import Report
 from ncclops.classify.policy import Attempt, Decision
 from ncclops.durations import format_duration
 from ncclops.env import snapshot
-from ncclops.errors import ReceiptMissing
+from ncclops.errors import NcclopsError, ReceiptMissing
 from ncclops.launch import proctree, report, store, workers
 from ncclops.launch.echo import Echo, Source
 from ncclops.launch.history import JobHistory
@@ -40,10 +41,11 @@ from ncclops.launch.options import Shown
 from ncclops.launch.retrying import NextAttempt, RetryPlan, next_attempt
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.screen import Screen
-from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
+from ncclops.launch.team import Team
+from ncclops.launch.verdict import Verdict, judge
 from ncclops.launch.warden import FORWARDED
 from ncclops.receipts import pages
-from ncclops.worker.variables import AGENT_PID
+from ncclops.worker.variables import AGENT_PID, STARTED
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
@@ -83,20 +85,18 @@ class _Agent:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._run = job.run
-        self._workers: list[workers.Worker] = []
-        self._ended: list[workers.Worker] = []  # in the order in which they ended
-        self._asked_to_stop: set[int] = set()  # ranks that ended only after we asked
-        self._entered: set[int] = set()  # ranks that the restart core looks after
-        self._bootstrapped: set[int] = set()  # ranks that have a process group
-        self._last_faulty: int | None = None
+        self._team = Team(job.restarts_in_process)
         self._diagnosis: Diagnosis | None = None
         self._decision: Decision | None = None
         self._receipt: dict[str, Any] | None = None
         self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
         self._stopped_by: signal.Signals | None = None
+        self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
+        self._cannot_start: str | None = None
         self._launcher_lost = False
         self._kill_now = False
+        self._signals = 0  # that asked to stop
         self._warden_pid = os.getppid()
         self._began = time.monotonic()
 
@@ -112,8 +112,10 @@ class _Agent:
         self._inbox.close()
         pages.settle_all(self._run.path)
         self._receipt = await asyncio.to_thread(report.judge_receipt, self._run.path)
-        self._echo.finish()
-        return self._conclude(attempts)
+        verdict = self._conclude(attempts)
+        if await self._finish_echo():
+            report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
+        return verdict.exit_code
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -123,18 +125,22 @@ class _Agent:
         environ: dict[str, str] = {}
         while True:
             scan = self._start_scan()
-            self._spawn(number, environ)
+            try:
+                self._spawn(number, environ)
+            except (NcclopsError, OSError) as error:
+                self._cannot_start = f"cannot start attempt {number + 1}: {error}"
             await self._watch()
-            failed = self._final_failure()
+            self._interrupted_by = self._stopped_by
+            failed = self._team.final_failure()
             if failed is not None:
                 self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
             await self._stop_workers()
             self._close_store()
             self._end_leftovers()
             self._diagnosis = await asyncio.to_thread(
-                scan.finish, starting_up=not self._bootstrapped
+                scan.finish, starting_up=not self._team.bootstrapped
             )
-            if failed is None or self._stopped_by is not None:
+            if failed is None or self._stopped_by is not None or self._cannot_start:
                 return number + 1
             following = self._decide(history)
             number += 1
@@ -174,6 +180,7 @@ class _Agent:
             async with asyncio.timeout(pause.total_seconds()):
                 while self._stopped_by is None:
                     await self._next_change()
+        self._interrupted_by = self._stopped_by
         return self._stopped_by is None
 
     def _start_scan(self) -> LiveScan:
@@ -196,8 +203,8 @@ class _Agent:
             job_id=self._job.job_id,
             store=self._store_address(),
         )
-        self._workers, self._ended = [], []
-        self._asked_to_stop, self._entered, self._bootstrapped = set(), set(), set()
+        self._team = Team(self._job.restarts_in_process)
+        started = f"{time.time():.3f}"
         loop = asyncio.get_running_loop()
         for local_rank, planned in enumerate(self._job.environs):
             rank = layout.rank(local_rank)
@@ -207,46 +214,56 @@ class _Agent:
                 **workers.identity(layout, attempt, local_rank),
                 "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, number)),
                 AGENT_PID: str(os.getpid()),
+                STARTED: started,
             }
             with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
                 snapshot.write(full, self._run.rank_dir(rank) / snapshot.FILE_NAME)
             worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
-            self._workers.append(worker)
+            self._team.workers.append(worker)
             loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))
             self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=number)
 
     async def _watch(self) -> None:
         """Return when all workers have ended, one has failed for good, or we are to stop."""
-        while self._running() and self._final_failure() is None and self._stopped_by is None:
+        team = self._team
+        while team.running() and team.final_failure() is None and self._stopped_by is None:
+            if self._cannot_start:
+                return
             await self._next_change()
 
     async def _stop_workers(self) -> None:
         """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
-        if not self._running():
+        team = self._team
+        if team.gave_up and self._stopped_by is None:
+            # All of them are on their way out, with something to say; most need no signal.
+            await self._wait_for_end(self._job.stop_grace, unless_stopped=True)
+        if not team.running():
             return
-        self._asked_to_stop = {worker.rank for worker in self._running()}
-        self._send(signal.SIGTERM)
-        await self._wait_for_end(self._job.stop_grace, unless_hurried=True)
-        if self._running():
-            ranks = [worker.rank for worker in self._running()]
+        team.asked_to_stop = {worker.rank for worker in team.running()}
+        team.send(signal.SIGTERM)
+        await self._wait_for_end(self._job.stop_grace)
+        if team.running():
+            ranks = [worker.rank for worker in team.running()]
             self._run.event("stop-requested", signal="SIGKILL", ranks=ranks)
-            self._send(signal.SIGKILL)
-            await self._wait_for_end(proctree.KILL_DEADLINE)
+            team.send(signal.SIGKILL)
+            await self._wait_for_end(proctree.KILL_DEADLINE, hurried=False)
 
-    def _conclude(self, attempts: int) -> int:
-        endings = [self._ending(worker) for worker in self._workers]
-        in_order = [self._ending(worker) for worker in self._ended]
-        in_order += [ending for ending in endings if ending not in in_order]
+    def _conclude(self, attempts: int) -> Verdict:
+        """The verdict, written down; the terminal may come later or never."""
+        in_order = self._team.endings()
         outcome, code, reason = judge(
             in_order,
-            stopped_by=self._stopped_by,
+            stopped_by=self._interrupted_by,
             launcher_lost=self._launcher_lost,
             losses_allowed=self._job.restarts_in_process,
+            cannot_start=self._cannot_start,
         )
         if outcome == "completed" and self._job.require_receipt and not self._is_healthy():
             outcome, code = "no-receipt", ReceiptMissing.exit_code
             reason += "; --require-receipt asked for a healthy receipt, and there is none"
-        failed = outcome == "failed"
+        failure = None
+        if outcome == "failed":
+            failure = report.first_failure(self._run, self._team.blamed_first(), attempts - 1)
         verdict = Verdict(
             run_id=self._run.run_id,
             outcome=outcome,
@@ -254,15 +271,32 @@ class _Agent:
             reason=reason,
             attempts=attempts,
             seconds=round(time.monotonic() - self._began, 3),
-            first_failure=self._describe_failure(in_order, attempts - 1) if failed else None,
-            workers=endings,
-            classification=self._classification() if failed else None,
+            first_failure=failure,
+            workers=sorted(in_order, key=lambda ending: ending.rank),
+            classification=self._classification() if outcome == "failed" else None,
             receipt=self._receipt,
         )
         self._run.write_verdict(verdict.to_json())
         self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
-        report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
-        return code
+        return verdict
+
+    async def _finish_echo(self) -> bool:
+        """Show what is left; False if the terminal does not take it and we are asked to end.
+
+        In a thread of its own, which nobody waits for: a terminal may block for ever.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        signals_before = self._signals
+
+        def finish() -> None:
+            self._echo.finish()
+            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(self._changed.set)
+
+        threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
+        while not done.is_set() and self._signals == signals_before and not self._is_orphan():
+            await self._next_change()
+        return done.is_set()
 
     def _is_healthy(self) -> bool:
         return self._receipt is not None and self._receipt["verdict"] == "healthy"
@@ -273,11 +307,6 @@ class _Agent:
         report = self._diagnosis.report
         decision = None if self._decision is None else self._decision.as_json()
         return report.verdict.as_json() | {"evidence": _lines(report), "decision": decision}
-
-    def _describe_failure(self, in_order: list[Ending], attempt: int) -> FirstFailure | None:
-        """The failure to show: the rank that the restart core blames, or the first to end badly."""
-        blamed = sorted(in_order, key=lambda ending: ending.rank != self._last_faulty)
-        return report.first_failure(self._run, blamed, attempt)
 
     # --- what the phases are made of ----------------------------------------------------------
 
@@ -306,7 +335,8 @@ class _Agent:
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for signum in FORWARDED:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
+            # SIGTERM also when it is ignored: it is how we learn that the warden has gone.
+            if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_end)
         # The warden blocked them before it forked us, so that none could be lost until now.
@@ -344,93 +374,81 @@ class _Agent:
         self._echo.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
 
     def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
-        match record.pop("event", None):
+        team, event = self._team, record.get("event")
+        match event:
             case "entered":
-                self._entered.add(rank)
+                team.entered.add(rank)
+                return
             case "bootstrapped":
-                self._bootstrapped.add(rank)
-                self._run.event("bootstrapped", rank=rank, **record)
-            case "fault" | "restart" as event:
-                if event == "fault":
-                    self._last_faulty = rank
-                self._run.event(event, rank=rank, **record)
+                team.bootstrapped.add(rank)
+            case "gave-up":
+                team.gave_up.add(rank)
+            case "fault":
+                team.last_faulty = rank
+            case "restart":
+                pass
+            case _:
+                return  # not ours: scripts may write to the directory too
+        fields = {k: v for k, v in record.items() if k not in ("event", "rank", "node")}
+        self._run.event(str(event), rank=rank, **fields)
 
     def _on_worker_end(self, worker: workers.Worker) -> None:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
-        self._inbox.collect()
         ended = worker.reap()
-        self._ended.append(worker)
+        self._team.ended.append(worker)
+        self._inbox.collect()  # its last words, before anybody draws conclusions
         self._run.event(
             "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
         )
         self._changed.set()
 
     def _on_child_end(self) -> None:
-        own = {worker.pid for worker in self._running()}
-        if self._server is not None:
-            own.add(self._server.process.pid)
-        proctree.reap_adopted(own)
+        proctree.reap_adopted(self._own_pids())
+
+    def _own_pids(self) -> set[int]:
+        """Children with a waiter of their own."""
+        own = {worker.pid for worker in self._team.running()}
+        return own if self._server is None else own | {self._server.process.pid}
+
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._warden_pid
 
     def _on_signal(self, signum: signal.Signals) -> None:
         if signum not in _STOPPING:
-            self._send(signum)  # SIGUSR1 and SIGUSR2 are between the operator and the script
+            self._team.send(signum)  # SIGUSR1 and SIGUSR2 are between the operator and the script
             return
+        self._signals += 1
         self._kill_now = self._stopped_by is not None
-        self._launcher_lost = self._launcher_lost or os.getppid() != self._warden_pid
+        self._launcher_lost = self._launcher_lost or self._is_orphan()
         if self._stopped_by is None:
             self._stopped_by = signum
             self._run.event("stop-requested", signal=signum.name)
             grace = format_duration(self._job.stop_grace)
             self._echo.say(
-                f"{signum.name}: stopping {len(self._running())} workers with SIGTERM,"
+                f"{signum.name}: stopping {len(self._team.running())} workers with SIGTERM,"
                 f" SIGKILL after {grace} (once more to kill now)"
             )
         self._changed.set()
 
     def _end_leftovers(self) -> None:
         """End what the workers started and left running."""
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE):
+        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self._own_pids()):
             self._echo.say(f"processes that SIGKILL did not end: {survivors}")
-
-    def _running(self) -> list[workers.Worker]:
-        return [worker for worker in self._workers if worker.exit is None]
-
-    def _final_failure(self) -> workers.Worker | None:
-        """The worker whose failure ends the attempt, if there is one."""
-        failed = [w for w in self._ended if w.exit is not None and not w.exit.ok]
-        if self._job.restarts_in_process and self._running():
-            # The others go on without it, unless it never reached the point from which they can.
-            failed = [worker for worker in failed if worker.rank not in self._entered]
-        elif self._job.restarts_in_process and len(failed) < len(self._ended):
-            return None  # the job was finished by those that were left
-        blamed = [worker for worker in failed if worker.rank == self._last_faulty]
-        return next(iter(blamed + failed), None)
-
-    def _send(self, signum: signal.Signals) -> None:
-        for worker in self._running():
-            worker.send(signum)
 
     async def _next_change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
 
-    async def _wait_for_end(self, limit: timedelta, *, unless_hurried: bool = False) -> None:
-        try:
+    async def _wait_for_end(
+        self, limit: timedelta, *, hurried: bool = True, unless_stopped: bool = False
+    ) -> None:
+        """Until no worker runs, ``limit``, or a signal that lets us wait no longer."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit.total_seconds()):
-                while self._running() and not (unless_hurried and self._kill_now):
+                while self._team.running() and not (hurried and self._kill_now):
+                    if unless_stopped and self._stopped_by is not None:
+                        return
                     await self._next_change()
-        except TimeoutError:
-            return
-
-    def _ending(self, worker: workers.Worker) -> Ending:
-        return Ending(
-            rank=worker.rank,
-            pid=worker.pid,
-            exit_code=worker.exit.code if worker.exit else None,
-            signal=worker.exit.signal if worker.exit else None,
-            seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
-            asked_to_stop=worker.rank in self._asked_to_stop,
-        )
 
 
 def _lines(report: Report) -> list[dict[str, Any]]:

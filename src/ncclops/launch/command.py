@@ -56,6 +56,12 @@ class Request:
     require_receipt: bool
     stdout_is_data: bool
 
+    @property
+    def mode(self) -> RestartMode:
+        """The restart mode that applies: what is not Python cannot restart in its process."""
+        in_process = self.restart == "in-process" and self.target.kind != "program"
+        return "process" if self.restart == "in-process" and not in_process else self.restart
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -76,7 +82,7 @@ class Prepared:
         profile = self.request.profile
         return {
             "profile": {"name": profile.name, "files": list(profile.sources)},
-            "restart": self.request.restart,
+            "restart": self.request.mode,
             "max_restarts": self.request.max_restarts,
             "nodes": {"count": self.layout.nodes.count, "rank": self.layout.nodes.rank},
             "nproc_per_node": self.layout.nproc,
@@ -108,7 +114,7 @@ def prepare(request: Request) -> Prepared:
     if request.nodes.count > 1 and request.max_restarts:
         remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
     request.profile.require_nodes(request.nodes.count)
-    context = PlanContext(restart=request.restart, torch=installed_torch())
+    context = PlanContext(restart=request.mode, torch=installed_torch())
     script = Path(request.target.name)
     return Prepared(
         request=request,
@@ -184,7 +190,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.request.profile.timeouts.stop_grace,
         shown=prepared.shown,
-        restarts_in_process=request.restart == "in-process",
+        restarts_in_process=request.mode == "in-process",
         listener=listener,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
@@ -207,11 +213,12 @@ def _retry_plan(request: Request) -> RetryPlan:
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
     fill = {"run_dir": str(run.path), "rank_dir": str(run.rank_dir(rank))}
     environ = prepared.plan.apply(os.environ, fill)
+    for name in variables.OURS:  # of a run that this one is started from
+        environ.pop(name, None)
     environ |= {
         variables.RUN_DIR: str(run.path),
         variables.RUN_ID: run.run_id,
-        variables.RESTART: prepared.request.restart,
-        variables.STARTED: f"{time.time():.3f}",
+        variables.RESTART: prepared.request.mode,
         variables.TIMEOUTS_S: json.dumps(prepared.ladder.seconds()),
     }
     if (limit := prepared.request.profile.timeouts.process_group) is not None:

@@ -20,8 +20,10 @@ from ncclops.profiles import Timeouts
 _TORCH_DEFAULT = timedelta(minutes=10)
 # Fractions of the group timeout: room for the hard timeout's signals before the watchdog acts.
 _SOFT, _HARD, _BARRIER = 0.8, 0.9, 1.2
-# A rank that has finished waits this long for the others, who may be writing a last checkpoint.
-_COMPLETION = timedelta(hours=1)
+# A rank that has finished waits for the others, who may be writing a last checkpoint or still
+# training on more data. Nothing is wrong with that, and those who hang are found by `soft`; so
+# this is only there because no wait is without an end.
+_COMPLETION = timedelta(days=7)
 
 _ORDER = (("soft", "hard"), ("hard", "process_group"), ("hard", "barrier"))
 

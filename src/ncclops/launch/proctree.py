@@ -12,6 +12,7 @@ import select
 import signal
 import time
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
 
@@ -22,47 +23,47 @@ import psutil
 KILL_DEADLINE = timedelta(seconds=10)
 
 
-def end_descendants(grace: timedelta) -> list[int]:
+def end_descendants(grace: timedelta, own: AbstractSet[int] = frozenset()) -> list[int]:
     """End every descendant of this process: SIGTERM, ``grace``, SIGKILL.
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
-    for at most ``grace`` and the deadline. Reaps zombies: children that someone else in this
-    process waits for must have been waited for before.
+    for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
+    else in this process waits for.
     """
-    if _signal_all(signal.SIGTERM):
-        _wait_until_empty(grace)
+    if _signal_all(signal.SIGTERM, own):
+        _wait_until_empty(grace, own)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
     # Again and again, because a process may fork between the look and the blow.
-    while _signal_all(signal.SIGKILL) and time.monotonic() < deadline:
-        _wait_until_empty(timedelta(seconds=0.5))
-    return [process.pid for process in _descendants()]
+    while _signal_all(signal.SIGKILL, own) and time.monotonic() < deadline:
+        _wait_until_empty(timedelta(seconds=0.5), own)
+    return [process.pid for process in _descendants(own)]
 
 
-def _descendants() -> list[psutil.Process]:
+def _descendants(own: AbstractSet[int]) -> list[psutil.Process]:
     """Living descendants of this process; zombies are reaped on the way."""
     living = []
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
-            elif process.ppid() == os.getpid():
+            elif process.ppid() == os.getpid() and process.pid not in own:
                 _reap(process.pid)
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             continue
     return living
 
 
-def _signal_all(signum: signal.Signals) -> list[psutil.Process]:
-    processes = _descendants()
+def _signal_all(signum: signal.Signals, own: AbstractSet[int]) -> list[psutil.Process]:
+    processes = _descendants(own)
     for process in processes:
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        with suppress(psutil.Error, OSError):  # gone, or not ours to signal (sudo)
             process.send_signal(signum)
     return processes
 
 
-def _wait_until_empty(limit: timedelta) -> None:
+def _wait_until_empty(limit: timedelta, own: AbstractSet[int]) -> None:
     deadline = time.monotonic() + limit.total_seconds()
-    while (processes := _descendants()) and time.monotonic() < deadline:
+    while (processes := _descendants(own)) and time.monotonic() < deadline:
         wait_for_exit((process.pid for process in processes), deadline)
 
 

@@ -99,6 +99,6 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
         sys.stderr.flush()
         if as_json:
-            json.dump(verdict.to_json(), sys.stdout, indent=2, ensure_ascii=False)
+            json.dump(verdict.to_json(), sys.stdout, indent=2)
             sys.stdout.write("\n")
             sys.stdout.flush()

@@ -118,7 +118,7 @@ class RunDirectory:
         record = {"ts": when, "event": event, "rank": rank, "node": self._node, **fields}
         try:
             with self.events_path.open("ab", buffering=0) as events:
-                events.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+                events.write(json.dumps(record).encode() + b"\n")
         except OSError as error:
             self._complain(self.events_path, error)
 
@@ -141,5 +141,5 @@ class RunDirectory:
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     # Whole or not at all: a reader never meets half a document.
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    partial.write_text(json.dumps(document, indent=2) + "\n")
     partial.replace(path)

@@ -71,6 +71,7 @@ def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",  # what lies in the current directory is none of its business
                 "-m",
                 "ncclops.launch.store_server",
                 str(listener.fileno()),

@@ -93,6 +93,7 @@ def judge(
     stopped_by: signal.Signals | None,
     launcher_lost: bool,
     losses_allowed: bool = False,
+    cannot_start: str | None = None,
 ) -> tuple[Outcome, int, str]:
     """Outcome, exit code and reason for a run whose workers ended as ``endings``.
 
@@ -103,8 +104,11 @@ def judge(
         return "failed", 1, "the launcher was killed, and the agent stopped the workers"
     if stopped_by is not None:
         return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
+    if cannot_start is not None:
+        return "failed", 1, cannot_start
     bad = [ending for ending in endings if not ending.ok]
-    well = len(endings) - len(bad)
+    # One that ended well because we asked it to stop has not finished the job.
+    well = sum(ending.ok and not ending.asked_to_stop for ending in endings)
     if bad and not (losses_allowed and well):
         first = next((ending for ending in bad if not ending.asked_to_stop), bad[0])
         return "failed", 1, f"rank {first.rank} {first.how()}"

@@ -22,6 +22,7 @@ from datetime import timedelta
 
 from ncclops import _prctl
 from ncclops.launch import proctree
+from ncclops.launch.workers import signal_name
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.
 FORWARDED = (
@@ -47,6 +48,8 @@ def hold(agent: Callable[[], int], *, handed_over: socket.socket | None = None) 
     """
     _prctl.become_subreaper()
     warden_pid = os.getpid()
+    # Inherited as ignored, it would never come, and neither would the agent's exit status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals = {s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN}
     watched = signals | {signal.SIGCHLD}
     # Blocked before the fork, so that a signal in between waits for whoever takes it next.
@@ -63,7 +66,7 @@ def hold(agent: Callable[[], int], *, handed_over: socket.socket | None = None) 
     if survivors:
         sys.stderr.write(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
     if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
+        name = signal_name(os.WTERMSIG(status))
         sys.stderr.write(f"ncclops: the agent was killed by {name}; its workers were ended\n")
         return 1
     return os.WEXITSTATUS(status)

@@ -93,6 +93,14 @@ class Exit:
         return f"exit code {self.code}" if self.signal is None else self.signal
 
 
+def signal_name(number: int) -> str:
+    """``SIGKILL`` and so on; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class Worker:
     """A worker's process. ``exit`` is None while it runs."""
 
@@ -135,6 +143,6 @@ class Worker:
         """Record how the worker ended; call when its pidfd says that it has."""
         code = self._process.wait()
         self.ended = time.monotonic()
-        self.exit = Exit(code, None) if code >= 0 else Exit(None, signal.Signals(-code).name)
+        self.exit = Exit(code, None) if code >= 0 else Exit(None, signal_name(-code))
         os.close(self.pidfd)
         return self.exit

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+# `python -m` has put the current directory first, where `python SCRIPT` has the script's: what
+# lies there must not shadow a module that is imported before the script runs.
+if not sys.flags.safe_path:
+    del sys.path[0]
+
+import os
 from functools import partial
 
 from ncclops.worker import groups, script, tether

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from typing import Any
 
 # After SIGTERM, for children of an interrupted run; then SIGKILL.
 _CHILDREN_GRACE_S = 1.0
+# Set by the restart core for the iteration that begins.
+_RESTART_CORES = ("RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Snapshot:
     directory: str
     excepthook: Callable[..., Any]
     signals: dict[signal.Signals, Any]
+    environ: dict[str, str]
+    streams: tuple[Any, Any]
+    start_method: str | None
     log_level: int
     log_handlers: list[logging.Handler]
 
@@ -43,6 +49,9 @@ class Snapshot:
             directory=os.getcwd(),  # noqa: PTH109 - a string, to go back to as it is
             excepthook=sys.excepthook,
             signals={number: signal.getsignal(number) for number in _settable_signals()},
+            environ=dict(os.environ),
+            streams=(sys.stdout, sys.stderr),
+            start_method=multiprocessing.get_start_method(allow_none=True),
             log_level=root.level,
             log_handlers=list(root.handlers),
         )
@@ -53,11 +62,16 @@ class Snapshot:
         with suppress(OSError):
             os.chdir(self.directory)
         sys.excepthook = self.excepthook
+        sys.stdout, sys.stderr = self.streams
+        numbers = {name: os.environ[name] for name in _RESTART_CORES if name in os.environ}
+        os.environ.clear()
+        os.environ.update(self.environ | numbers)
         for number, handler in self.signals.items():
             if handler is not None:  # None: not set from Python, and not ours to touch
                 signal.signal(number, handler)
         self._restore_logging()
         _end_children()
+        multiprocessing.set_start_method(self.start_method, force=True)
         atexit_callbacks.forget()
 
     def _restore_logging(self) -> None:
@@ -66,6 +80,7 @@ class Snapshot:
         for handler in [h for h in root.handlers if h not in self.log_handlers]:
             root.removeHandler(handler)
             handler.close()
+        root.handlers[:] = self.log_handlers
 
 
 def _settable_signals() -> set[signal.Signals]:
@@ -78,8 +93,10 @@ def _end_children() -> None:
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
+    deadline = time.monotonic() + _CHILDREN_GRACE_S
     for child in children:
-        child.join(_CHILDREN_GRACE_S)
+        child.join(max(0.0, deadline - time.monotonic()))
+    for child in children:
         if child.is_alive():
             child.kill()
             child.join(_CHILDREN_GRACE_S)

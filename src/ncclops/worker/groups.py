@@ -73,7 +73,8 @@ def _bootstrapping(init: Callable[..., Any], rules: GroupRules) -> Callable[...,
             kwargs |= _own_device(kwargs.get("backend", args[0] if args else None))
         result = init(*args, **kwargs)
         if rules.barrier:
-            bootstrap_barrier.meet(rules.timeout or _BARRIER_LIMIT)
+            own = kwargs.get("timeout", args[2] if len(args) > 2 else None)
+            bootstrap_barrier.meet(own or rules.timeout or _BARRIER_LIMIT)
         record.tell("bootstrapped")
         return result
 

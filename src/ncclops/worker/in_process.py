@@ -14,7 +14,7 @@ from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
-from ncclops.worker import fresh, record, script
+from ncclops.worker import fresh, record, script, stopping
 from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
 
 # The same exception at the same place so often in a row is the script's own.
@@ -54,6 +54,8 @@ def run(start: Callable[[], None]) -> None:
     repetition = StopRepeating(started=float(os.environ[STARTED]))
     before: fresh.Snapshot | None = None
     fresh.atexit_callbacks.watch()
+    stop = stopping.StopRequest()
+    stop.watch()
 
     def on_incident(incident: Incident) -> None:
         if not repetition.is_final:  # otherwise it is our own leaving, and no news
@@ -69,10 +71,11 @@ def run(start: Callable[[], None]) -> None:
         else:
             before.restore()
             repetition.check()
+        stop.enter(call)
         try:
             start()
-        except SystemExit as stop:
-            if stop.code not in (None, 0):
+        except SystemExit as end:
+            if end.code not in (None, 0):
                 raise
 
     wrapper = restart.Wrapper(
@@ -86,9 +89,10 @@ def run(start: Callable[[], None]) -> None:
     attempt.__annotations__["call"] = restart.CallWrapper
     try:
         wrapper(attempt)()  # type: ignore[call-arg]
-    except RestartAbort as stop:
-        _show_own_failure(stop.__cause__)
-        sys.exit(f"ncclops: {stop}")
+    except RestartAbort as abort:
+        record.tell("gave-up", reason=str(abort))
+        _show_own_failure(abort.__cause__)
+        sys.exit(f"ncclops: {abort}")
 
 
 def _show_own_failure(cause: BaseException | None) -> None:

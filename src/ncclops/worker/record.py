@@ -24,7 +24,7 @@ def tell(event: str, **fields: Any) -> None:
     run_dir = os.environ.get(RUN_DIR)
     if run_dir is None:
         return
-    line = json.dumps({"ts": time.time(), "event": event, **fields}, ensure_ascii=False) + "\n"
+    line = json.dumps({"ts": time.time(), "event": event, **fields}) + "\n"
     try:
         with (Path(run_dir) / "ranks" / _RANK / FILE_NAME).open("ab", buffering=0) as file:
             file.write(line.encode())

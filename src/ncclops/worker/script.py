@@ -68,9 +68,9 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _set_first_path(directory: str) -> None:
-    # sys.path[0] is there for `python -m ncclops.worker`; -P and PYTHONSAFEPATH leave it out.
+    # -P and PYTHONSAFEPATH leave it out.
     if not sys.flags.safe_path:
-        sys.path[0] = directory
+        sys.path.insert(0, directory)
 
 
 def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
@@ -112,7 +112,8 @@ def _record(error: Exception) -> None:
         "py_callstack": traceback.format_exc(),
         "timestamp": str(int(time.time())),
     }
-    described = {"message": f"{type(error).__name__}: {error}", "extraInfo": details}
+    message = traceback.format_exception_only(error)[-1].strip()
+    described = {"message": message, "extraInfo": details}
     try:
         Path(target).write_text(json.dumps({"message": described}))
     except OSError:

@@ -28,4 +28,6 @@ def tie_to_agent() -> None:
 
 if __name__ == "__main__":
     tie_to_agent()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by other programs
+        signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[1], sys.argv[1:])

@@ -7,7 +7,7 @@ RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
 # What happens to this worker after a fault: in-process, process or none.
 RESTART = "NCCLOPS_RESTART"
-# When the run began, in seconds since the epoch.
+# When this attempt began, in seconds since the epoch.
 STARTED = "NCCLOPS_STARTED"
 # eager or lazy: when NCCL communicators are made. Absent: as the script has it (``groups``).
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
@@ -17,3 +17,15 @@ BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
 GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
 # JSON object of seconds: soft, hard, barrier, completion (``in_process``).
 TIMEOUTS_S = "NCCLOPS_TIMEOUTS_S"
+
+OURS = (
+    AGENT_PID,
+    RUN_DIR,
+    RUN_ID,
+    RESTART,
+    STARTED,
+    NCCL_INIT,
+    BOOTSTRAP_BARRIER,
+    GROUP_TIMEOUT_S,
+    TIMEOUTS_S,
+)

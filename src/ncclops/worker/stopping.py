@@ -1,0 +1,54 @@
+"""Lets a script's own SIGTERM handler finish: a stop is no fault, and no restart may cut it.
+
+When the launcher stops a job, each worker gets SIGTERM, and one that exits at once would have the
+restart core interrupt another that is still writing its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ncclops.restart import CallWrapper
+
+_EXIT_CODE = 128 + signal.SIGTERM
+
+
+class StopRequest:
+    """Knows whether the process was asked to stop; watches what handler the script sets."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._call: CallWrapper | None = None
+        self._set_handler = signal.signal
+
+    def watch(self) -> None:
+        """From now on, handlers that are set for SIGTERM run in one piece."""
+        signal.signal = self._signal  # type: ignore[assignment]
+
+    def enter(self, call: CallWrapper) -> None:
+        """An iteration begins; leaves instead if the process was asked to stop in the last one."""
+        self._call = call
+        if self.requested:
+            raise SystemExit(_EXIT_CODE)
+
+    def _signal(self, number: int, handler: Any) -> Any:
+        if number == signal.SIGTERM and callable(handler):
+            handler = self._in_one_piece(handler)
+        return self._set_handler(number, handler)
+
+    def _in_one_piece(
+        self, handler: Callable[[int, FrameType | None], Any]
+    ) -> Callable[[int, FrameType | None], Any]:
+        @functools.wraps(handler)
+        def handle(number: int, frame: FrameType | None) -> Any:
+            self.requested = True
+            if self._call is None:
+                return handler(number, frame)
+            with self._call.atomic():
+                return handler(number, frame)
+
+        return handle
