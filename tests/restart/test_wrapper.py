@@ -114,8 +114,9 @@ def test_nothing_accumulates_over_restarts(job: Job) -> None:
         holds = {e["iteration"]: e for e in job.events("holds", rank)}
         assert len(holds) == 41
         for what in ("fds", "threads"):
-            early = max(holds[n][what] for n in range(5, 15))
-            late = max(holds[n][what] for n in range(30, 41))
+            # the least of several: a thread that is just ending may be counted in any single one
+            early = min(holds[n][what] for n in range(5, 15))
+            late = min(holds[n][what] for n in range(30, 41))
             assert late <= early, what
     job.expect_no_orphans()
 
