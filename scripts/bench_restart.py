@@ -10,7 +10,8 @@ thread; only the import of the wrapper and its parameters differ. For each fault
 * ``reduce``: until the first ``all_reduce`` after it is complete there.
 
 and per run: ``start``, from the call of the wrapped function until the last rank is in it, the
-CPU time and the memory (proportional set size) of what the wrapper adds in its own processes.
+CPU time of a rank and the memory (proportional set size) of the processes that the wrapper adds
+to it; with ncclops, rank 0's include the store's server.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=list(FAULTS))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-python")
     parser.add_argument("--json", action="store_true")
@@ -51,7 +53,7 @@ def main() -> None:
     peers = PEERS if arguments.peer_python else PEERS[:1]
     rows = []
     for world in arguments.worlds:
-        for fault in FAULTS:
+        for fault in arguments.faults:
             for peer in peers:
                 python = sys.executable if peer == "ncclops" else arguments.peer_python
                 row = measure(python, peer, world, fault, arguments.repeat)
@@ -157,6 +159,7 @@ def end(workers: list[subprocess.Popen[bytes]], port: int) -> None:
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
+        "BENCH_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -260,14 +263,14 @@ def peer_of(peer: str) -> tuple[Any, dict[str, Any]]:
 
 
 def helpers() -> list[int]:
-    """The processes that this one has started."""
+    """The processes that the wrapper has started for this rank: they share its environment."""
+    mine = {f"{name}={os.environ[name]}".encode() for name in ("MASTER_PORT", "BENCH_RANK")}
     found = []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if entry.name.isdigit():
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid():
-                    found.append(int(entry.name))
+        with contextlib.suppress(OSError):
+            other = entry.name.isdigit() and int(entry.name) != os.getpid()
+            if other and mine <= set((entry / "environ").read_bytes().split(b"\0")):
+                found.append(int(entry.name))
     return found
 
 
