@@ -224,3 +224,362 @@ def hanging(worker: Worker) -> Any:
             raise AssertionError(how)
 
     return worker.wrap(main, **HANG)()
+
+
+@scenario
+def failing_callbacks(worker: Worker) -> Any:
+    """Rank 1's callback ``which`` raises once, in iteration 0 or on the way to iteration 1."""
+    which = worker.parameters["which"]
+    raised: list[int] = []
+
+    def fail(state: FrozenState) -> FrozenState:
+        worker.note("callback", iteration=state.iteration, fault=repr(state.fn_exception))
+        ready = which != "restart_health_check" or state.fn_exception is not None or raised
+        if worker.rank == 1 and len(raised) < 1 and ready:
+            raised.append(state.iteration)
+            raise ValueError(f"{which} failed")
+        return state
+
+    class Initialize(inprocess.initialize.Initialize):
+        __call__ = staticmethod(fail)
+
+    class Finalize(inprocess.finalize.Finalize):
+        __call__ = staticmethod(fail)
+
+    class Check(inprocess.health_check.HealthCheck):
+        __call__ = staticmethod(fail)
+
+    callbacks: dict[str, Any] = {
+        "initialize": {"initialize": Initialize()},
+        "finalize": {"finalize": Finalize()},
+        "health_check": {"health_check": Check()},
+        "restart_health_check": {"health_check": Check()},
+    }
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if (
+            which in ("finalize", "restart_health_check")
+            and call.iteration == 0
+            and worker.rank == 1
+        ):
+            raise KeyError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **callbacks[which], **FAST)()
+
+
+@scenario
+def reserves(worker: Worker) -> Any:
+    """Two of three ranks are active; an active one is killed."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        world = worker.join()
+        worker.note("entered", iteration=call.iteration, world=world, now=os.environ["RANK"])
+        if call.iteration == 0 and worker.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        return worker.finish(call)
+
+    assignment = inprocess.Compose(
+        inprocess.rank_assignment.MaxActiveWorldSize(2), inprocess.rank_assignment.ShiftRanks()
+    )
+    return worker.wrap(main, rank_assignment=assignment, **FAST)()
+
+
+@scenario
+def own_assignment(worker: Worker) -> Any:
+    """A RankAssignment of the user's, which is called on every rank and uses the store."""
+
+    class Backwards(inprocess.rank_assignment.RankAssignment):
+        def __call__(self, ctx: Any) -> Any:
+            ctx.store.set(f"seen/{ctx.state.rank}", "1")
+            alive = [r for r in range(ctx.state.world_size) if r not in ctx.terminated_ranks]
+            ctx.store.wait([f"seen/{rank}" for rank in alive], seconds(60))
+            ctx.state.rank = len(alive) - 1 - alive.index(ctx.state.rank)
+            ctx.state.world_size = len(alive)
+            ctx.terminated_ranks.clear()
+            return ctx
+
+    assignment = inprocess.Compose(inprocess.rank_assignment.ActivateAllRanks(), Backwards())
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration, now=int(os.environ["RANK"]))
+        if call.iteration == 0 and worker.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, rank_assignment=assignment, **FAST)()
+
+
+@scenario
+def groups_of_two(worker: Worker) -> Any:
+    """Ranks work in pairs; the survivor of a broken pair is discarded."""
+    assignment = inprocess.Compose(
+        inprocess.rank_assignment.ActivateAllRanks(),
+        inprocess.rank_assignment.ShiftRanks(),
+        inprocess.rank_assignment.FilterCountGroupedByKey(
+            key_or_fn=lambda state: state.rank // 2, condition=lambda count: count == 2
+        ),
+    )
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0 and worker.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, rank_assignment=assignment, **FAST)()
+
+
+@scenario
+def stores(worker: Worker) -> Any:
+    """An exception with the store ``kind``."""
+    kind = worker.parameters["kind"]
+
+    class OwnStore(dist.TCPStore, inprocess.store.StoreMixin):
+        """Hosted by rank 0 itself, which therefore leaves last."""
+
+        def __init__(self, port: int) -> None:
+            host = os.environ["RANK"] == "0"
+            super().__init__("127.0.0.1", port, None, host, wait_for_workers=False)
+
+        critical_ranks = (0,)
+
+        def barrier(self, *_args: Any) -> None:
+            raise AssertionError("the wrapper must not call what the user's store calls barrier")
+
+    factories: dict[str, Any] = {
+        "file": {
+            "store_factory": inprocess.store.FileStore,
+            "store_kwargs": {"file_name": str(worker.directory / "store"), "world_size": -1},
+        },
+        "own": {"store_factory": OwnStore, "store_kwargs": {"port": worker.parameters.get("port")}},
+        "default": {},
+    }
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if worker.rank == 1 and call.iteration < 2:
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **factories[kind], **FAST)()
+
+
+@scenario
+def unfinished(worker: Worker) -> Any:
+    """In iteration 0 rank 1 works on and on when the others have finished."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        dist.destroy_process_group()
+        while call.iteration == 0 and worker.rank == 1:
+            time.sleep(0.01)
+        return f"iteration {call.iteration}"
+
+    return worker.wrap(main, completion_timeout=seconds(1), **FAST)()
+
+
+@scenario
+def compiling(worker: Worker) -> Any:
+    """A phase longer than the timeouts, then a hang that the tightened timeouts catch."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            with call.phase("compile", soft_timeout=seconds(60), hard_timeout=seconds(90)):
+                time.sleep(5)
+            worker.note("compiled")
+            if worker.rank == 1:
+                time.sleep(600)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()
+
+
+@scenario
+def changing_timeouts(worker: Worker) -> Any:
+    """Rank 2 shortens the timeouts of all ranks; rank 0 hangs."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            if worker.rank == 2:
+                call.set_timeouts(soft_timeout=seconds(3), hard_timeout=seconds(30))
+            dist.barrier()
+            if worker.rank == 0:
+                time.sleep(600)
+            dist.barrier()
+        return worker.finish(call)
+
+    timing = {**HANG, "soft_timeout": seconds(500), "hard_timeout": seconds(600)}
+    return worker.wrap(main, barrier_timeout=seconds(700), **timing)()
+
+
+@scenario
+def unprotected(worker: Worker) -> Any:
+    """A silence longer than both timeouts that was announced."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        with call.disable_hang_protection():
+            gil_holding_sleep(8)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()
+
+
+@scenario
+def checkpointing(worker: Worker) -> Any:
+    """Rank 1 fails while rank 0 is inside an atomic section."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            if worker.rank == 1:
+                while not (worker.directory / "writing").exists():
+                    time.sleep(0.01)
+                raise ValueError("boom")
+            with call.atomic():
+                (worker.directory / "writing").touch()
+                time.sleep(1)
+                worker.note("written")
+            dist.barrier()
+            worker.note("too far")
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+@scenario
+def many_restarts(worker: Worker) -> Any:
+    """Forty restarts; what the process holds is noted in each."""
+    threads: list[int] = []
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        sub = dist.new_group([0, 1])
+        dist.barrier(group=sub)
+        worker.note(
+            "holds",
+            iteration=call.iteration,
+            fds=len(list(Path("/proc/self/fd").iterdir())),
+            threads=len(list(Path("/proc/self/task").iterdir())),
+        )
+        if worker.rank == call.iteration % 2 and call.iteration < 40:
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    del threads
+    limit = inprocess.initialize.RetryController(max_iterations=50)
+    return worker.wrap(main, initialize=limit, **FAST)()
+
+
+@scenario
+def repeated_calls(worker: Worker) -> Any:
+    """The decorated function is called twice, with arguments, and restarts in both."""
+
+    def main(number: int, call: inprocess.CallWrapper, *, word: str) -> str:
+        worker.join()
+        if call.iteration == 0 and worker.rank == number:
+            raise ValueError("boom")
+        dist.barrier()
+        dist.destroy_process_group()
+        return f"{word} {number} {call.iteration}"
+
+    wrapped = worker.wrap(main, **FAST)
+    return [wrapped(0, word="a"), wrapped(1, word="b")]
+
+
+@scenario
+def written_incidents(worker: Worker) -> Any:
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0 and worker.rank == 1:
+            sys.exit(3)
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **FAST)()
+
+
+@scenario
+def soak(worker: Worker) -> Any:
+    """A toy training with checkpoints, in which each fault of the schedule strikes once.
+
+    A fault is ``[step, rank, kind, place]``: it strikes ``rank`` when it first comes to ``place``
+    at or after ``step``. The result does not depend on the number of ranks, hence not on faults.
+    """
+    steps = worker.parameters["steps"]
+    mine = [fault for fault in worker.parameters["faults"] if fault[1] == worker.rank]
+    checkpoint = worker.directory / "checkpoint.json"
+    progress = {"step": 0}
+
+    def strike(place: str) -> None:
+        for number, (step, _, kind, where) in enumerate(mine):
+            done = worker.directory / f"struck-{worker.rank}-{number}"
+            if where == place and progress["step"] >= step and not done.exists():
+                done.touch()
+                worker.note("strike", kind=kind, place=place)
+                suffer(kind)
+
+    def suffer(kind: str) -> None:
+        if kind == "exception":
+            raise ValueError("soak")
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "sleep":
+            time.sleep(600)
+        if kind == "gil":
+            gil_holding_sleep(600)
+
+    class Initialize(inprocess.initialize.Initialize):
+        def __call__(self, state: FrozenState) -> FrozenState:
+            strike("initialize")
+            return state
+
+    class Check(inprocess.health_check.HealthCheck):
+        def __call__(self, state: FrozenState) -> FrozenState:
+            strike("health_check")
+            return state
+
+    def train(call: inprocess.CallWrapper) -> float:
+        dist.init_process_group("gloo")
+        start, weight = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0)
+        for step in range(start, steps):
+            progress["step"] = step
+            strike("step")
+            gradient = torch.tensor([float(step % 7)])
+            dist.all_reduce(gradient)
+            strike("reduced")
+            weight += float(gradient) / dist.get_world_size()
+            if dist.get_rank() == 0:
+                with call.atomic():
+                    draft = checkpoint.with_suffix(".tmp")
+                    draft.write_text(json.dumps([step + 1, weight]))
+                    draft.replace(checkpoint)
+            time.sleep(0.005)
+        dist.barrier()
+        dist.destroy_process_group()
+        worker.note(
+            "held",
+            fds=len(list(Path("/proc/self/fd").iterdir())),
+            threads=len(list(Path("/proc/self/task").iterdir())),
+        )
+        return weight
+
+    limit = inprocess.Compose(
+        inprocess.initialize.RetryController(max_iterations=200), Initialize()
+    )
+    return worker.wrap(train, initialize=limit, health_check=Check(), **HANG)()

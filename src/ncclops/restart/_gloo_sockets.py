@@ -20,6 +20,7 @@ import contextlib
 import os
 import platform
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,32 @@ def shut_down_gloo_connections() -> int:
             for sock in sockets:
                 sock.close()
     return done
+
+
+def answer_gloo_rendezvous(peers: int) -> int:
+    """End the waits of Gloo groups in the making for connections from up to ``peers`` peers.
+
+    While a group is made, a pair that is to be connected by its peer has no socket yet that could
+    be shut down. A connection opens with the number of the pair (8 bytes, counted from 0 in each
+    device): we connect to our own listeners in the place of everybody, and hang up. Pairs that
+    are connected already do not notice. Returns how many listeners there were.
+    """
+    listeners = 0
+    for epoll in _gloo_epolls():
+        for sock in _tcp_sockets(_registered_with_pointer(epoll)):
+            with sock, contextlib.suppress(OSError):
+                if _listens(sock):
+                    listeners += 1
+                    _call_as_each_peer(sock, peers)
+    return listeners
+
+
+def _call_as_each_peer(listener: socket.socket, peers: int) -> None:
+    for number in range(peers):
+        with socket.socket(listener.family) as caller:
+            caller.settimeout(1.0)
+            caller.connect(listener.getsockname())
+            caller.send(struct.pack("=q", number))
 
 
 def shut_down_connections_to(port: int, keep: set[int]) -> int:

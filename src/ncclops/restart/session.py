@@ -140,12 +140,14 @@ class Session:
         return PrefixStore(f"{self._prefix}/{self._iteration}/groups", store)
 
     def _unblock(self, frame: FrameType) -> None:
-        """End the main thread's wait on a store: for a peer that will not come, most likely."""
+        """End the main thread's wait for a peer that will not come: on a store, or in Gloo."""
         ports = {port for store in _stores_in(frame) if (port := _port_of(store)) is not None}
         if isinstance(self.raw_store, distributed.TCPStore):
             ports.add(self.raw_store.port)
         for port in ports:
             _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
+        _gloo_sockets.shut_down_gloo_connections()
+        _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
 
     # --- iterations ---------------------------------------------------------------------------
 

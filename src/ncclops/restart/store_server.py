@@ -22,8 +22,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,25 @@ def _open_fds() -> list[str]:
     return os.listdir("/proc/self/fd")  # noqa: PTH208 - names are all that is wanted, often
 
 
+def serve_until_signalled(port: int, announce: Callable[[str], None]) -> None:
+    """``ncclops store serve``: host a store on ``port`` (0: any) until SIGTERM or SIGINT.
+
+    ``announce`` is called with ``host:port`` once clients can connect. Raises ``OSError`` when
+    the port is taken.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    listener = bind(port)
+    if listener is None:
+        raise OSError(errno.EADDRINUSE, f"port {port} is in use; choose another one")
+    bound = listener.getsockname()[1]
+    server = serve(listener.detach(), bound, load_tcp_store())
+    announce(f"{socket.gethostname()}:{bound}")
+    stop.wait()
+    del server
+
+
 def main(path: list[str]) -> None:
     """Entry of the detached process; ``path`` is where the starter finds its modules."""
     config = json.loads(sys.argv[1])
@@ -184,3 +205,7 @@ def main(path: list[str]) -> None:
     server = serve(config["fd"], port, load_tcp_store())
     wait_until_deserted(port)
     del server
+
+
+if __name__ == "__main__":
+    serve_until_signalled(int(sys.argv[1]), lambda address: print(address, flush=True))

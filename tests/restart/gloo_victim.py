@@ -1,0 +1,63 @@
+"""Blocks in Gloo on a peer that is stopped, in the way argv names; prints how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ncclops.restart import _gloo_sockets
+
+LONG = timedelta(seconds=100)
+
+
+def join(port: int, rank: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, None, False, LONG, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=LONG)
+
+
+def main(how: str) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, LONG, wait_for_workers=False)
+    before = server.num_keys()
+    peer = os.fork()
+    if peer == 0:
+        os.close(1)
+        join(server.port, 1)
+        time.sleep(1000)
+    if how == "rendezvous":
+        while server.num_keys() <= before:  # until the peer publishes its address
+            time.sleep(0.05)
+        time.sleep(1.0)  # ... and waits for ours
+        os.kill(peer, signal.SIGSTOP)
+
+    def abort() -> None:
+        time.sleep(1.0)  # the main thread is certainly blocked by then, or is about to be
+        print("connections", _gloo_sockets.shut_down_gloo_connections(), flush=True)
+        print("listeners", _gloo_sockets.answer_gloo_rendezvous(3), flush=True)
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        join(server.port, 0)
+        if how == "collective":
+            os.kill(peer, signal.SIGSTOP)
+            dist.all_reduce(torch.ones(1))
+        print("went on")
+    except RuntimeError:
+        print("raised")
+    thread.join()
+    server.set("alive", "1")
+    print("store works", server.get("alive") == b"1")
+    sys.stdout.flush()
+    os.kill(peer, signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
