@@ -99,6 +99,29 @@ def test_a_mistake_in_the_script_is_not_tried_again(
     assert run.named("retry") == []
 
 
+def test_classes_of_the_script_survive_multiprocessing(ncclops: Ncclops, script: Script) -> None:
+    """Spawned children call the script `__mp_main__`, and pickle by that name."""
+    source = (
+        "import multiprocessing\n"
+        "class Thing: pass\n"
+        "def make(_): return Thing()\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print([type(thing) is Thing for thing in pool.map(make, range(2))])\n"
+    )
+    done = launch(ncclops, script(source), nproc=1)
+    assert "[True, True]" in done.stdout, done.stderr
+
+
+def test_a_syntax_error_is_a_mistake_too(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    done = launch(ncclops, script("def broken(:\n"), nproc=1)
+    assert done.returncode == 1
+    assert "SyntaxError" in done.stderr
+    assert len(only_run().named("restart")) == 1, "the decision to stop, and no second try"
+
+
 def test_the_same_failure_three_times_in_a_row_stops_the_job(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:

@@ -196,7 +196,23 @@ class TestFailure:
         done = ncclops("launch", "--nproc-per-node", "1", script(source))
         assert done.returncode == 1
         assert "rank 0 was killed by SIGSEGV" in done.stderr
-        assert only_run().verdict["first_failure"]["signal"] == "SIGSEGV"
+        verdict = only_run().verdict
+        assert verdict["first_failure"]["signal"] == "SIGSEGV"
+        assert verdict["classification"]["class"] == "process-crash"
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("raise ValueError('bad value\\nsecond line')", "ValueError: bad value"),
+            ("import sys; sys.exit('config file missing: foo.yaml')", "config file missing"),
+        ],
+    )
+    def test_the_headline_says_why(
+        self, source: str, message: str, ncclops: Ncclops, script: Script
+    ) -> None:
+        done = ncclops("launch", "--nproc-per-node", "1", script(source))
+        (headline,) = [line for line in done.stderr.splitlines() if "failed after" in line]
+        assert message in headline
 
     def test_a_script_of_errors_only_shows_its_own_traceback(
         self, ncclops: Ncclops, script: Script
@@ -271,6 +287,7 @@ class TestBadInput:
             (["--max-restarts", "-1", "ok.py"], "max-restarts"),
             (["--restart", "sometimes", "ok.py"], "restart"),
             (["--set", "A", "ok.py"], "--set"),
+            (["--set", "RANK=3", "ok.py"], "RANK"),
             (["--set", "A=1", "--unset", "A", "ok.py"], "A is given"),
             (["--run-dir", "/proc/nowhere", "ok.py"], "/proc/nowhere"),
             (["--run-dir", "ok.py", "ok.py"], "run directory"),

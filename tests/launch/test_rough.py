@@ -168,7 +168,7 @@ def test_an_ignored_child_signal_is_no_trap(script: Script, tmp_path: Path) -> N
         [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", script("print(1)")],
         cwd=tmp_path,
         env=clean_environ(),
-        preexec_fn=ignore_children,
+        preexec_fn=ignore_children,  # noqa: PLW1509 - this process has no threads of its own
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -6,6 +6,7 @@ One module per command, each imported at start and therefore light: whatever is 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -68,6 +69,9 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with the code that the contracts promise."""
     _open_missing_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an arrow is no reason to fail
     try:
         code = app(prog_name="ncclops", standalone_mode=False)
         sys.stdout.flush()

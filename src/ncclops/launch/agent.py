@@ -138,7 +138,9 @@ class _Agent:
             self._close_store()
             self._end_leftovers()
             self._diagnosis = await asyncio.to_thread(
-                scan.finish, starting_up=not self._team.bootstrapped
+                scan.finish,
+                self._team.failed_statuses(),
+                starting_up=not self._team.bootstrapped,
             )
             if failed is None or self._stopped_by is not None or self._cannot_start:
                 return number + 1

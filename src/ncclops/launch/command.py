@@ -107,6 +107,7 @@ def prepare(request: Request) -> Prepared:
     if shutil.which(argv[0]) is None:
         raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")
     remarks = list(request.remarks)
+    _check_overrides(request.overrides)
     gpus = find_gpus()
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
@@ -127,6 +128,15 @@ def prepare(request: Request) -> Prepared:
         argv=argv,
         remarks=remarks,
     )
+
+
+def _check_overrides(overrides: Overrides) -> None:
+    said = {*overrides.set, *overrides.unset, *overrides.keep}
+    if taken := sorted(said & workers.IDENTITY):
+        raise UsageError(
+            f"{', '.join(taken)}: the launcher sets this for each worker;"
+            " --nproc-per-node, --node-rank, --master-addr and --master-port decide what"
+        )
 
 
 def start(prepared: Prepared) -> int:

@@ -13,6 +13,8 @@ from ncclops.classify.model import Stats
 from ncclops.launch.tail import GrowthWatch
 
 _CHUNK = 1 << 20
+# Where the evidence says that exit statuses come from; in torchelastic's words, for the classifier.
+_EXITS = "exit status"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ class LiveScan:
             self._watch.add(path)
         self._thread.start()
 
-    def finish(self, *, starting_up: bool) -> Diagnosis:
+    def finish(self, statuses: Mapping[int, int], *, starting_up: bool) -> Diagnosis:
         """Read to the end and judge. Blocks until that is done.
 
+        ``statuses`` are the exit statuses of ranks that failed, evidence like any line: a crash
+        in native code leaves nothing else.
         ``starting_up``: the workers never got as far as a process group.
         """
         self._finishing.set()
@@ -55,6 +59,8 @@ class LiveScan:
             file.close()
         if self._scanner is None or self._failure is not None:
             return Diagnosis(_unknown(self._failure), steps=0)
+        for rank, status in statuses.items():
+            self._scanner.feed(rank, _EXITS, f"exitcode  : {status} (rank {rank})\n".encode())
         return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:

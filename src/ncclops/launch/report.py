@@ -38,11 +38,11 @@ def first_failure(
 
 
 def _recorded_message(error_file: Path) -> str | None:
-    """The exception in a torchelastic error file, as its last line names it."""
+    """The exception in a torchelastic error file, in its first line."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         message = json.loads(error_file.read_text())["message"]
         text = message["message"] if isinstance(message, dict) else message
-        return str(text).strip().splitlines()[-1]
+        return str(text).strip().splitlines()[0]
     return None
 
 
@@ -51,8 +51,9 @@ def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
     sure = f"confidence {classification['confidence']:.2g}"
     lines = [f"class: {classification['class']} ({sure}): {classification['summary']}"]
     for proof in classification["evidence"][:1]:
-        where = run.shown(Path(proof["file"]))
-        lines.append(f"proof: {where}:{proof['line']}: {proof['text'][:_PROOF_CHARS]}")
+        path = Path(proof["file"])
+        where = f"{run.shown(path)}:{proof['line']}" if path.is_absolute() else proof["file"]
+        lines.append(f"proof: {where}: {proof['text'][:_PROOF_CHARS]}")
     if classification["decision"] is not None:
         lines.append(f"retry: {classification['decision']['reason']}")
     lines += [f"remedy: {remedy}" for remedy in classification["remedy"]]
@@ -71,6 +72,8 @@ def judge_receipt(run: Path) -> dict[str, Any] | None:
 
 def _receipt(receipt: dict[str, Any]) -> str:
     """The judgement in one line: healthy and its figures, or the first rule that is broken."""
+    if not receipt["steps"] and receipt["compile_warmup_s"] is None:
+        return f"receipt: none, the output shows no training ({receipt['verdict']})"
     if receipt["verdict"] != "healthy":
         broken = next((rule for rule in receipt["rules"] if not rule["ok"]), None)
         return f"receipt: {receipt['verdict']}" + (f": {broken['note']}" if broken else "")
@@ -92,7 +95,7 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
-    if verdict.receipt is not None:
+    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt"):
         lines.append(_receipt(verdict.receipt))
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict

@@ -47,6 +47,16 @@ class Team:
         rest = [worker for worker in self.workers if worker not in self.ended]
         return [self._ending(worker) for worker in (*self.ended, *rest)]
 
+    def failed_statuses(self) -> dict[int, int]:
+        """Exit statuses of the ranks that failed by themselves."""
+        return {
+            worker.rank: worker.exit.status
+            for worker in self.ended
+            if worker.exit is not None
+            and not worker.exit.ok
+            and worker.rank not in self.asked_to_stop
+        }
+
     def blamed_first(self) -> list[Ending]:
         """The endings, with the rank in front that the restart core blames."""
         return sorted(self.endings(), key=lambda ending: ending.rank != self.last_faulty)

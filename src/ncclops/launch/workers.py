@@ -43,6 +43,28 @@ class Attempt:
     store: StoreAddress
 
 
+# The names that `identity` gives; nobody else may set them.
+IDENTITY = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
+)
+
+
 def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str]:
     """The variables that tell a worker who it is: those of torchrun, and under the same names."""
     rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
@@ -84,6 +106,7 @@ class Exit:
 
     code: int | None
     signal: str | None
+    status: int  # as Popen has it: the code, or the signal's number below zero
 
     @property
     def ok(self) -> bool:
@@ -143,6 +166,9 @@ class Worker:
         """Record how the worker ended; call when its pidfd says that it has."""
         code = self._process.wait()
         self.ended = time.monotonic()
-        self.exit = Exit(code, None) if code >= 0 else Exit(None, signal_name(-code))
+        if code >= 0:
+            self.exit = Exit(code, None, code)
+        else:
+            self.exit = Exit(None, signal_name(-code), code)
         os.close(self.pidfd)
         return self.exit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -52,6 +53,7 @@ def run(start: Callable[[], None]) -> None:
     """
     timeouts = json.loads(os.environ[TIMEOUTS_S])
     repetition = StopRepeating(started=float(os.environ[STARTED]))
+    recorder.current()  # starts a thread, which an interruption must not meet half-way
     before: fresh.Snapshot | None = None
     fresh.atexit_callbacks.watch()
     stop = stopping.StopRequest()
@@ -153,7 +155,10 @@ def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
 
 
 def _is_mistake(exception: str) -> bool:
-    kind = getattr(builtins, exception.partition(":")[0], None)
+    # A syntax error comes with its place in front: `File "train.py", line 3 … SyntaxError: …`.
+    named = re.findall(r"\b([A-Z]\w+):", exception)
+    name = named[-1] if exception.startswith("File ") and named else exception.partition(":")[0]
+    kind = getattr(builtins, name, None)
     return isinstance(kind, type) and issubclass(kind, _MISTAKES)
 
 

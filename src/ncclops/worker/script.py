@@ -75,12 +75,15 @@ def _set_first_path(directory: str) -> None:
 
 def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
     main.__dict__["__builtins__"] = sys.modules["builtins"]
-    sys.modules["__main__"] = main
+    # multiprocessing knows it by a second name from its own import on, which may have been ours.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     try:
         exec(load(), main.__dict__)
     except BaseException as error:
         if isinstance(error, Exception):
-            _record(error)
+            _record(traceback.format_exception_only(error)[-1].strip())
+        elif isinstance(error, SystemExit) and isinstance(error.code, str):
+            _record(error.code)
         sys.excepthook = without_our_frames(sys.excepthook)
         raise
 
@@ -103,8 +106,8 @@ def _is_ours(trace: TracebackType) -> bool:
     return filename.startswith((_PACKAGE, "<frozen runpy>"))
 
 
-def _record(error: Exception) -> None:
-    """Describe ``error`` in torchelastic's error file, unless its ``@record`` already has."""
+def _record(message: str) -> None:
+    """Describe the exception under way in torchelastic's error file, unless ``@record`` has."""
     target = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not target or Path(target).exists():
         return
@@ -112,7 +115,6 @@ def _record(error: Exception) -> None:
         "py_callstack": traceback.format_exc(),
         "timestamp": str(int(time.time())),
     }
-    message = traceback.format_exception_only(error)[-1].strip()
     described = {"message": message, "extraInfo": details}
     try:
         Path(target).write_text(json.dumps({"message": described}))
