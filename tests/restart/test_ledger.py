@@ -24,9 +24,9 @@ SOON = timedelta(seconds=20)
 NOBODY: frozenset[int] = frozenset()
 
 
-def fault(rank: int, kind: FaultKind = FaultKind.DIED, **fields: object) -> Fault:
-    given = {"iteration": 0, "at": time.time(), "summary": "x", "rank": rank, "gone": True}
-    return Fault(kind=kind, initial_rank=rank, **{**given, **fields})  # type: ignore[arg-type]
+def fault(initial_rank: int, kind: FaultKind = FaultKind.DIED, **fields: object) -> Fault:
+    given = {"iteration": 0, "at": time.time(), "summary": "x", "rank": initial_rank, "gone": True}
+    return Fault(kind=kind, initial_rank=initial_rank, **{**given, **fields})  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["tcp", "file", "hash"])
