@@ -17,6 +17,7 @@ from ncclops._version import __version__
 from ncclops.cli import env as env_commands
 from ncclops.cli import profile as profile_commands
 from ncclops.cli import receipt as receipt_commands
+from ncclops.cli import store as store_commands
 from ncclops.cli.classify import classify
 from ncclops.cli.launch import launch
 from ncclops.errors import NcclopsError
@@ -43,6 +44,7 @@ app.command()(classify)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
 app.add_typer(receipt_commands.app, name="receipt")
+app.add_typer(store_commands.app, name="store")
 
 
 def _print_version(wanted: bool) -> None:

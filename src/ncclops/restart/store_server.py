@@ -46,18 +46,15 @@ _BOOT = (
 )
 
 
-def bind(port: int) -> socket.socket | None:
-    """A socket that listens on ``port`` of every interface; ``None`` when the port is taken."""
-    try:
-        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        address: tuple[Any, ...] = ("::", port)
-    except OSError:  # no IPv6 on this machine
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        address = ("0.0.0.0", port)
+def bind(port: int, *, loopback: bool = False) -> socket.socket | None:
+    """A socket that listens on ``port``; ``None`` when the port is taken.
+
+    On every interface, unless only this machine shall reach it.
+    """
+    sock, host = _unbound("127.0.0.1") if loopback else _unbound("::")
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        sock.bind((host, port))
         sock.listen(4096)
     except OSError as error:
         sock.close()
@@ -65,6 +62,18 @@ def bind(port: int) -> socket.socket | None:
             return None
         raise
     return sock
+
+
+def _unbound(host: str) -> tuple[socket.socket, str]:
+    """A socket for ``host``, and the host to bind it to: all of IPv4 where there is no IPv6."""
+    if host == "::":
+        try:
+            sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            return sock, host
+        except OSError:
+            host = "0.0.0.0"
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM), host
 
 
 def start(listener: socket.socket) -> None:
@@ -171,21 +180,23 @@ def _open_fds() -> list[str]:
     return os.listdir("/proc/self/fd")  # noqa: PTH208 - names are all that is wanted, often
 
 
-def serve_until_signalled(port: int, announce: Callable[[str], None]) -> None:
+def serve_until_signalled(
+    port: int, announce: Callable[[str], None], *, loopback: bool = False
+) -> None:
     """``ncclops store serve``: host a store on ``port`` (0: any) until SIGTERM or SIGINT.
 
-    ``announce`` is called with ``host:port`` once clients can connect. Raises ``OSError`` when
+    With ``loopback``, for this machine only. ``announce`` is called with ``host:port`` once clients can connect. Raises ``OSError`` when
     the port is taken.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    listener = bind(port)
+    listener = bind(port, loopback=loopback)
     if listener is None:
         raise OSError(errno.EADDRINUSE, f"port {port} is in use; choose another one")
     bound = listener.getsockname()[1]
     server = serve(listener.detach(), bound, load_tcp_store())
-    announce(f"{socket.gethostname()}:{bound}")
+    announce(f"{'127.0.0.1' if loopback else socket.gethostname()}:{bound}")
     stop.wait()
     del server
 
