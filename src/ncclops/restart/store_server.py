@@ -185,8 +185,8 @@ def serve_until_signalled(
 ) -> None:
     """``ncclops store serve``: host a store on ``port`` (0: any) until SIGTERM or SIGINT.
 
-    With ``loopback``, for this machine only. ``announce`` is called with ``host:port`` once clients can connect. Raises ``OSError`` when
-    the port is taken.
+    With ``loopback``, for this machine only. ``announce`` is called with ``host:port`` once
+    clients can connect. Raises ``OSError`` when the port is taken.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
