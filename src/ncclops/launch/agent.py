@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ncclops.classify import Report
@@ -32,8 +31,8 @@ from ncclops.classify.policy import Attempt, Decision
 from ncclops.durations import format_duration
 from ncclops.env import snapshot
 from ncclops.errors import NcclopsError, ReceiptMissing
-from ncclops.launch import proctree, report, store, workers
-from ncclops.launch.echo import Echo, Source
+from ncclops.launch import logs, proctree, report, store, workers
+from ncclops.launch.echo import Echo
 from ncclops.launch.history import JobHistory
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.livescan import Diagnosis, LiveScan
@@ -41,13 +40,12 @@ from ncclops.launch.options import Shown
 from ncclops.launch.retrying import NextAttempt, RetryPlan, next_attempt
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.screen import Screen
+from ncclops.launch.stopping import StopSignals
 from ncclops.launch.team import Team
 from ncclops.launch.verdict import Verdict, judge
-from ncclops.launch.warden import FORWARDED
 from ncclops.receipts import pages
 from ncclops.worker.variables import AGENT_PID, STARTED
 
-_STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _EVIDENCE_LINES = 5
 _LEFTOVER_GRACE = timedelta(seconds=5)
@@ -91,22 +89,27 @@ class _Agent:
         self._receipt: dict[str, Any] | None = None
         self._server: store.StoreServer | None = None
         self._changed = asyncio.Event()  # a worker ended, or a signal came
-        self._stopped_by: signal.Signals | None = None
         self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
         self._cannot_start: str | None = None
-        self._launcher_lost = False
-        self._kill_now = False
-        self._signals = 0  # that asked to stop
-        self._warden_pid = os.getppid()
         self._began = time.monotonic()
+        self._ranks = [job.layout.rank(local) for local in range(job.layout.nproc)]
+        self._stop = StopSignals(
+            self._changed,
+            on_first=self._on_first_stop,
+            pass_on=self._pass_on,
+        )
 
     async def run(self) -> int:
-        self._make_log_files()
+        logs.make(self._run, self._ranks)
         stdout = sys.stderr if self._job.stdout_is_data else sys.stdout
-        self._echo = Echo(self._echo_sources(), Screen(stdout.buffer, sys.stderr.buffer))
+        self._echo = Echo(
+            logs.shown(self._run, self._ranks, self._job.shown),
+            Screen(stdout.buffer, sys.stderr.buffer),
+        )
         self._echo.start()
-        self._take_signals()
-        self._inbox = Inbox(self._worker_event_files(), self._on_worker_event)
+        self._stop.take(self._on_child_end)
+        events = {rank: self._run.worker_events(rank) for rank in self._ranks}
+        self._inbox = Inbox(events, self._on_worker_event)
         self._inbox.open()
         attempts = await self._run_attempts()
         self._inbox.close()
@@ -124,13 +127,14 @@ class _Agent:
         history, number = self._job.history, 0
         environ: dict[str, str] = {}
         while True:
-            scan = self._start_scan()
+            scan = LiveScan(logs.output(self._run, self._ranks))
+            scan.start()
             try:
                 self._spawn(number, environ)
             except (NcclopsError, OSError) as error:
                 self._cannot_start = f"cannot start attempt {number + 1}: {error}"
             await self._watch()
-            self._interrupted_by = self._stopped_by
+            self._interrupted_by = self._stop.first
             failed = self._team.final_failure()
             if failed is not None:
                 self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
@@ -142,7 +146,7 @@ class _Agent:
                 self._team.failed_statuses(),
                 starting_up=not self._team.bootstrapped,
             )
-            if failed is None or self._stopped_by is not None or self._cannot_start:
+            if failed is None or self._stop.first is not None or self._cannot_start:
                 return number + 1
             following = self._decide(history)
             number += 1
@@ -180,19 +184,10 @@ class _Agent:
         """Wait before the next attempt; False when we are asked to stop meanwhile."""
         with suppress(TimeoutError):
             async with asyncio.timeout(pause.total_seconds()):
-                while self._stopped_by is None:
+                while self._stop.first is None:
                     await self._next_change()
-        self._interrupted_by = self._stopped_by
-        return self._stopped_by is None
-
-    def _start_scan(self) -> LiveScan:
-        files: dict[Path, int] = {}
-        for local_rank in range(self._job.layout.nproc):
-            rank = self._job.layout.rank(local_rank)
-            files |= {self._run.stdout_log(rank): rank, self._run.stderr_log(rank): rank}
-        scan = LiveScan(files)
-        scan.start()
-        return scan
+        self._interrupted_by = self._stop.first
+        return self._stop.first is None
 
     def _spawn(self, number: int, environ: dict[str, str]) -> None:
         # A store for each attempt: torch's keys carry no attempt, and those of the last one would
@@ -228,7 +223,7 @@ class _Agent:
     async def _watch(self) -> None:
         """Return when all workers have ended, one has failed for good, or we are to stop."""
         team = self._team
-        while team.running() and team.final_failure() is None and self._stopped_by is None:
+        while team.running() and team.final_failure() is None and self._stop.first is None:
             if self._cannot_start:
                 return
             await self._next_change()
@@ -236,7 +231,7 @@ class _Agent:
     async def _stop_workers(self) -> None:
         """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
         team = self._team
-        if team.gave_up and self._stopped_by is None:
+        if team.gave_up and self._stop.first is None:
             # All of them are on their way out, with something to say; most need no signal.
             await self._wait_for_end(self._job.stop_grace, unless_stopped=True)
         if not team.running():
@@ -256,7 +251,7 @@ class _Agent:
         outcome, code, reason = judge(
             in_order,
             stopped_by=self._interrupted_by,
-            launcher_lost=self._launcher_lost,
+            launcher_lost=self._stop.launcher_lost,
             losses_allowed=self._job.restarts_in_process,
             cannot_start=self._cannot_start,
         )
@@ -288,7 +283,7 @@ class _Agent:
         In a thread of its own, which nobody waits for: a terminal may block for ever.
         """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        signals_before = self._signals
+        signals_before = self._stop.count
 
         def finish() -> None:
             self._echo.finish()
@@ -296,7 +291,7 @@ class _Agent:
             loop.call_soon_threadsafe(self._changed.set)
 
         threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
-        while not done.is_set() and self._signals == signals_before and not self._is_orphan():
+        while not done.is_set() and self._stop.count == signals_before and not self._stop.is_orphan:
             await self._next_change()
         return done.is_set()
 
@@ -311,38 +306,6 @@ class _Agent:
         return report.verdict.as_json() | {"evidence": _lines(report), "decision": decision}
 
     # --- what the phases are made of ----------------------------------------------------------
-
-    def _make_log_files(self) -> None:
-        for local_rank in range(self._job.layout.nproc):
-            rank = self._job.layout.rank(local_rank)
-            self._run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
-            self._run.stdout_log(rank).touch()
-            self._run.stderr_log(rank).touch()
-            self._run.worker_events(rank).touch()
-
-    def _worker_event_files(self) -> dict[int, Path]:
-        ranks = [self._job.layout.rank(local) for local in range(self._job.layout.nproc)]
-        return {rank: self._run.worker_events(rank) for rank in ranks}
-
-    def _echo_sources(self) -> list[Source]:
-        sources = []
-        for local_rank in range(self._job.layout.nproc):
-            rank = self._job.layout.rank(local_rank)
-            if local_rank in self._job.shown.stdout:
-                sources.append(Source(rank, self._run.stdout_log(rank), to_stderr=False))
-            if local_rank in self._job.shown.stderr:
-                sources.append(Source(rank, self._run.stderr_log(rank), to_stderr=True))
-        return sources
-
-    def _take_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for signum in FORWARDED:
-            # SIGTERM also when it is ignored: it is how we learn that the warden has gone.
-            if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
-                loop.add_signal_handler(signum, self._on_signal, signum)
-        loop.add_signal_handler(signal.SIGCHLD, self._on_child_end)
-        # The warden blocked them before it forked us, so that none could be lost until now.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _start_store(self, number: int) -> store.StoreServer | None:
         listener, nodes = self._job.listener, self._job.layout.nodes
@@ -412,25 +375,16 @@ class _Agent:
         own = {worker.pid for worker in self._team.running()}
         return own if self._server is None else own | {self._server.process.pid}
 
-    def _is_orphan(self) -> bool:
-        return os.getppid() != self._warden_pid
+    def _pass_on(self, signum: signal.Signals) -> None:
+        self._team.send(signum)  # whichever team there is by then
 
-    def _on_signal(self, signum: signal.Signals) -> None:
-        if signum not in _STOPPING:
-            self._team.send(signum)  # SIGUSR1 and SIGUSR2 are between the operator and the script
-            return
-        self._signals += 1
-        self._kill_now = self._stopped_by is not None
-        self._launcher_lost = self._launcher_lost or self._is_orphan()
-        if self._stopped_by is None:
-            self._stopped_by = signum
-            self._run.event("stop-requested", signal=signum.name)
-            grace = format_duration(self._job.stop_grace)
-            self._echo.say(
-                f"{signum.name}: stopping {len(self._team.running())} workers with SIGTERM,"
-                f" SIGKILL after {grace} (once more to kill now)"
-            )
-        self._changed.set()
+    def _on_first_stop(self, signum: signal.Signals) -> None:
+        self._run.event("stop-requested", signal=signum.name)
+        grace = format_duration(self._job.stop_grace)
+        self._echo.say(
+            f"{signum.name}: stopping {len(self._team.running())} workers with SIGTERM,"
+            f" SIGKILL after {grace} (once more to kill now)"
+        )
 
     def _end_leftovers(self) -> None:
         """End what the workers started and left running."""
@@ -447,8 +401,8 @@ class _Agent:
         """Until no worker runs, ``limit``, or a signal that lets us wait no longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.total_seconds()):
-                while self._team.running() and not (hurried and self._kill_now):
-                    if unless_stopped and self._stopped_by is not None:
+                while self._team.running() and not (hurried and self._stop.hurry):
+                    if unless_stopped and self._stop.first is not None:
                         return
                     await self._next_change()
 
