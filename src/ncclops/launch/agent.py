@@ -136,9 +136,11 @@ class _Agent:
             await self._watch()
             self._interrupted_by = self._stop.first
             failed = self._team.final_failure()
-            if failed is not None:
-                self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
             await self._stop_workers()
+            if failed is not None:
+                # The first to end need not be the one to blame; by now all have ended.
+                failed = self._team.final_failure() or failed
+                self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
             self._close_store()
             self._end_leftovers()
             self._diagnosis = await asyncio.to_thread(
