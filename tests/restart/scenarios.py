@@ -582,4 +582,9 @@ def soak(worker: Worker) -> Any:
     limit = inprocess.Compose(
         inprocess.initialize.RetryController(max_iterations=200), Initialize()
     )
-    return worker.wrap(train, initialize=limit, health_check=Check(), **HANG)()
+    # Eight ranks share what cores there are: a hard timeout that a busy machine can cause would
+    # take ranks away that nothing struck.
+    timing = {**HANG, "hard_timeout": seconds(40)}
+    return worker.wrap(
+        train, initialize=limit, health_check=Check(), barrier_timeout=seconds(80), **timing
+    )()

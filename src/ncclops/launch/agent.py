@@ -346,6 +346,10 @@ class _Agent:
             case "entered":
                 team.entered.add(rank)
                 return
+            case "ready-to-end":
+                team.ready_to_end.add(rank)
+                team.release()
+                return
             case "bootstrapped":
                 team.bootstrapped.add(rank)
             case "gave-up":
@@ -364,6 +368,7 @@ class _Agent:
         ended = worker.reap()
         self._team.ended.append(worker)
         self._inbox.collect()  # its last words, before anybody draws conclusions
+        self._team.release()
         self._run.event(
             "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
         )

@@ -19,6 +19,7 @@ class Team:
     asked_to_stop: set[int] = field(default_factory=set)  # ranks that ended only after we asked
     entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
+    ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     gave_up: set[int] = field(default_factory=set)  # ranks that a restart in place cannot help
     last_faulty: int | None = None
 
@@ -29,6 +30,13 @@ class Team:
         """Send ``signum`` to all that run."""
         for worker in self.running():
             worker.send(signum)
+
+    def release(self) -> None:
+        """Let those go that wait for each other at the end, once nobody else is left."""
+        running = self.running()
+        if running and all(worker.rank in self.ready_to_end for worker in running):
+            self.ready_to_end.clear()
+            self.send(signal.SIGTERM)
 
     def final_failure(self) -> Worker | None:
         """The worker whose failure ends the attempt, if there is one."""

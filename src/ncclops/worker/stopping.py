@@ -1,7 +1,9 @@
 """Lets a script's own SIGTERM handler finish: a stop is no fault, and no restart may cut it.
 
 When the launcher stops a job, each worker gets SIGTERM, and one that exits at once would have the
-restart core interrupt another that is still writing its last checkpoint.
+restart core interrupt another that is still writing its last checkpoint. So a handler that ends
+the process has it wait: the worker tells that it is ready, and the launcher sends a second
+SIGTERM once all are.
 """
 
 from __future__ import annotations
@@ -13,8 +15,16 @@ from types import FrameType
 from typing import Any
 
 from ncclops.restart import CallWrapper
+from ncclops.worker import record
 
 _EXIT_CODE = 128 + signal.SIGTERM
+
+
+def _wait_for_the_others() -> None:
+    """Until the launcher says that all are ready; it ends us if that takes too long."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    record.tell("ready-to-end")
+    signal.sigwait({signal.SIGTERM})
 
 
 class StopRequest:
@@ -49,6 +59,10 @@ class StopRequest:
             if self._call is None:
                 return handler(number, frame)
             with self._call.atomic():
-                return handler(number, frame)
+                try:
+                    return handler(number, frame)
+                except SystemExit:
+                    _wait_for_the_others()
+                    raise
 
         return handle
