@@ -132,7 +132,7 @@ def prepare(request: Request) -> Prepared:
 
 def _check_overrides(overrides: Overrides) -> None:
     said = {*overrides.set, *overrides.unset, *overrides.keep}
-    if taken := sorted(said & workers.IDENTITY):
+    if taken := sorted(said & workers.identity_names()):
         raise UsageError(
             f"{', '.join(taken)}: the launcher sets this for each worker;"
             " --nproc-per-node, --node-rank, --master-addr and --master-port decide what"

@@ -75,7 +75,6 @@ def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
                 "-m",
                 "ncclops.launch.store_server",
                 str(listener.fileno()),
-                address.host,
                 str(address.port),
                 str(os.getpid()),
             ],

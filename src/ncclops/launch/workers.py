@@ -43,28 +43,6 @@ class Attempt:
     store: StoreAddress
 
 
-# The names that `identity` gives; nobody else may set them.
-IDENTITY = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_USE_AGENT_STORE",
-    }
-)
-
-
 def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str]:
     """The variables that tell a worker who it is: those of torchrun, and under the same names."""
     rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
@@ -88,6 +66,12 @@ def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def identity_names() -> frozenset[str]:
+    """The names that ``identity`` gives; nobody else may set them."""
+    nowhere = Attempt(number=0, most=0, job_id="", store=StoreAddress("", 0))
+    return frozenset(identity(Layout(nodes=Nodes(), nproc=1), nowhere, 0))
 
 
 def command(target: Target) -> list[str]:
