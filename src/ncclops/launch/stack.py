@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from ncclops.env import installed_nccl, installed_torch
 from ncclops.launch.hardware import Gpus
 
 _MISSING = "-"
@@ -23,7 +24,6 @@ _SHOWN_AS = {
     "gpu": "GPU",
     "python": "Python",
 }
-_NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 # Long enough for a cold network file system, short enough not to hold up a start.
 _GIT_LIMIT_S = 3
 
@@ -54,7 +54,7 @@ def find_stack(gpus: Gpus, script_dir: Path) -> Stack:
     """The versions installed here, and the git commit that ``script_dir`` is at."""
     torch_version = _torch_version_module()
     return Stack(
-        torch=torch_version.get("__version__") or package_version("torch"),
+        torch=torch_version.get("__version__") or installed_torch(),
         triton=package_version("triton"),
         flash_attn=package_version("flash-attn"),
         nccl=_nccl_version(),
@@ -97,9 +97,8 @@ def _torch_version_module() -> dict[str, str]:
 
 
 def _nccl_version() -> str | None:
-    for package in _NCCL_PACKAGES:
-        if version := package_version(package):
-            return version
+    if version := installed_nccl():
+        return version
     # A build against the system's NCCL: ask the library that the loader would find.
     with suppress(OSError, AttributeError):
         code = ctypes.c_int()
