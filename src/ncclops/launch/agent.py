@@ -18,19 +18,25 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from ncclops.classify.policy import Attempt, Decision
+from ncclops.classify.model import Verdict as ClassifiedAs
+from ncclops.classify.policy import Decision
 from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError
 from ncclops.launch import conclusion, logs, proctree, report
 from ncclops.launch.attempt import RunningAttempt, Scene
 from ncclops.launch.changes import Changes
+from ncclops.launch.company import Alone, Company, LocalEnd, Settled
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.place import Place
 from ncclops.launch.retrying import NextAttempt, next_attempt
 from ncclops.launch.stopping import StopSignals
+from ncclops.launch.store import NOWHERE
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
 
@@ -51,19 +57,20 @@ class _Agent:
             pass_on=self._pass_on,
         )
         self._attempt: RunningAttempt | None = None
-        self._decision: Decision | None = None
+        self._company: Company | None = None
+        self._settled = Settled()
         self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
         job, run = self._job, self._run
-        logs.make(run, job.ranks)
         self._terminal = Terminal(job)
         self._terminal.open()
         self._stop.take(self._on_child_end)
-        events = {rank: run.worker_events(rank) for rank in job.ranks}
-        self._inbox = Inbox(events, self._on_worker_event)
+        self._inbox = Inbox(self._on_worker_event)
         self._inbox.open()
-        last, diagnosis = await self._run_attempts()
+        self._company = self._find_company()
+        last, diagnosis = await self._run_attempts(self._company)
+        await self._company.leave()
         self._inbox.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
@@ -71,7 +78,7 @@ class _Agent:
                 job=job,
                 last=last,
                 diagnosis=diagnosis,
-                decision=self._decision,
+                settled=self._settled,
                 receipt=await asyncio.to_thread(report.judge_receipt, run.path),
                 stopped_by=self._interrupted_by,
                 launcher_lost=self._stop.launcher_lost,
@@ -87,7 +94,24 @@ class _Agent:
 
     # --- phases -----------------------------------------------------------------------------
 
-    async def _run_attempts(self) -> tuple[RunningAttempt, Diagnosis]:
+    def _find_company(self) -> Company:
+        """The agents of the other nodes, or nobody."""
+        job = self._job
+        if job.party is None:
+            assert job.listener is not None  # a single node hosts its store itself
+            return Alone(job, job.listener, self._choose)
+        from ncclops.launch.together import Together
+
+        return Together(
+            job,
+            job.party,
+            changes=self._changes,
+            stop=self._stop,
+            say=self._terminal.say,
+            choose=self._choose,
+        )
+
+    async def _run_attempts(self, company: Company) -> tuple[RunningAttempt, Diagnosis]:
         """Start all workers until they end well or no attempt may follow; the last attempt."""
         scene = Scene(
             job=self._job,
@@ -95,17 +119,42 @@ class _Agent:
             stop=self._stop,
             say=self._terminal.say,
             collect=self._inbox.collect,
+            company=company,
         )
         number, environ = 0, dict[str, str]()
         while True:
-            attempt = self._attempt = RunningAttempt(scene, number, environ)
+            attempt = self._attempt = await self._assemble(scene, number, environ)
             failed, diagnosis = await self._run_attempt(attempt)
-            if not failed or self._stop.first is not None or attempt.cannot_start:
+            settled = self._settled = await company.settle(
+                self._local_end(attempt, failed, diagnosis)
+            )
+            if settled.attempt is not None:
+                self._job.history.add(settled.attempt)
+            following = settled.following
+            if following is None or self._stop.first is not None or attempt.cannot_start:
                 return attempt, diagnosis
-            following = self._decide(diagnosis)
-            if following is None or not await self._cool_down(following.cooldown):
+            self._announce(settled.decided or {}, following)
+            if not await self._cool_down(following.cooldown):
                 return attempt, diagnosis
-            number, environ = number + 1, following.environ
+            number, environ = attempt.number + 1, following.environ
+
+    async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
+        """The next attempt, at its place; without one where there is none to be had."""
+        place, refusal = None, None
+        try:
+            place = await scene.company.assemble(number)
+        except (NcclopsError, OSError) as error:
+            refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
+        ranks = [] if place is None else place.ranks
+        run = self._run
+        logs.make(run, ranks)
+        self._terminal.follow(ranks)
+        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
+        if place is None:
+            place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        attempt = RunningAttempt(scene, place, environ)
+        attempt.cannot_start = refusal
+        return attempt
 
     async def _run_attempt(self, attempt: RunningAttempt) -> tuple[bool, Diagnosis]:
         """From the start of the workers until none is left; whether the attempt has failed."""
@@ -122,33 +171,47 @@ class _Agent:
             )
         return failed is not None, await attempt.close()
 
-    def _decide(self, diagnosis: Diagnosis) -> NextAttempt | None:
-        """Classify the attempt that has failed, add it to the history, and say what follows."""
-        history, found, progressed = self._job.history, diagnosis.report, diagnosis.steps > 0
-        self._run.event(
-            "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
+    def _local_end(self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis) -> LocalEnd:
+        """What the others have to know of how the attempt ended here."""
+        found, job, team = diagnosis.report, self._job, attempt.team
+        if failed:
+            self._run.event(
+                "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
+            )
+        failure = report.first_failure(self._run, team.blamed_first(), attempt.number)
+        return LocalEnd(
+            failed=failed or attempt.cannot_start is not None,
+            well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
+            verdict=found.verdict.as_json() | {"evidence": conclusion.evidence(found)},
+            progressed=diagnosis.steps > 0,
+            healthy=job.require_receipt
+            and conclusion.is_healthy(report.judge_receipt(self._run.path)),
+            failure=failure if failed else None,
+            stopped_by=self._stop.first,
         )
-        decision, following = next_attempt(
+
+    def _choose(
+        self, verdict: Mapping[str, Any], *, progressed: bool, replaces: bool
+    ) -> tuple[Decision, NextAttempt | None]:
+        """The retry policy's word on an attempt that has failed, and what follows it."""
+        history = self._job.history
+        return next_attempt(
             self._job.retry,
-            found.verdict,
+            ClassifiedAs.from_json(verdict),
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
+            replaces=replaces,
         )
-        self._decision = decision
-        history.add(Attempt.of(found.verdict, progressed=progressed))
-        if following is not None:
-            self._announce(decision, following)
-        return following
 
-    def _announce(self, decision: Decision, following: NextAttempt) -> None:
+    def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         told = {"reason": following.reason, "changes": following.environ}
-        self._run.event("retry", **decision.as_json() | told)
+        self._run.event("retry", **{**decided, **told})
         changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
         pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
         self._terminal.say(
-            f"attempt {decision.attempt}{pause}: {following.reason}"
+            f"attempt {decided['attempt']}{pause}: {following.reason}"
             + (f" ({changes})" if changes else "")
         )
 
@@ -166,6 +229,8 @@ class _Agent:
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
+        if self._company is not None:
+            own |= self._company.pids()
         proctree.reap_adopted(own)
 
     def _pass_on(self, signum: signal.Signals) -> None:
@@ -174,6 +239,8 @@ class _Agent:
 
     def _on_first_stop(self, signum: signal.Signals) -> None:
         self._run.event("stop-requested", signal=signum.name)
+        if self._company is not None:
+            self._company.tell_stop(signum)
         grace = format_duration(self._job.stop_grace)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         self._terminal.say(

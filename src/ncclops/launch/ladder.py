@@ -25,7 +25,15 @@ _SOFT, _HARD, _BARRIER = 0.8, 0.9, 1.2
 # this is only there because no wait is without an end.
 _COMPLETION = timedelta(days=7)
 
-_ORDER = (("soft", "hard"), ("hard", "process_group"), ("hard", "barrier"))
+# A host that nothing is heard of for so long is lost; a dead process is seen at once.
+_HEARTBEAT = timedelta(seconds=30)
+
+_ORDER = (
+    ("soft", "hard"),
+    ("hard", "process_group"),
+    ("hard", "barrier"),
+    ("heartbeat", "barrier"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,7 @@ class Ladder:
     soft: timedelta
     hard: timedelta
     process_group: timedelta
+    heartbeat: timedelta
     barrier: timedelta
     completion: timedelta
 
@@ -59,6 +68,7 @@ def build_ladder(timeouts: Timeouts) -> Ladder:
         soft=timeouts.soft or group * _SOFT,
         hard=timeouts.hard or group * _HARD,
         process_group=group,
+        heartbeat=timeouts.heartbeat or min(_HEARTBEAT, group / 2),
         barrier=timeouts.barrier or group * _BARRIER,
         completion=timeouts.completion or max(_COMPLETION, group),
     )

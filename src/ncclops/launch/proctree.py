@@ -23,26 +23,32 @@ import psutil
 KILL_DEADLINE = timedelta(seconds=10)
 
 
-def end_descendants(grace: timedelta, own: AbstractSet[int] = frozenset()) -> list[int]:
-    """End every descendant of this process: SIGTERM, ``grace``, SIGKILL.
+def end_descendants(
+    grace: timedelta,
+    own: AbstractSet[int] = frozenset(),
+    spared: AbstractSet[int] = frozenset(),
+) -> list[int]:
+    """End every descendant of this process but those ``spared``: SIGTERM, ``grace``, SIGKILL.
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
     else in this process waits for.
     """
-    if _signal_all(signal.SIGTERM, own):
-        _wait_until_empty(grace, own)
+    if _signal_all(signal.SIGTERM, own, spared):
+        _wait_until_empty(grace, own, spared)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
     # Again and again, because a process may fork between the look and the blow.
-    while _signal_all(signal.SIGKILL, own) and time.monotonic() < deadline:
-        _wait_until_empty(timedelta(seconds=0.5), own)
-    return [process.pid for process in _descendants(own)]
+    while _signal_all(signal.SIGKILL, own, spared) and time.monotonic() < deadline:
+        _wait_until_empty(timedelta(seconds=0.5), own, spared)
+    return [process.pid for process in _descendants(own, spared)]
 
 
-def _descendants(own: AbstractSet[int]) -> list[psutil.Process]:
+def _descendants(own: AbstractSet[int], spared: AbstractSet[int]) -> list[psutil.Process]:
     """Living descendants of this process; zombies are reaped on the way."""
     living = []
     for process in psutil.Process().children(recursive=True):
+        if process.pid in spared:
+            continue
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
@@ -53,17 +59,19 @@ def _descendants(own: AbstractSet[int]) -> list[psutil.Process]:
     return living
 
 
-def _signal_all(signum: signal.Signals, own: AbstractSet[int]) -> list[psutil.Process]:
-    processes = _descendants(own)
+def _signal_all(
+    signum: signal.Signals, own: AbstractSet[int], spared: AbstractSet[int]
+) -> list[psutil.Process]:
+    processes = _descendants(own, spared)
     for process in processes:
         with suppress(psutil.Error, OSError):  # gone, or not ours to signal (sudo)
             process.send_signal(signum)
     return processes
 
 
-def _wait_until_empty(limit: timedelta, own: AbstractSet[int]) -> None:
+def _wait_until_empty(limit: timedelta, own: AbstractSet[int], spared: AbstractSet[int]) -> None:
     deadline = time.monotonic() + limit.total_seconds()
-    while (processes := _descendants(own)) and time.monotonic() < deadline:
+    while (processes := _descendants(own, spared)) and time.monotonic() < deadline:
         wait_for_exit((process.pid for process in processes), deadline)
 
 

@@ -18,7 +18,7 @@ class RetryPlan:
     lane: Lane
     rules: RetryRules
     granted: int  # --max-restarts: whatever failed
-    allowed: bool = True  # False with --restart none, and with several nodes
+    allowed: bool = True  # False with --restart none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,11 @@ def next_attempt(
     granted_used: int,
     progressed: bool,
     random: Callable[[], float],
+    replaces: bool = False,
 ) -> tuple[Decision, NextAttempt | None]:
     """The policy's decision, and the attempt that follows, if one does.
+
+    ``replaces``: the node to be replaced is gone, and another one can take its place.
 
     ``history`` is the job's; ``granted_used`` counts the attempts that this agent has made
     after its first, since ``--max-restarts`` is an order to one agent.
@@ -58,7 +61,7 @@ def next_attempt(
     )
     if not plan.allowed:
         return decision, None
-    if decision.action == "retry":
+    if decision.action == "retry" or (decision.action == "replace-node" and replaces):
         return decision, _following(decision)
     if granted_used < plan.granted:
         left = plan.granted - granted_used

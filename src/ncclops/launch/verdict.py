@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ncclops.errors import NcclopsError
+
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
-_SIGNAL_EXIT_BASE = 128
+SIGNAL_EXIT_BASE = 128
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
@@ -93,7 +95,7 @@ def judge(
     stopped_by: signal.Signals | None,
     launcher_lost: bool,
     losses_allowed: bool = False,
-    cannot_start: str | None = None,
+    cannot_start: NcclopsError | None = None,
 ) -> tuple[Outcome, int, str]:
     """Outcome, exit code and reason for a run whose workers ended as ``endings``.
 
@@ -103,9 +105,9 @@ def judge(
     if launcher_lost:
         return "failed", 1, "the launcher was killed, and the agent stopped the workers"
     if stopped_by is not None:
-        return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
+        return "interrupted", SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
     if cannot_start is not None:
-        return "failed", 1, cannot_start
+        return "failed", cannot_start.exit_code, str(cannot_start)
     bad = [ending for ending in endings if not ending.ok]
     # One that ended well because we asked it to stop has not finished the job.
     well = sum(ending.ok and not ending.asked_to_stop for ending in endings)

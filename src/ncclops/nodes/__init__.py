@@ -1,6 +1,6 @@
 """Several hosts: who takes part, what the agents tell each other, and what must be alike.
 
-- ``schedulers``   what Slurm, Open MPI or an operator of Kubernetes says of this node (``hostlist``)
+- ``schedulers``   what Slurm, Open MPI or Kubernetes says of this node (``hostlist``)
 - ``meeting``      how the nodes of a job are to find each other: the options, as values
 - ``interfaces``   which addresses are this host's own
 - ``member``       a process of its own: torch's rendezvous, and the agents' log in the store

@@ -113,9 +113,13 @@ def compare(
     """
     names = sorted({name for each in prints for name in each.variables})
     found = [
-        _variable(name, prints) for name in names if len({p.variables.get(name) for p in prints}) > 1
+        _variable(name, prints)
+        for name in names
+        if len({p.variables.get(name) for p in prints}) > 1
     ]
-    found += [_fact(name, prints) for name in _JUDGED if len({p.facts.get(name) for p in prints}) > 1]
+    found += [
+        _fact(name, prints) for name in _JUDGED if len({p.facts.get(name) for p in prints}) > 1
+    ]
     found += _clocks(prints, lost_after)
     judged = (_allowed(each) if each.name in allowed else each for each in found)
     order: dict[Weight, int] = {"refused": 0, "remark": 1, "fine": 2}

@@ -33,9 +33,7 @@ def resolve(host: str) -> list[str]:
     return [_bare(str(entry[4][0])) for entry in found]
 
 
-def is_here(
-    host: str, own: Mapping[str, str] | None = None, resolved: Resolve = resolve
-) -> bool:
+def is_here(host: str, own: Mapping[str, str] | None = None, resolved: Resolve = resolve) -> bool:
     """Whether ``host`` is this machine: any of its addresses is on one of our interfaces.
 
     A name that leads to the loopback counts as ours: it can mean nobody else (Debian's

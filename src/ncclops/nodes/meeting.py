@@ -150,9 +150,7 @@ def parse_meeting(
     else:
         rank = node_rank or 0
         if rank >= most:
-            raise UsageError(
-                f"--node-rank {rank}: with --nnodes {nnodes} it is 0 to {most - 1}"
-            )
+            raise UsageError(f"--node-rank {rank}: with --nnodes {nnodes} it is 0 to {most - 1}")
     return Meeting(
         backend=backend,
         active=active,

@@ -308,8 +308,9 @@ class _Dynamic:
         self._member = member
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint=f"[{config.host}]:{config.port}" if ":" in config.host else
-            f"{config.host}:{config.port}",
+            endpoint=f"[{config.host}]:{config.port}"
+            if ":" in config.host
+            else f"{config.host}:{config.port}",
             run_id=config.job_id,
             min_nodes=config.active,
             max_nodes=config.most,

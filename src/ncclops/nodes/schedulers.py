@@ -86,7 +86,6 @@ def _slurm(environ: Environ) -> Placement | None:
             " of a node itself: give srun --ntasks-per-node=1"
         )
     hosts = tuple(hostlist.expand(environ["SLURM_STEP_NODELIST"]))
-    pinned = environ.get("SLURM_CPU_BIND", "")
     return Placement(
         source=f"Slurm step {job}.{step}",
         nnodes=count,
@@ -96,7 +95,6 @@ def _slurm(environ: Environ) -> Placement | None:
         rdzv_id=f"slurm-{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}",
         nproc=_slurm_gpus(environ),
         hosts=hosts,
-        remarks=(f"SLURM_CPU_BIND={pinned}",) if "map" in pinned or "mask" in pinned else (),
     )
 
 
@@ -124,7 +122,10 @@ def _slurm_gpus(environ: Environ) -> str | None:
 
 def _open_mpi(environ: Environ) -> Placement | None:
     """``mpirun -npernode 1 ncclops launch …``."""
-    size, local_size = environ.get("OMPI_COMM_WORLD_SIZE"), environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    size, local_size = (
+        environ.get("OMPI_COMM_WORLD_SIZE"),
+        environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
     if size is None:
         return None
     if local_size not in (None, "1"):

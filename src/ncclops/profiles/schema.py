@@ -64,6 +64,7 @@ class ConditionPart(_Part):
     restart: Annotated[list[RestartMode], BeforeValidator(_as_list)] | None = None
     torch: Annotated[str, AfterValidator(_is_version_spec)] | None = None
     absent: Annotated[list[str], BeforeValidator(_as_list)] = []
+    host: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] | None = None
 
 
 class EntryPart(_Part):
@@ -98,6 +99,7 @@ class TimeoutsPart(_Part):
     process_group: Duration | None = None
     soft: Duration | None = None
     hard: Duration | None = None
+    heartbeat: Duration | None = None
     barrier: Duration | None = None
     completion: Duration | None = None
     stop_grace: Duration | None = None

@@ -15,8 +15,15 @@ from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
+from ncclops.restart.rank_assignment import (
+    ActivateAllRanks,
+    MaxActiveWorldSize,
+    RankAssignment,
+    ShiftRanks,
+)
+from ncclops.restart.state import FrozenState, Mode
 from ncclops.worker import fresh, record, script, stopping
-from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
+from ncclops.worker.variables import ACTIVE_RANKS, RUN_DIR, STARTED, TIMEOUTS_S
 
 # The same exception at the same place so often in a row is the script's own.
 _SAME_FAILURE_LIMIT = 3
@@ -83,8 +90,11 @@ def run(start: Callable[[], None]) -> None:
     wrapper = restart.Wrapper(
         soft_timeout=timedelta(seconds=timeouts["soft"]),
         hard_timeout=timedelta(seconds=timeouts["hard"]),
+        heartbeat_timeout=timedelta(seconds=timeouts["heartbeat"]),
         barrier_timeout=timedelta(seconds=timeouts["barrier"]),
         completion_timeout=timedelta(seconds=timeouts["completion"]),
+        initialize=_Entered(),
+        rank_assignment=_assignment(os.environ.get(ACTIVE_RANKS)),
         on_incident=on_incident,
         incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
     )
@@ -95,6 +105,26 @@ def run(start: Callable[[], None]) -> None:
         record.tell("gave-up", reason=str(abort))
         _show_own_failure(abort.__cause__)
         sys.exit(f"ncclops: {abort}")
+
+
+class _Entered(restart.initialize.Initialize):
+    """Tells that a rank in reserve is in the restart core's care, like those that run."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        if not self._told and state.mode is Mode.INACTIVE:
+            self._told = True
+            record.tell("entered")
+        return state
+
+
+def _assignment(active: str | None) -> RankAssignment:
+    """All ranks take part, or the lowest ``active``; survivors move up into the gaps."""
+    who = ActivateAllRanks() if active is None else MaxActiveWorldSize(int(active))
+    assignment: RankAssignment = restart.Compose(who, ShiftRanks())  # type: ignore[assignment]
+    return assignment
 
 
 def _show_own_failure(cause: BaseException | None) -> None:

@@ -17,6 +17,8 @@ BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
 GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
 # JSON object of seconds: soft, hard, barrier, completion (``in_process``).
 TIMEOUTS_S = "NCCLOPS_TIMEOUTS_S"
+# How many ranks train, where more take part: the others are in reserve (``in_process``).
+ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 
 OURS = (
     AGENT_PID,
@@ -28,4 +30,5 @@ OURS = (
     BOOTSTRAP_BARRIER,
     GROUP_TIMEOUT_S,
     TIMEOUTS_S,
+    ACTIVE_RANKS,
 )
