@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclops._version import __version__
@@ -30,11 +29,8 @@ def bring(prepared: Prepared, meeting: Meeting) -> Party:
     Raises ``UsageError`` when the store's port is taken by something else.
     """
     listener = _host(meeting) if _is_host(meeting) else None
-    here = interfaces.is_here(meeting.host)
-    # An address of ours that we do not host is a store that runs here for itself.
-    external = meeting.external or (meeting.backend == "c10d" and listener is None and here)
     return Party(
-        meeting=replace(meeting, external=external),
+        meeting=meeting,
         name=socket.gethostname(),
         print=_fingerprint(prepared, meeting),
         allowed=prepared.request.allowed_differences,

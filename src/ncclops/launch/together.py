@@ -199,6 +199,7 @@ class Together:
             "name": self._party.name,
             "address": self._address,
             "attempt": self._number,
+            "hosts": self._server is not None,
             "history": [attempt.as_json() for attempt in self._job.history.attempts],
             "print": self._party.print.to_json(),
         }
@@ -236,7 +237,8 @@ class Together:
             self._peers.post("refused", node=self._rank, names=names, lines=lines)
             return
         remarks = [line for each in found.of_weight("remark") for line in each.lines()]
-        self._listener, address = self._workers_store()
+        hosted = any(facts["hosts"] for facts in gathered)
+        self._listener, address = self._workers_store(hosted)
         self._peers.post(
             "start",
             names=[facts["name"] for facts in gathered],
@@ -252,14 +254,14 @@ class Together:
 
     _listener: socket.socket | None = None
 
-    def _workers_store(self) -> tuple[socket.socket | None, store.StoreAddress]:
+    def _workers_store(self, hosted: bool) -> tuple[socket.socket | None, store.StoreAddress]:
         """The store of this attempt's workers: one of their own, on node 0.
 
         Where no node hosts the job's store and workers restart in place, it is that one: then any
         node may be lost.
         """
         meeting = self._meeting
-        if self._job.restarts_in_process and meeting.external:
+        if self._job.restarts_in_process and not hosted:
             return None, store.StoreAddress(meeting.host, meeting.port)
         listener = store.listen(host=self._address, port=0)
         return listener, store.StoreAddress(self._address, listener.getsockname()[1])
@@ -375,7 +377,7 @@ class Together:
             return
         match kind:
             case "waiting" if self._rank not in record["missing"]:  # else it is of before our time
-                self._say_who_is_missing(record["missing"], record["size"])
+                self._say_who_is_missing(record["here"], record["missing"])
             case "failed" | "fault":
                 if node != self._rank:
                     self._say_failure(record)
@@ -452,10 +454,10 @@ class Together:
         last_call = "" if len(here) < active else " (last call for spares)"
         self._say(f"{len(here)}/{active} nodes: {' '.join(here)}; waiting for {rest}{last_call}")
 
-    def _say_who_is_missing(self, missing: list[int], size: int) -> None:
-        expected = self._meeting.expected or [f"node{rank}" for rank in range(size)]
-        here = [expected[rank] for rank in range(size) if rank not in missing]
-        rest = " ".join(expected[rank] for rank in missing)
+    def _say_who_is_missing(self, here: list[str], missing: list[int]) -> None:
+        expected = self._meeting.expected
+        rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
+        size = len(here) + len(missing)
         self._say(f"{len(here)}/{size} nodes: {' '.join(here)}; waiting for {rest}")
 
     def _say_failure(self, record: Record) -> None:

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -218,10 +219,15 @@ class _Round:
             missing = [rank for rank in missing if not self._store.check([self._facts_key(rank)])]
             if missing and missing != told:
                 told = missing
-                self.log.post({"kind": "waiting", "missing": missing, "size": self.size})
+                names = [facts["name"] for facts in self._facts_but(missing)]
+                self.log.post({"kind": "waiting", "missing": missing, "here": names})
             if missing and time.monotonic() > deadline:
                 raise Refused(self._nobody_came(missing))
-        return [json.loads(self._store.get(self._facts_key(rank))) for rank in range(self.size)]
+        return self._facts_but(())
+
+    def _facts_but(self, missing: Collection[int]) -> list[Record]:
+        here = (rank for rank in range(self.size) if rank not in missing)
+        return [json.loads(self._store.get(self._facts_key(rank))) for rank in here]
 
     def _nobody_came(self, missing: list[int]) -> str:
         ranks = ", ".join(map(str, missing))
