@@ -21,6 +21,7 @@ from ncclops.cli import store as store_commands
 from ncclops.cli.bundle import bundle
 from ncclops.cli.classify import classify
 from ncclops.cli.launch import launch
+from ncclops.cli.report import report
 from ncclops.errors import NcclopsError
 
 _EPILOG = """
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
 app.command()(classify)
 app.command()(bundle)
+app.command()(report)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
 app.add_typer(receipt_commands.app, name="receipt")
