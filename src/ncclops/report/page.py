@@ -80,7 +80,8 @@ def _facts(records: Records) -> Iterable[tuple[str, str]]:
         yield "goodput", f"{ratio:.1%}"
     receipt = verdict.get("receipt") or {}
     if receipt.get("steady_rate") is not None:
-        yield "steady rate", f"{receipt['steady_rate']:,.5g} {receipt.get('rate_unit', '')}"
+        rate = receipt["steady_rate"]
+        yield "steady rate", f"{rate:,.{0 if rate >= 100 else 2}f} {receipt.get('rate_unit', '')}"
 
 
 def _fact(name: str, value: str) -> str:

@@ -18,6 +18,8 @@ Record = dict[str, Any]
 class StepTime:
     """One step of one rank, ``at`` its end in seconds since the epoch.
 
+    ``seconds`` is the time the rank was busy where the script tells that apart: collectives make
+    all ranks wait for the slowest, and then all steps take equally long.
     ``counts`` is False for the first of an iteration (it contains the compile) and for one with
     a declared phase in it: they say nothing about how fast the rank is.
     """
@@ -26,7 +28,6 @@ class StepTime:
     seconds: float
     at: float
     counts: bool
-    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,16 @@ def _steps_of(path: Path) -> Iterator[StepTime]:
     for record in _lines(path):
         if record.get("kind") != "step":
             continue
+        busy = record.get("busy_s")
         try:
             yield StepTime(
                 step=int(record["step"]),
-                seconds=float(record["seconds"]),
+                seconds=float(record["seconds"] if busy is None else busy),
                 at=float(record["ts"]),
                 counts=not record.get("first") and not record.get("phase_s"),
-                loss=None if record.get("loss") is None else float(record["loss"]),
             )
-        except (KeyError, TypeError, ValueError):
-            continue  # a step that was not timed
+        except (KeyError, TypeError, ValueError):  # a step that was not timed
+            continue
 
 
 def _document(path: Path) -> Record:
