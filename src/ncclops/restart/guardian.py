@@ -364,9 +364,6 @@ def main() -> None:
             level=config["log_level"],
             format=f"%(asctime)s %(levelname)s rank {config['rank']}: %(message)s",
         )
-    if config["pidfile"]:
-        with open(config["pidfile"], "w") as file:  # noqa: PTH123 - 3 ms to import pathlib
-            file.write(f"{os.getpid()}\n")
     try:
         Guardian(config).run()
     except Exception:

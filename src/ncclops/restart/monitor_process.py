@@ -105,6 +105,8 @@ class MonitorProcess:
             os.close(pidfd)
         with self._lock:
             self._link, self._process = ours, process
+        if self._settings.pidfile is not None:
+            _write_pid(process.pid, Path(self._settings.pidfile))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send to the guardian. One that is gone or does not read is the watchdog's business."""
@@ -173,9 +175,15 @@ class MonitorProcess:
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
-            "pidfile": settings.pidfile,
             "log_level": log.getEffectiveLevel(),
         }
+
+
+def _write_pid(pid: int, path: Path) -> None:
+    """The file always holds a whole number: whoever reads it may be about to send a signal."""
+    draft = path.with_name(f".{path.name}.{pid}")
+    draft.write_text(f"{pid}\n")
+    draft.replace(path)
 
 
 def _family(host: str) -> socket.AddressFamily:
