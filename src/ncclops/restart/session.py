@@ -70,9 +70,11 @@ class Session:
             page.touch()
             page.soft_s = settings.soft_timeout.total_seconds()
             page.hard_s = settings.hard_timeout.total_seconds()
-            self.guardian.start()
             self._own_sockets: set[int] = set()
             self.store = self._connect()
+            page.touch()  # rank 0 may have let us wait for longer than a timeout
+            # Until it has met the others a guardian could only do harm: it comes up while they do.
+            self.guardian.start()
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
