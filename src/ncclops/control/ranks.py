@@ -1,0 +1,158 @@
+"""What one rank shows of itself: its progress page, its records, its output, its memory."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ncclops.control.events import RankFacts
+from ncclops.control.status import RankStatus
+from ncclops.launch.tail import last_lines
+from ncclops.receipts import progress
+from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.progress import Progress, Warmup
+from ncclops.receipts.stragglers import WINDOW_STEPS
+
+# The step time shown is the median of so many: one slow step is no news, ten are.
+_RECENT_STEPS = 10
+_PRINTED_LINES = 200
+# A page that is older than the worker by more than two clocks may differ is an earlier worker's.
+_CLOCK_SLACK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a rank is looked at. ``here``: whether its processes and clock are this machine's."""
+
+    now: float
+    monotonic_ns: int
+    here: bool
+
+    def ago(self, then_ns: int) -> float | None:
+        """Seconds since a time in a page; None where that cannot be known."""
+        known = self.here and 0 < then_ns <= self.monotonic_ns
+        return round((self.monotonic_ns - then_ns) / 1e9, 3) if known else None
+
+
+class RankSteps:
+    """The last steps of one rank, from its records. Disturbed ones are left out: the first after
+    a start, and those with a declared phase in them."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take the next record of ``receipt.jsonl``."""
+        if record.get("kind") in ("start", "iteration"):  # what was before says nothing of now
+            self._seconds.clear()
+            self._busy_s.clear()
+        seconds, busy_s = record.get("seconds"), record.get("busy_s")
+        disturbed = record.get("kind") != "step" or "phase_s" in record or "first" in record
+        if isinstance(seconds, int | float) and not disturbed:
+            self._seconds.append(seconds)
+            if isinstance(busy_s, int | float):
+                self._busy_s.append(busy_s)
+
+    @property
+    def step_s(self) -> float | None:
+        """The median duration of the very last steps."""
+        recent = list(self._seconds)[-_RECENT_STEPS:]
+        return round(median(recent), 6) if recent else None
+
+    @property
+    def own_step_s(self) -> float | None:
+        """The median time that the rank itself took in them, of enough steps to compare."""
+        own = self._busy_s if len(self._busy_s) == len(self._seconds) else self._seconds
+        return round(median(own), 6) if len(own) >= _RECENT_STEPS else None
+
+
+def look(run_dir: Path, facts: RankFacts, steps: RankSteps, moment: Moment) -> RankStatus:
+    """The rank as it is at ``moment``."""
+    page = progress.read(progress.path_in(run_dir, facts.rank))
+    if page is not None and _is_of_earlier_worker(page, facts, moment):
+        page = None
+    runs = facts.ended is None
+    step, age = _step(run_dir, facts, page, moment)
+    return RankStatus(
+        rank=facts.rank,
+        host=facts.host,
+        phase=_phase(facts, page, step),
+        pid=facts.pid,
+        iteration=0 if page is None else page.iteration,
+        step=step,
+        step_s=steps.step_s,
+        own_step_s=steps.own_step_s,
+        step_age_s=age if runs else None,
+        heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
+        memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
+        last_event=facts.last,
+    )
+
+
+def _phase(facts: RankFacts, page: Progress | None, step: int | None) -> str:
+    if facts.ended is not None:
+        return "ended" if facts.ended else "failed"
+    if page is None:
+        if step is not None or facts.warm:
+            return "training"
+        return "running" if facts.bootstrapped else "starting"
+    if page.phase is not None:
+        return page.phase
+    if page.steps and page.warmup is not Warmup.RUNNING:
+        return "training"
+    begun = facts.bootstrapped or page.warmup is not Warmup.NOT_BEGUN
+    return "compiling" if begun else "starting"
+
+
+def _step(
+    run_dir: Path, facts: RankFacts, page: Progress | None, moment: Moment
+) -> tuple[int | None, float | None]:
+    """The last step and how many seconds ago it ended: of the page, else as it was printed."""
+    if page is not None and page.step is not None:
+        return page.step, moment.ago(page.step_ns)
+    age = None if facts.step_at is None else round(max(0.0, moment.now - facts.step_at), 3)
+    if page is not None or facts.started is None:
+        return facts.step, age
+    # Events tell a step a minute; the log has the newest.
+    log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
+    printed = _printed_step(log)
+    if printed is None or (facts.step is None and not facts.bootstrapped):
+        return facts.step, age
+    written = _modified(log)
+    return printed, None if written is None else round(max(0.0, moment.now - written), 3)
+
+
+def _printed_step(log: Path) -> int | None:
+    scan, step = LogScan(str(log)), None
+    for line in last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10):
+        for seen in scan.feed(line):
+            step = seen.step if seen.kind == "step" and seen.step is not None else step
+    return step
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> bool:
+    age = moment.ago(page.started_ns)
+    if age is None or facts.started is None:
+        return False
+    return moment.now - age < facts.started - _CLOCK_SLACK_S
+
+
+def _resident_gib(pid: int | None) -> float | None:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(pages * os.sysconf("SC_PAGESIZE") / 2**30, 3)
