@@ -88,10 +88,6 @@ def _of_goodput(status: RunStatus) -> Iterator[Metric]:
     for phase, spent in status.goodput["seconds"].items():
         seconds.add_metric([phase], spent)
     yield seconds
-    steps = CounterMetricFamily("ncclops_steps", "Steps of the job, by novelty", labels=["kind"])
-    steps.add_metric(["new"], status.goodput["steps"])
-    steps.add_metric(["redone"], status.goodput["steps_redone"])
-    yield steps
 
 
 def _of_ranks(status: RunStatus) -> Iterator[Metric]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,7 +15,7 @@ from typing import Any
 from ncclops.control.events import RankFacts
 from ncclops.control.status import RankStatus
 from ncclops.launch.tail import last_lines
-from ncclops.receipts import progress
+from ncclops.receipts import progress, recorder
 from ncclops.receipts.logscan import LogScan
 from ncclops.receipts.progress import Progress, Warmup
 from ncclops.receipts.stragglers import WINDOW_STEPS
@@ -21,6 +23,8 @@ from ncclops.receipts.stragglers import WINDOW_STEPS
 # The step time shown is the median of so many: one slow step is no news, ten are.
 _RECENT_STEPS = 10
 _PRINTED_LINES = 200
+# Enough for the window of steps, with phases and the like between them.
+_RECORDS, _RECORD_BYTES = 2 * WINDOW_STEPS, 300
 # A page that is older than the worker by more than two clocks may differ is an earlier worker's.
 _CLOCK_SLACK_S = 1.0
 
@@ -39,46 +43,47 @@ class Moment:
         return round((self.monotonic_ns - then_ns) / 1e9, 3) if known else None
 
 
-class RankSteps:
-    """The last steps of one rank, from its records. Disturbed ones are left out: the first after
-    a start, and those with a declared phase in them."""
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds, as medians: ``step_s`` of the very last steps, ``own_step_s`` of enough to compare
+    ranks by, without the waiting for others where the script tells it apart."""
 
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
-        self._busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Take the next record of ``receipt.jsonl``."""
-        if record.get("kind") in ("start", "iteration"):  # what was before says nothing of now
-            self._seconds.clear()
-            self._busy_s.clear()
-        seconds, busy_s = record.get("seconds"), record.get("busy_s")
-        disturbed = record.get("kind") != "step" or "phase_s" in record or "first" in record
-        if isinstance(seconds, int | float) and not disturbed:
-            self._seconds.append(seconds)
-            if isinstance(busy_s, int | float):
-                self._busy_s.append(busy_s)
-
-    @property
-    def step_s(self) -> float | None:
-        """The median duration of the very last steps."""
-        recent = list(self._seconds)[-_RECENT_STEPS:]
-        return round(median(recent), 6) if recent else None
-
-    @property
-    def own_step_s(self) -> float | None:
-        """The median time that the rank itself took in them, of enough steps to compare."""
-        own = self._busy_s if len(self._busy_s) == len(self._seconds) else self._seconds
-        return round(median(own), 6) if len(own) >= _RECENT_STEPS else None
+    step_s: float | None = None
+    own_step_s: float | None = None
 
 
-def look(run_dir: Path, facts: RankFacts, steps: RankSteps, moment: Moment) -> RankStatus:
+def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
+    """The times in the last records of a ``receipt.jsonl``.
+
+    What was before a start is left out, and so are disturbed steps: the first after a start, and
+    those with a declared phase in them.
+    """
+    seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
+    busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+    for record in records:
+        if record.get("kind") in ("start", "iteration"):
+            seconds.clear()
+            busy_s.clear()
+        if record.get("kind") != "step" or "phase_s" in record or "first" in record:
+            continue
+        for times, value in ((seconds, record.get("seconds")), (busy_s, record.get("busy_s"))):
+            if isinstance(value, int | float):
+                times.append(value)
+    own = busy_s if len(busy_s) == len(seconds) else seconds
+    return StepTimes(
+        step_s=round(median(list(seconds)[-_RECENT_STEPS:]), 6) if seconds else None,
+        own_step_s=round(median(own), 6) if len(own) >= _RECENT_STEPS else None,
+    )
+
+
+def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
     """The rank as it is at ``moment``."""
     page = progress.read(progress.path_in(run_dir, facts.rank))
     if page is not None and _is_of_earlier_worker(page, facts, moment):
         page = None
     runs = facts.ended is None
     step, age = _step(run_dir, facts, page, moment)
+    times = step_times(_last_records(run_dir, facts.rank))
     return RankStatus(
         rank=facts.rank,
         host=facts.host,
@@ -86,8 +91,8 @@ def look(run_dir: Path, facts: RankFacts, steps: RankSteps, moment: Moment) -> R
         pid=facts.pid,
         iteration=0 if page is None else page.iteration,
         step=step,
-        step_s=steps.step_s,
-        own_step_s=steps.own_step_s,
+        step_s=times.step_s,
+        own_step_s=times.own_step_s,
         step_age_s=age if runs else None,
         heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
         memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
@@ -141,6 +146,15 @@ def _modified(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
+
+
+def _last_records(run_dir: Path, rank: int) -> Iterator[Mapping[str, Any]]:
+    path = recorder.path_in(run_dir, rank)
+    for line in last_lines(path, _RECORDS, limit_bytes=_RECORDS * _RECORD_BYTES):
+        with suppress(ValueError, RecursionError):  # half a line
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
 
 
 def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> bool:

@@ -69,11 +69,9 @@ async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]
     """Serve on each of ``listeners`` until the agent closes ``link``."""
     agent = AgentLink(link)
     await agent.open()
-    sights = LiveSights(run_dir)
-    routes = Routes(sights, address.read_token(run_dir), agent.forward)
+    routes = Routes(LiveSights(run_dir), address.read_token(run_dir), agent.forward)
     # Places are counted for each: a crowd on the network leaves the owner's socket free.
     serving = [asyncio.create_task(http.serve(each, routes.answer)) for each in listeners]
-    serving.append(asyncio.create_task(sights.keep_up()))
     with suppress(ConnectionError):
         await agent.receive()
     for task in serving:
