@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import h11
 
-_CHUNK = 64 << 10
+# Little at a time: h11 looks at the size of what is not whole yet, each time it gets some more.
+_CHUNK = 8 << 10
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,12 @@ class ControlServer:
             return
         self._serving = asyncio.get_running_loop().create_task(self._keep_serving())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the server and take its socket and token away. Does nothing the second time."""
         if self._serving is not None:
             self._serving.cancel()
+            await asyncio.wait([self._serving])
             self._serving = None
-        self._end_process()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -79,10 +79,11 @@ class ControlServer:
             except OSError as error:
                 self._say(f"the control plane cannot be started: {error}")
                 return
-            with suppress(ConnectionError):
+            try:
                 await self._obey(reader, writer)
-            writer.close()
-            self._end_process()
+            finally:
+                writer.close()
+                self._end_process()
         self._say(f"the control plane ended {_MOST_STARTS} times: {self._log()}")
 
     async def _start_process(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -109,10 +110,11 @@ class ControlServer:
 
     async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Do what comes in, and answer, until the process has gone."""
-        while line := await reader.readline():
-            asked = json.loads(line)
-            answer = {"id": asked["id"], **self._do(json.dumps(asked["command"]))}
-            writer.write(json.dumps(answer).encode() + b"\n")
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                asked = json.loads(line)
+                answer = {"id": asked["id"], **self._do(json.dumps(asked["command"]))}
+                writer.write(json.dumps(answer).encode() + b"\n")
 
     def _do(self, command: str) -> dict[str, Any]:
         try:
