@@ -18,6 +18,7 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,10 +30,12 @@ from ncclops.launch.changes import Changes
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
 from ncclops.launch.stopping import StopSignals
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
+from ncclops.receipts.observation import Observation
 
 
 def run_agent(job: Job) -> int:
@@ -60,11 +63,10 @@ class _Agent:
         self._terminal = Terminal(job)
         self._terminal.open()
         self._stop.take(self._on_child_end)
-        events = {rank: run.worker_events(rank) for rank in job.ranks}
-        self._inbox = Inbox(events, self._on_worker_event)
-        self._inbox.open()
+        self._listen()
         last, diagnosis = await self._run_attempts()
-        self._inbox.close()
+        for inbox in self._inboxes:
+            inbox.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -72,7 +74,7 @@ class _Agent:
                 last=last,
                 diagnosis=diagnosis,
                 decision=self._decision,
-                receipt=await asyncio.to_thread(report.judge_receipt, run.path),
+                receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
                 stopped_by=self._interrupted_by,
                 launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
@@ -94,7 +96,8 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._inbox.collect,
+            collect=self._collect,
+            printed=self._printed,
         )
         number, environ = 0, dict[str, str]()
         while True:
@@ -160,9 +163,41 @@ class _Agent:
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
-        if self._attempt is not None:
-            self._attempt.take_over(rank, record)
+    def _listen(self) -> None:
+        """Follow what workers tell, record and print; the present attempt gets it all."""
+        run, ranks, loop = self._run, self._job.ranks, asyncio.get_running_loop()
+
+        def on_told(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.take_over(rank, record)
+
+        def on_record(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_record(rank, record)
+
+        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_printed(rank, seen)
+
+        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
+            loop.call_soon_threadsafe(on_printed, rank, seen)
+
+        self._inboxes = (
+            Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told),
+            Inbox({rank: run.receipt(rank) for rank in ranks}, on_record),
+        )
+        for inbox in self._inboxes:
+            inbox.open()
+        self._printed = PrintedReceipts(
+            run.path,
+            logs.output(run, ranks),
+            from_thread,
+            self._job.trainers,
+        )
+
+    def _collect(self) -> None:
+        for inbox in self._inboxes:
+            inbox.collect()
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()

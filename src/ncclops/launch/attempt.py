@@ -19,8 +19,10 @@ from ncclops.launch import events, logs, proctree, store, workers
 from ncclops.launch.changes import Changes
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis, LiveScan
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.stopping import StopSignals
 from ncclops.launch.team import Team
+from ncclops.launch.watching import Watching
 from ncclops.worker.variables import AGENT_PID, STARTED
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
@@ -36,6 +38,7 @@ class Scene:
     stop: StopSignals
     say: Callable[[str], None]
     collect: Callable[[], None]  # deliver what workers have told so far
+    printed: PrintedReceipts
 
 
 class RunningAttempt:
@@ -52,7 +55,8 @@ class RunningAttempt:
         self._job, self._run = scene.job, scene.job.run
         self._environ = environ
         self._server: store.StoreServer | None = None
-        self._scan = LiveScan(logs.output(self._run, self._job.ranks))
+        self._scan = LiveScan(logs.output(self._run, self._job.ranks), scene.printed)
+        self.watching = Watching(self._job, scene.say)
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -98,6 +102,7 @@ class RunningAttempt:
 
     async def close(self) -> Diagnosis:
         """End what is left of the attempt, and say what its output shows."""
+        self.watching.close()
         self._close_store()
         if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self.own_pids()):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
