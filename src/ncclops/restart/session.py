@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from types import FrameType
@@ -194,6 +195,23 @@ class Session:
         self._addresses += more
         if more:  # an empty message would say that nobody is left
             self._send_addresses(more)
+
+    def request_restart(self, reason: str, hung: int | None) -> None:
+        """Put a fault of the present iteration on record, from any thread.
+
+        Of this rank, or as ``hung`` of another one.
+        """
+        iteration = self._iteration
+        fault = Fault(
+            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
+            initial_rank=self._rank if hung is None else hung,
+            rank=None,
+            iteration=iteration,
+            at=time.time(),
+            summary=reason,
+        )
+        if iteration != INITIAL:  # before the first, there is nothing to start again
+            self.reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
 
     # --- the guardian's messages (watchdog thread) --------------------------------------------
 
