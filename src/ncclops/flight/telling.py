@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from ncclops.flight.findings import Finding, doing, others_text
@@ -73,7 +74,7 @@ def _deadlock(finding: Finding) -> str:
     way = [*finding.circle, *finding.circle[:1]]
     parts = [
         f"rank {rank} is {side_of[rank].doing}{_at(side_of[rank].frame)} and waits for rank {after}"
-        for rank, after in zip(way[:_SHOWN_PLACES], way[1:], strict=False)
+        for rank, after in itertools.pairwise(way[: _SHOWN_PLACES + 1])
     ]
     everyone = tuple(sorted(side_of))
     return f"{others_text(everyone)} wait for each other in a circle: {'; '.join(parts)}"
