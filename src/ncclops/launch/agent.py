@@ -362,6 +362,7 @@ class _Agent:
                     return
                 team.escalation = Escalated.of(record)
             case "fault":
+                rank = record.pop("of_rank", rank)  # told for one that is dead
                 team.last_faulty = rank
             case "restart" | "compile-warmup" | "group-timeout" | "resource-growth" | "own-wrapper":
                 pass

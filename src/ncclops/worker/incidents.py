@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from ncclops.receipts import recorder
+from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
 from ncclops.worker import record
 from ncclops.worker.windows import Windows
 
+# After these the rank at fault is not there any more.
+_SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
+
 
 def tell(incident: Incident) -> None:
-    """Each rank tells its own fault, one rank the restart."""
-    if incident.first_faulty_rank == incident.initial_rank:
+    """Each rank tells its own fault, one rank the restart, and what a dead rank cannot tell."""
+    culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
+    if culprit == incident.initial_rank:
         record.tell("fault", cause=incident.summary, kind=incident.cause)
-    if incident.rank == 0:
+    elif speaks_for_all and incident.cause in _SILENT:
+        record.tell("fault", cause=incident.summary, kind=incident.cause, of_rank=culprit)
+    if speaks_for_all:
         record.tell(
             "restart",
             iteration=incident.iteration + 1,

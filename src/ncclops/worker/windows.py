@@ -29,9 +29,12 @@ _MEETING_LIMIT = timedelta(seconds=30)
 class Windows:
     """Follows the receipts of a rank and moves its timeouts with them."""
 
-    def __init__(self, limits: Limits, groups: GroupTimeouts) -> None:
+    def __init__(
+        self, limits: Limits, groups: GroupTimeouts, meeting_limit: timedelta = _MEETING_LIMIT
+    ) -> None:
         self._limits = limits
         self._groups = groups
+        self._meeting_limit = meeting_limit
         self._call: CallWrapper | None = None
         self._declared: list[timedelta] = []  # limits of the script's phases, the outermost first
         self._is_phase_open = False
@@ -84,7 +87,7 @@ class Windows:
             return []
         if not distributed.is_initialized() or distributed.get_world_size() == 1:
             return []
-        return meet(f"warm-up/{self._warmups}", _MEETING_LIMIT)
+        return meet(f"warm-up/{self._warmups}", self._meeting_limit)
 
     def _declare(self, limit: timedelta | None) -> None:
         """The script is in a phase that may take up to ``limit``; None: no longer."""
