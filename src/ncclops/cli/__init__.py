@@ -22,6 +22,8 @@ from ncclops.cli.bundle import bundle
 from ncclops.cli.classify import classify
 from ncclops.cli.launch import launch
 from ncclops.cli.report import report
+from ncclops.cli.status import status
+from ncclops.cli.stop import stop
 from ncclops.errors import NcclopsError
 
 _EPILOG = """
@@ -42,6 +44,8 @@ app = typer.Typer(
 )
 # What follows the script belongs to the script, whatever it looks like.
 app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
+app.command()(status)
+app.command()(stop)
 app.command()(classify)
 app.command()(bundle)
 app.command()(report)
