@@ -37,7 +37,7 @@ from ncclops.launch.history import JobHistory
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.options import Shown
-from ncclops.launch.retrying import NextAttempt, RetryPlan, next_attempt
+from ncclops.launch.retrying import Escalated, NextAttempt, RetryPlan, next_attempt
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.screen import Screen
 from ncclops.launch.stopping import StopSignals
@@ -161,15 +161,20 @@ class _Agent:
         assert self._diagnosis is not None
         report, progressed = self._diagnosis.report, self._diagnosis.steps > 0
         self._run.event("classified", **report.verdict.as_json(), evidence=_lines(report))
+        escalated = self._team.escalation
         decision, following = next_attempt(
             self._job.retry,
             report.verdict,
+            escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
         )
         self._decision = decision
+        if escalated is not None and escalated.to == "respawn" and following is None:
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
         history.add(Attempt.of(report.verdict, progressed=progressed))
         if following is not None:
             told = {"reason": following.reason, "changes": following.environ}
@@ -233,7 +238,7 @@ class _Agent:
     async def _stop_workers(self) -> None:
         """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
         team = self._team
-        if team.gave_up and self._stop.first is None:
+        if team.escalation is not None and self._stop.first is None:
             # All of them are on their way out, with something to say; most need no signal.
             await self._wait_for_end(self._job.stop_grace, unless_stopped=True)
         if not team.running():
@@ -352,11 +357,14 @@ class _Agent:
                 return
             case "bootstrapped":
                 team.bootstrapped.add(rank)
-            case "gave-up":
-                team.gave_up.add(rank)
+            case "escalation":
+                if team.escalation is not None:  # all ranks say it; once is enough
+                    return
+                team.escalation = Escalated.of(record)
             case "fault":
+                rank = record.pop("of_rank", rank)  # told for one that is dead
                 team.last_faulty = rank
-            case "restart":
+            case "restart" | "compile-warmup" | "group-timeout" | "resource-growth" | "own-wrapper":
                 pass
             case _:
                 return  # not ours: scripts may write to the directory too
