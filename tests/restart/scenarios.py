@@ -584,7 +584,9 @@ def soak(worker: Worker) -> Any:
     )
     # Eight ranks share what cores there are: a hard timeout that a busy machine can cause would
     # take ranks away that nothing struck.
-    timing = {**HANG, "hard_timeout": seconds(40)}
+    hard_s = worker.parameters.get("hard_s", 40)
+    soft_s = worker.parameters.get("soft_s", 3)
+    timing = {**HANG, "soft_timeout": seconds(soft_s), "hard_timeout": seconds(hard_s)}
     return worker.wrap(
-        train, initialize=limit, health_check=Check(), barrier_timeout=seconds(80), **timing
+        train, initialize=limit, health_check=Check(), barrier_timeout=seconds(2 * hard_s), **timing
     )()

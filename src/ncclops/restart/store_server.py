@@ -151,10 +151,15 @@ def wait_until_deserted(port: int) -> None:
     poll.
     """
     patience_s = _FIRST_CLIENT_WITHIN_S
-    empty_since = time.monotonic()
-    while time.monotonic() - empty_since < patience_s:
+    empty_since: float | None = None  # by two looks: this process may have been stopped meanwhile
+    while True:
+        now = time.monotonic()
         if _has_clients(port):
-            patience_s, empty_since = _LINGER_S, time.monotonic()
+            patience_s, empty_since = _LINGER_S, None
+        elif empty_since is None:
+            empty_since = now
+        elif now - empty_since >= patience_s:
+            return
         time.sleep(_POLL_S)
 
 
