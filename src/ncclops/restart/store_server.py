@@ -14,6 +14,7 @@ It goes by itself when nobody has been connected for a moment.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import importlib
@@ -137,6 +138,7 @@ def _load_extension_only() -> Any:
 def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
+    look_up_no_names()
     handed_over = {} if listener_fd is None else {"master_listen_fd": listener_fd}
     return tcp_store(
         "localhost",
@@ -154,6 +156,16 @@ def raise_fd_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def look_up_no_names() -> None:
+    """Keep this process from asking a name server.
+
+    torch's server looks up the name of each client that connects, in the thread that serves all
+    of them: a query that gets lost would hold up the whole job, for 5 s with the usual resolver.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 
 def wait_until_deserted(port: int) -> None:
