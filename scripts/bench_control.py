@@ -3,8 +3,8 @@
     python scripts/bench_control.py [--requests 10000] [--clients 32] [--nproc 2] [--rounds 3]
 
 Launches a job on Gloo that reports its steps, and takes turns: a while in peace, then
-``--requests`` requests (status and metrics in equal parts) from ``--clients`` connections, which are
-sent at the lowest priority, since on a cluster they come from somewhere else. Printed are the
+``--requests`` requests (status and metrics in equal parts) from ``--clients`` connections.
+They have the lowest priority, since on a cluster they come from somewhere else. Printed are the
 median and the 95th percentile of rank 0's step times in both, the ratio of the medians, and as the
 measure of noise the largest ratio between two rounds in peace.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -138,15 +139,16 @@ def report(
 
     peace = [within(quiet, busy) for quiet, busy, _ in windows]
     crowd = [within(busy, end) for _, busy, end in windows]
+    usual = []
     for name, rounds in (("in peace", peace), ("with requests", crowd)):
-        times = [time_ms for each in rounds for time_ms in each]
+        times = list(itertools.chain.from_iterable(rounds))
+        usual.append(statistics.median(times))
         p95 = statistics.quantiles(times, n=20)[-1]
-        print(f"{name:14} {len(times):6} steps  median {statistics.median(times):7.3f} ms", end="")
+        print(f"{name:14} {len(times):6} steps  median {usual[-1]:7.3f} ms", end="")
         print(f"  p95 {p95:7.3f} ms")
     rate = arguments.requests * len(windows) / sum(end - busy for _, busy, end in windows)
     medians = [statistics.median(each) for each in peace]
-    ratio = statistics.median(sum(crowd, [])) / statistics.median(sum(peace, []))
-    print(f"{rate:,.0f} requests/s; ratio of medians {ratio:.3f}", end="")
+    print(f"{rate:,.0f} requests/s; ratio of medians {usual[1] / usual[0]:.3f}", end="")
     print(f"; noise (largest ratio of two rounds in peace) {max(medians) / min(medians):.3f}")
 
 
