@@ -15,6 +15,7 @@ import typer
 
 from ncclops._version import __version__
 from ncclops.cli import env as env_commands
+from ncclops.cli import flight as flight_commands
 from ncclops.cli import profile as profile_commands
 from ncclops.cli import receipt as receipt_commands
 from ncclops.cli import store as store_commands
@@ -50,6 +51,7 @@ app.command()(classify)
 app.command()(bundle)
 app.command()(report)
 app.add_typer(env_commands.app, name="env")
+app.add_typer(flight_commands.app, name="flight")
 app.add_typer(profile_commands.app, name="profile")
 app.add_typer(receipt_commands.app, name="receipt")
 app.add_typer(store_commands.app, name="store")

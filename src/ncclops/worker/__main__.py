@@ -12,10 +12,13 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
-from ncclops.worker import groups, script, tether
+from ncclops.worker import groups, last_resort, orders, script, tether, updates
 from ncclops.worker.variables import RESTART
 
 tether.tie_to_agent()
+orders.listen()
+orders.on("abort", last_resort.abort_groups)
+updates.count()
 groups.apply(groups.GroupRules.from_environ(os.environ))
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
