@@ -45,6 +45,7 @@ class GuardianSettings:
     termination_grace_time: timedelta
     logfile: str | None
     pidfile: str | None
+    incident_dir: str | None
 
 
 class MonitorProcess:
@@ -169,6 +170,7 @@ class MonitorProcess:
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
             "pidfile": settings.pidfile,
+            "incident_dir": settings.incident_dir,
             "log_level": log.getEffectiveLevel(),
         }
 

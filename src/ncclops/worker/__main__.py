@@ -12,10 +12,12 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
+from ncclops.forensics import witness
 from ncclops.worker import groups, script, tether
-from ncclops.worker.variables import RESTART
+from ncclops.worker.variables import RESTART, RUN_DIR
 
 tether.tie_to_agent()
+witness.start_worker(os.environ, RUN_DIR)
 groups.apply(groups.GroupRules.from_environ(os.environ))
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
