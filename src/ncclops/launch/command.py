@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclops.classify.policy import default_rules
 from ncclops.durations import format_duration
@@ -22,6 +22,7 @@ from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
+from ncclops.launch.job import Job
 from ncclops.launch.ladder import Ladder, build_ladder
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.retrying import RetryPlan
@@ -30,9 +31,6 @@ from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.receipts import pages
 from ncclops.worker import variables
-
-if TYPE_CHECKING:
-    from ncclops.launch.agent import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +184,6 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
-    from ncclops.launch.agent import Job
-
     request, layout = prepared.request, prepared.layout
     return Job(
         run=run,

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from ncclops.launch.changes import Changes
 from ncclops.launch.warden import FORWARDED
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -15,13 +16,13 @@ _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 class StopSignals:
     """Counts the signals that ask the run to stop, and passes the others on.
 
-    ``changed`` is set by each of them. ``on_first`` is called with the first, ``pass_on`` with
+    ``changes`` are told of each of them. ``on_first`` is called with the first, ``pass_on`` with
     SIGUSR1 and SIGUSR2, which are between the operator and the script.
     """
 
     def __init__(
         self,
-        changed: asyncio.Event,
+        changes: Changes,
         *,
         on_first: Callable[[signal.Signals], None],
         pass_on: Callable[[signal.Signals], None],
@@ -29,7 +30,7 @@ class StopSignals:
         self.first: signal.Signals | None = None
         self.count = 0
         self.launcher_lost = False
-        self._changed = changed
+        self._changes = changes
         self._on_first = on_first
         self._pass_on = pass_on
         self._warden_pid = os.getppid()
@@ -64,4 +65,4 @@ class StopSignals:
         if self.first is None:
             self.first = signum
             self._on_first(signum)
-        self._changed.set()
+        self._changes.tell()
