@@ -19,7 +19,9 @@ from ncclops.cli import profile as profile_commands
 from ncclops.cli import receipt as receipt_commands
 from ncclops.cli import store as store_commands
 from ncclops.cli.classify import classify
+from ncclops.cli.incident import incident
 from ncclops.cli.launch import launch
+from ncclops.cli.where import where
 from ncclops.errors import NcclopsError
 
 _EPILOG = """
@@ -41,6 +43,8 @@ app = typer.Typer(
 # What follows the script belongs to the script, whatever it looks like.
 app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
 app.command()(classify)
+app.command()(incident)
+app.command()(where)
 app.add_typer(env_commands.app, name="env")
 app.add_typer(profile_commands.app, name="profile")
 app.add_typer(receipt_commands.app, name="receipt")

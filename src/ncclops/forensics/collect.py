@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ncclops.forensics import layout, proc
 from ncclops.forensics.picture import gpu_view
@@ -30,6 +30,8 @@ _PATIENCE = 0.5
 _DUMP_WITHIN_S = 1.0
 _PY_SPY_WITHIN_S = 20.0  # it reads the symbols of all of torch
 _AT_ONCE = 32
+
+Native = Literal["all", "silent", "none"]
 
 
 @dataclass(frozen=True)
@@ -52,33 +54,37 @@ def collect_run(
     out: Path,
     limit: timedelta = DEFAULT_LIMIT,
     *,
-    native: bool = False,
+    native: Native = "none",
 ) -> Collected:
     """Take pictures of ``ranks`` (initial) of the run in ``run`` into ``out``/rank<r>/.
 
-    Only processes of this machine can be asked; for others the reason says so. Blocks for
-    ``limit`` at most, or a little longer where py-spy is to read native stacks (``native``: of all
-    ranks; otherwise only of those that do not answer). Any thread may call it.
+    Only processes of this machine can be asked; for others the reason says so. ``native`` stacks
+    are read by py-spy, if it is installed, which halts the process for a second or so: of all
+    ranks, of those that are silent anyway, or of none. Blocks for ``limit`` at most, up to 20 s
+    longer where py-spy is at work. Any thread may call it.
     Raises ``OSError`` when ``out`` cannot be written.
     """
     wanted = list(ranks)
     out.mkdir(parents=True, exist_ok=True)
     limit_s = limit.total_seconds()
+
+    def one(rank: int) -> str | None:
+        return _collect(run, rank, out, limit_s, native)
+
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(wanted) or 1)) as pool:
-        reasons = dict(
-            zip(wanted, pool.map(lambda r: _collect(run, r, out, limit_s, native), wanted), strict=True)
-        )
-    ended = [rank for rank in wanted if (layout.rank_dir(out, rank) / layout.STACKS).exists()]
+        why = dict(zip(wanted, pool.map(one, wanted), strict=True))
+    reasons = {rank: reason for rank, reason in why.items() if reason is not None}
+    seen = {rank for rank in reasons if (layout.rank_dir(out, rank) / layout.STACKS).exists()}
     return Collected(
         directory=out,
-        answered=tuple(rank for rank in wanted if reasons[rank] is None),
-        silent=tuple(r for r in wanted if reasons[r] is not None and r in ended),
-        missing=tuple(r for r in wanted if reasons[r] is not None and r not in ended),
-        reasons={rank: reason for rank, reason in reasons.items() if reason is not None},
+        answered=tuple(rank for rank in wanted if rank not in reasons),
+        silent=tuple(rank for rank in reasons if rank in seen),
+        missing=tuple(rank for rank in reasons if rank not in seen),
+        reasons=reasons,
     )
 
 
-def _collect(run: Path, rank: int, out: Path, limit_s: float, native: bool) -> str | None:
+def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
     """One rank's picture; why it did not answer, None if it did."""
     directory = layout.rank_dir(out, rank)
     contact = layout.read_json(layout.witness_path(run, rank))
@@ -91,8 +97,8 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: bool) -> s
     reason = _ask(contact, directory, limit_s * _PATIENCE)
     if reason is not None:
         _do_without(contact, view, directory, reason)
-    if native or reason is not None:
-        _add_native_stacks(contact["pid"], directory, needed=native)
+    if native == "all" or (native == "silent" and reason is not None):
+        _add_native_stacks(contact["pid"], directory, needed=native == "all")
     return reason
 
 
@@ -124,7 +130,9 @@ def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | N
                 line = stream.readline(64 << 10)
         answer = json.loads(line) if line else {"ok": False, "reason": "refused (another user?)"}
     except TimeoutError:
-        return f"no Python thread of it ran for {patience_s:g} s (the GIL is held, or it is stopped)"
+        return (
+            f"no Python thread of it ran for {patience_s:g} s (the GIL is held, or it is stopped)"
+        )
     except (OSError, ValueError) as error:
         return f"it cannot be asked from here ({error})"
     return None if answer["ok"] else f"it failed to take its picture: {answer['reason']}"

@@ -1,4 +1,4 @@
-"""The process groups of this process, as torch knows them. Looks at torch only where it is loaded."""
+"""The process groups of this process, as torch knows them, where torch is loaded."""
 
 from __future__ import annotations
 
@@ -45,13 +45,26 @@ def _sequence_number(group: Any) -> int | None:
 
 def add_status(described: list[dict[str, Any]], dump: dict[str, Any]) -> None:
     """Fill in what the recorder's ``dump`` knows of each group's last operations."""
-    ids: dict[str, str] = {}
-    for entry in dump.get("entries", []):
-        ids[str(entry["process_group"][0])] = str(entry.get("pg_id"))
+    last = {str(entry["process_group"][0]): entry for entry in dump.get("entries", [])}
     status = {str(key): value for key, value in dump.get("pg_status", {}).items()}
     for group in described:
-        known = status.get(ids.get(group["name"], ""), {})
+        entry = last.get(group["name"])
+        if entry is None:
+            continue
+        group["last_op"] = _describe_operation(entry)
+        known = status.get(str(entry.get("pg_id")), {})
         for what in ("enqueued", "started", "completed"):
             number = int(known.get(f"last_{what}_collective", -1))
             if number >= 0:
                 group[f"last_{what}"] = number
+
+
+def _describe_operation(entry: dict[str, Any]) -> dict[str, Any]:
+    """The operation that was enqueued last. ``pending``: torch still holds its work."""
+    peer_to_peer = bool(entry.get("is_p2p"))
+    return {
+        "op": str(entry.get("profiling_name", "?")).partition(":")[2] or "?",
+        "seq": entry.get("p2p_seq_id" if peer_to_peer else "collective_seq_id"),
+        "pending": not entry.get("retired", True),
+        "at": entry.get("time_created_ns", 0) / 1e9,
+    }

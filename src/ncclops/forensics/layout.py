@@ -93,3 +93,14 @@ def add_missing(directory: Path, reason: str, files: list[str]) -> None:
         reasons.append(reason)
     known = [*before.get("files", []), *files]
     write_json(path, {"reason": "; ".join(reasons), "files": list(dict.fromkeys(known))})
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """The objects in the array in ``path``; none if it is not there, or is no array."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return []
+    return (
+        [each for each in document if isinstance(each, dict)] if isinstance(document, list) else []
+    )

@@ -167,7 +167,7 @@ def _is_unused(number: int, caught: int) -> bool:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other side is the same user, or root: the name of the socket is for all to see."""
+    """Whether the other side is the same user, or root: all can see the socket's name."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, uid, _ = struct.unpack("iII", credentials)
     return uid in (0, os.getuid())

@@ -8,8 +8,9 @@
               │                                                           │
               └───────────────────────────── assign ◄─────── barrier ◄────┘
 
-``detect`` and ``abort`` happen in the monitor thread; this thread waits for them. Any phase may
-end with this rank *leaving*: it says so in the ledger, and the others go on without it.
+``detect``, ``collect`` (this rank's picture, where incidents are wanted) and ``abort`` happen in
+the monitor thread; this thread waits for them. Any phase may end with this rank *leaving*: it
+says so in the ledger, and the others go on without it.
 """
 
 from __future__ import annotations

@@ -160,11 +160,11 @@ class MonitorThread:
 
     def _take_picture(self, iteration: int) -> float:
         """Of this rank as the fault has found it: nothing is aborted yet. The seconds it took."""
-        if self._collect is None:
-            return 0.0
-        with _guarded("collecting"):
-            return self._collect(iteration)
-        return 0.0
+        collect_s = 0.0
+        if self._collect is not None:
+            with _guarded("collecting"):
+                collect_s = self._collect(iteration)
+        return collect_s
 
     def _leave(self, state: FrozenState | None) -> float:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""
