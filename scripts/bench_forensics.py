@@ -211,6 +211,8 @@ def work_restart(given: dict[str, Any], directory: Path) -> None:
 
     inprocess.Wrapper(incident_dir=incidents, on_incident=note)(train)()
     (directory / f"mark-{rank}").write_text(json.dumps(mark))
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads of groups that were aborted may abort the exit, which is no news
 
 
 def work_idle(given: dict[str, Any], directory: Path) -> None:

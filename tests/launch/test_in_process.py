@@ -58,7 +58,16 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
     assert (fault["rank"], fault["cause"]) == (1, "RuntimeError: out of the blue")
     (restart,) = run.named("restart")
     assert (restart["iteration"], restart["faulty_ranks"]) == (1, [1])
-    phases = {"detect", "collect", "abort", "finalize", "health_check", "barrier", "assign", "enter"}
+    phases = {
+        "detect",
+        "collect",
+        "abort",
+        "finalize",
+        "health_check",
+        "barrier",
+        "assign",
+        "enter",
+    }
     assert set(restart["phases_ms"]) == phases
     assert list((run.path / "incidents").iterdir())
 

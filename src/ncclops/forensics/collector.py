@@ -21,6 +21,9 @@ log = logging.getLogger("ncclops.restart")
 _RUN_DIR = "NCCLOPS_RUN_DIR"
 # What a picture may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
+# Writing waits for the next iteration, not to slow the restart down; a rank that does not get there
+# may be about to be ended.
+_WRITE_AFTER_S = 1.0
 
 
 class Collector:
@@ -36,6 +39,7 @@ class Collector:
         self._witness = witness.start(rank, Path(run) if run else None)
         self._first = 0
         self._writers: list[threading.Thread] = []
+        self._may_write = threading.Event()
         contact, page = self._witness.contact, guardian.page
         page.witness_tid, page.witness_signal = contact.tid, contact.signal
         page.witness_stacks_fd, page.main_thread = contact.stacks_fd, contact.main_thread
@@ -56,6 +60,8 @@ class Collector:
     def begin(self) -> None:
         """An iteration begins: what the recorder holds from before belongs to another one."""
         self._witness.since_ns = time.time_ns()
+        self._may_write.set()
+        self._may_write = threading.Event()
 
     def collect(self, iteration: int) -> float:
         """Take the picture, have it written in the background; the seconds that it took.
@@ -70,7 +76,10 @@ class Collector:
         picture.take(_TAKE_WITHIN_S)
         directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
         writer = threading.Thread(
-            target=_write, args=(picture, directory, gpu), name="ncclops-picture", daemon=True
+            target=_write,
+            args=(picture, directory, gpu, self._may_write),
+            name="ncclops-picture",
+            daemon=True,
         )
         writer.start()
         self._writers = [w for w in self._writers if w.is_alive()] + [writer]
@@ -78,12 +87,14 @@ class Collector:
 
     def close(self, limit_s: float) -> None:
         """Wait for what is being written."""
+        self._may_write.set()
         deadline = time.monotonic() + limit_s
         for writer in self._writers:
             writer.join(max(0.0, deadline - time.monotonic()))
 
 
-def _write(picture: Picture, directory: Path, gpu: threading.Thread) -> None:
+def _write(picture: Picture, directory: Path, gpu: threading.Thread, go: threading.Event) -> None:
+    go.wait(_WRITE_AFTER_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
         picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))

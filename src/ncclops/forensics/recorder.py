@@ -10,6 +10,7 @@ goes on: entries of before the iteration began are left out.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 import threading
@@ -38,7 +39,8 @@ class RawDump:
 
     def read(self, since_ns: int) -> dict[str, Any]:
         """The dump as JSON takes it, without entries of before ``since_ns`` (wall time)."""
-        return _current_part(pickle.loads(self.pickled), since_ns)
+        with _without_collection():
+            return _current_part(pickle.loads(self.pickled), since_ns)
 
 
 def dump() -> list[RawDump]:
@@ -92,6 +94,18 @@ class _Inductor(types.ModuleType):
         import importlib
 
         return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No cyclic collection over all that a training holds, for thousands of small new objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _current_part(dump: dict[str, Any], since_ns: int) -> dict[str, Any]:
