@@ -228,7 +228,7 @@ def work_idle(given: dict[str, Any], directory: Path) -> None:
     (directory / "value").write_text(repr(value))
 
 
-def work_recorder(given: dict[str, Any], directory: Path) -> None:
+def work_recorder(_given: dict[str, Any], directory: Path) -> None:
     """Many small collectives of one rank, from a stack as deep as a trainer's."""
     import torch
     import torch.distributed as dist

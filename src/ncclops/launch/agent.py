@@ -18,6 +18,7 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,10 +30,12 @@ from ncclops.launch.changes import Changes
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
-from ncclops.launch.stopping import StopSignals
+from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
+from ncclops.receipts.observation import Observation
 
 
 def run_agent(job: Job) -> int:
@@ -45,14 +48,15 @@ class _Agent:
         self._job, self._run = job, job.run
         self._began = time.monotonic()
         self._changes = Changes()
-        self._stop = StopSignals(
+        self._stop = StopRequests(
             self._changes,
-            on_first=self._on_first_stop,
+            job.stop_grace,
+            on_request=self._on_stop_request,
             pass_on=self._pass_on,
         )
         self._attempt: RunningAttempt | None = None
         self._decision: Decision | None = None
-        self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
+        self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
         job, run = self._job, self._run
@@ -60,11 +64,10 @@ class _Agent:
         self._terminal = Terminal(job)
         self._terminal.open()
         self._stop.take(self._on_child_end)
-        events = {rank: run.worker_events(rank) for rank in job.ranks}
-        self._inbox = Inbox(events, self._on_worker_event)
-        self._inbox.open()
+        self._listen()
         last, diagnosis = await self._run_attempts()
-        self._inbox.close()
+        for inbox in self._inboxes:
+            inbox.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -72,15 +75,15 @@ class _Agent:
                 last=last,
                 diagnosis=diagnosis,
                 decision=self._decision,
-                receipt=await asyncio.to_thread(report.judge_receipt, run.path),
-                stopped_by=self._interrupted_by,
+                receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
+                stopped_by=self._stopped_by,
                 launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
             )
         )
-        signals = self._stop.count
+        signals = self._stop.signals
         if await self._terminal.finish(
-            self._changes, give_up=lambda: self._stop.count > signals or self._stop.is_orphan
+            self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
         ):
             report.print_verdict(verdict, run, as_json=job.stdout_is_data)
         return verdict.exit_code
@@ -94,13 +97,14 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._inbox.collect,
+            collect=self._collect,
+            printed=self._printed,
         )
         number, environ = 0, dict[str, str]()
         while True:
             attempt = self._attempt = RunningAttempt(scene, number, environ)
             failed, diagnosis = await self._run_attempt(attempt)
-            if not failed or self._stop.first is not None or attempt.cannot_start:
+            if not failed or self._stop.asked or attempt.cannot_start:
                 return attempt, diagnosis
             following = self._decide(diagnosis)
             if following is None or not await self._cool_down(following.cooldown):
@@ -111,7 +115,7 @@ class _Agent:
         """From the start of the workers until none is left; whether the attempt has failed."""
         attempt.start()
         await attempt.watch()
-        self._interrupted_by = self._stop.first
+        self._stopped_by = self._stop.first
         failed = attempt.team.final_failure()
         await attempt.stop_workers()
         if failed is not None:
@@ -154,15 +158,47 @@ class _Agent:
 
     async def _cool_down(self, pause: timedelta) -> bool:
         """Wait before the next attempt; False when we are asked to stop meanwhile."""
-        stopped = await self._changes.until(lambda: self._stop.first is not None, pause)
-        self._interrupted_by = self._stop.first
+        stopped = await self._changes.until(lambda: self._stop.asked, pause)
+        self._stopped_by = self._stop.first
         return not stopped
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
-        if self._attempt is not None:
-            self._attempt.take_over(rank, record)
+    def _listen(self) -> None:
+        """Follow what workers tell, record and print; the present attempt gets it all."""
+        run, ranks, loop = self._run, self._job.ranks, asyncio.get_running_loop()
+
+        def on_told(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.take_over(rank, record)
+
+        def on_record(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_record(rank, record)
+
+        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_printed(rank, seen)
+
+        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
+            loop.call_soon_threadsafe(on_printed, rank, seen)
+
+        self._inboxes = (
+            Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told),
+            Inbox({rank: run.receipt(rank) for rank in ranks}, on_record),
+        )
+        for inbox in self._inboxes:
+            inbox.open()
+        self._printed = PrintedReceipts(
+            run.path,
+            logs.output(run, ranks),
+            from_thread,
+            self._job.trainers,
+        )
+
+    def _collect(self) -> None:
+        for inbox in self._inboxes:
+            inbox.collect()
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
@@ -172,11 +208,17 @@ class _Agent:
         if self._attempt is not None:
             self._attempt.team.send(signum)
 
-    def _on_first_stop(self, signum: signal.Signals) -> None:
-        self._run.event("stop-requested", signal=signum.name)
-        grace = format_duration(self._job.stop_grace)
+    def _on_stop_request(self, request: StopRequest) -> None:
+        fields: dict[str, Any] = {
+            "reason": request.reason,
+            "grace_s": request.grace.total_seconds(),
+        }
+        if request.signum is not None:
+            fields |= {"signal": request.signum.name}
+        self._run.event("stop-requested", **fields)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
+        again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(
-            f"{signum.name}: stopping {running} workers with SIGTERM,"
-            f" SIGKILL after {grace} (once more to kill now)"
+            f"{request.reason}: stopping {running} workers, by force after"
+            f" {format_duration(request.grace)}{again}"
         )

@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
-from ncclops.receipts import pages
+from ncclops.receipts import hang, pages, stalls
+from ncclops.receipts.forms import Form, parse_form
+from ncclops.receipts.live import WatchRules
 from ncclops.worker import variables
 
 
@@ -71,6 +74,7 @@ class Prepared:
     layout: workers.Layout
     ladder: Ladder
     retry: RetryPlan
+    trainers: Sequence[Form]
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -121,6 +125,7 @@ def prepare(request: Request) -> Prepared:
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
         ladder=build_ladder(request.profile.timeouts),
         retry=_retry_plan(request),
+        trainers=_trainers(request.profile),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
@@ -184,7 +189,7 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
-    request, layout = prepared.request, prepared.layout
+    request, layout, profile = prepared.request, prepared.layout, prepared.request.profile
     return Job(
         run=run,
         argv=prepared.argv,
@@ -194,13 +199,32 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
-        stop_grace=prepared.request.profile.timeouts.stop_grace,
+        stop_grace=profile.timeouts.stop_grace,
+        watch=_watch_rules(profile),
+        trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         listener=listener,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _watch_rules(profile: Profile) -> WatchRules:
+    watch = profile.watch
+    windows = stalls.Windows(startup=watch.startup, compile=hang.Windows().compile)
+    return WatchRules(windows=windows, straggler=watch.straggler)
+
+
+def _trainers(profile: Profile) -> list[Form]:
+    """The forms of lines that the profile adds. Raises ``UsageError`` for one that is none."""
+    try:
+        return [parse_form(table) for table in profile.watch.trainers]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
+            " ncclops/receipts/trainers"
+        ) from error
 
 
 def _retry_plan(request: Request) -> RetryPlan:

@@ -24,6 +24,10 @@ def _bootstrapped(team: Team, rank: int) -> None:
     team.bootstrapped.add(rank)
 
 
+def _aborted(team: Team, rank: int) -> None:
+    team.aborted.add(rank)
+
+
 def _gave_up(team: Team, rank: int) -> None:
     team.gave_up.add(rank)
 
@@ -38,6 +42,7 @@ _EFFECTS: Mapping[str, Callable[[Team, int], None]] = {
     "entered": _entered,
     "ready-to-end": _ready_to_end,
     "bootstrapped": _bootstrapped,
+    "groups-aborted": _aborted,
     "gave-up": _gave_up,
     "fault": _fault,
 }

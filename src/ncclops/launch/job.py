@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,6 +12,9 @@ from ncclops.launch.options import Shown
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.workers import Layout
+from ncclops.receipts import gpu
+from ncclops.receipts.forms import Form
+from ncclops.receipts.live import WatchRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
+    watch: WatchRules
+    trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None
@@ -40,3 +45,8 @@ class Job:
     def ranks(self) -> list[int]:
         """The ranks of this node, by local rank."""
         return [self.layout.rank(local) for local in range(self.layout.nproc)]
+
+    def device_of(self, rank: int) -> int | str | None:
+        """The GPU of ``rank`` by the numbering of CUDA, as :mod:`ncclops.receipts.gpu` takes it."""
+        local = self.ranks.index(rank)
+        return gpu.visible_device(local, self.environs[local])

@@ -17,6 +17,7 @@ from ncclops.profiles.model import (
     Profile,
     RestartMode,
     Timeouts,
+    Watch,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "ProfileSummary",
     "RestartMode",
     "Timeouts",
+    "Watch",
     "choose_profile",
     "list_profiles",
     "load_profiles",

@@ -103,6 +103,16 @@ class TimeoutsPart(_Part):
     stop_grace: Duration | None = None
 
 
+class WatchPart(_Part):
+    """``[watch]``: windows for progress, the straggler's share, further forms of printed lines."""
+
+    startup: Duration | None = None
+    hang: Duration | None = None
+    quiet: Duration | None = None
+    straggler: Annotated[float, Field(gt=0, lt=10, strict=False)] | None = None
+    trainers: list[dict[str, Any]] | None = None
+
+
 class RetryPart(_Part):
     """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
 
@@ -128,6 +138,7 @@ class ProfileFile(_Part):
     extends: Annotated[list[str], BeforeValidator(_as_list)] = []
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
+    watch: WatchPart = WatchPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -190,6 +201,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys allowed where ``location`` ends."""
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
+        "watch": WatchPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

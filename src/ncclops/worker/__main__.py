@@ -13,11 +13,14 @@ import os
 from functools import partial
 
 from ncclops.forensics import witness
-from ncclops.worker import groups, script, tether
+from ncclops.worker import groups, last_resort, orders, script, tether, updates
 from ncclops.worker.variables import RESTART, RUN_DIR
 
 tether.tie_to_agent()
 witness.start_worker(os.environ, RUN_DIR)
+orders.listen()
+orders.on("abort", last_resort.abort_groups)
+updates.count()
 groups.apply(groups.GroupRules.from_environ(os.environ))
 match sys.argv[1:]:
     case ["-m", name, *arguments]:

@@ -54,7 +54,12 @@ class GroupRules:
 
 def apply(rules: GroupRules) -> None:
     """Have groups made by ``rules`` from now on. Call before torch is imported."""
-    sys.meta_path.insert(0, _AfterImport(_MODULE, lambda module: _patch(module, rules)))
+    after_import(_MODULE, lambda module: _patch(module, rules))
+
+
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Run ``action`` on the module ``name`` as soon as it has been imported."""
+    sys.meta_path.insert(0, _AfterImport(name, action))
 
 
 def _patch(module: ModuleType, rules: GroupRules) -> None:

@@ -15,7 +15,7 @@ from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
-from ncclops.worker import fresh, record, script, stopping
+from ncclops.worker import fresh, orders, record, script, stopping
 from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
 
 # The same exception at the same place so often in a row is the script's own.
@@ -74,11 +74,13 @@ def run(start: Callable[[], None]) -> None:
             before.restore()
             repetition.check()
         stop.enter(call)
+        orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
         try:
             start()
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        recorder.current().leave()
 
     wrapper = restart.Wrapper(
         soft_timeout=timedelta(seconds=timeouts["soft"]),
