@@ -8,7 +8,7 @@ from typing import Any
 
 from ncclops.flight.compare import Comparison
 from ncclops.flight.findings import Finding, Side, find, others_text
-from ncclops.flight.groups import Group, align
+from ncclops.flight.groups import Group, add_possible_members, align
 from ncclops.flight.model import Evidence
 from ncclops.flight.sources import gather
 from ncclops.flight.telling import sentence
@@ -155,8 +155,16 @@ def judge(evidence: Evidence, pattern: str | None = None) -> Report:
     comparison = Comparison(evidence)
     mismatches = [found for group in groups if (found := comparison.first_mismatch(group))]
     waits = find_waits(evidence, groups)
+    guessed = [add_possible_members(groups[index], evidence) for index in _without_cause(waits)]
+    if any(guessed):
+        waits = find_waits(evidence, groups)
     findings = find(evidence, groups, waits, mismatches)
     return Report(evidence, groups, waits, findings, notes=_notes(evidence, groups))
+
+
+def _without_cause(waits: Waits) -> set[int]:
+    """Groups in which ranks wait, and for nobody that is known."""
+    return {op.group for rank, op in waits.heads.items() if not waits.edges[rank]}
 
 
 def _matching(groups: list[Group], pattern: str) -> list[Group]:
@@ -206,8 +214,10 @@ def first_behind(group: Group) -> int | None:
 
 
 def _culprit_frame(finding: Finding | None) -> dict[str, Any] | None:
-    for side in finding.sides if finding is not None else ():
-        if side.role == "culprit" and side.frame is not None:
+    """The culprit's line; of one that left none, where the others stand in the same operation."""
+    sides = finding.sides if finding is not None else ()
+    for side in sorted(sides, key=lambda side: side.role != "culprit"):
+        if side.frame is not None:
             return side.frame.to_json()
     return None
 
