@@ -1,4 +1,4 @@
-"""What forensics costs: a restart while it collects, a training that nothing happens to, a collective.
+"""What forensics costs: a restart while it collects, undisturbed training, one collective.
 
     python scripts/bench_forensics.py [--ranks 8] [--repeat 5] [--json]
 
