@@ -46,7 +46,10 @@ _OUTPUT = "Output"
 def launch(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Training script, or with -m a module.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT", help="Training script, FILE.py:FUNCTION, or with -m a module."
+        ),
     ],
     profile: Annotated[
         list[str] | None,
@@ -75,6 +78,15 @@ def launch(
         list[str] | None,
         typer.Option(
             "--keep", metavar="K", rich_help_panel=_OURS, help="Leave a variable as it is here."
+        ),
+    ] = None,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--timeout",
+            metavar="NAME=TIME",
+            rich_help_panel=_OURS,
+            help="Set a timeout of the profile, such as soft=90s; --dry-run lists them.",
         ),
     ] = None,
     restart: Annotated[
@@ -299,16 +311,13 @@ def launch(
     meeting = placed.meeting
     prepared = command.prepare(
         command.Request(
-            target=options.Target(
-                kind="module" if module else "program" if no_python else "script",
-                name=script,
-                arguments=tuple(context.args),
-            ),
+            target=options.target_of(script, tuple(context.args), module=module, program=no_python),
             profile=resolve_profile(
                 profile, nnodes=meeting.active if meeting else 1, say=remarks.append
             ),
             remarks=remarks,
             overrides=parse_overrides(set_, unset, keep),
+            timeouts=timeout or [],
             meeting=meeting,
             master_port=master_port or 0,
             allowed_differences=tuple(allow_difference or ()),
@@ -340,7 +349,9 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
     for remark in prepared.remarks:
         _output.note(remark)
     described = prepared.to_json()
-    timeouts = ", ".join(f"{name} {value or '-'}" for name, value in described["timeouts"].items())
+    timeouts = ", ".join(
+        f"{name} {value}" for name, value in described["timeouts"].items() if value
+    )
     lines = [
         f"stack     {prepared.stack.line()}",
         f"command   {shlex.join(prepared.argv)}",

@@ -18,7 +18,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -34,11 +34,13 @@ from ncclops.launch.inbox import Inbox
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.place import Place
-from ncclops.launch.retrying import NextAttempt, next_attempt
-from ncclops.launch.stopping import StopSignals
+from ncclops.launch.printed import PrintedReceipts
+from ncclops.launch.retrying import Escalated, NextAttempt, next_attempt
+from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.store import NOWHERE
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
+from ncclops.receipts.observation import Observation
 
 
 def run_agent(job: Job) -> int:
@@ -51,27 +53,28 @@ class _Agent:
         self._job, self._run = job, job.run
         self._began = time.monotonic()
         self._changes = Changes()
-        self._stop = StopSignals(
+        self._stop = StopRequests(
             self._changes,
-            on_first=self._on_first_stop,
+            job.stop_grace,
+            on_request=self._on_stop_request,
             pass_on=self._pass_on,
         )
         self._attempt: RunningAttempt | None = None
         self._company: Company | None = None
         self._settled = Settled()
-        self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
+        self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
         job, run = self._job, self._run
         self._terminal = Terminal(job)
         self._terminal.open()
         self._stop.take(self._on_child_end)
-        self._inbox = Inbox(self._on_worker_event)
-        self._inbox.open()
+        self._listen()
         self._company = self._find_company()
         last, diagnosis = await self._run_attempts(self._company)
         await self._company.leave()
-        self._inbox.close()
+        for inbox in self._inboxes:
+            inbox.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -79,15 +82,15 @@ class _Agent:
                 last=last,
                 diagnosis=diagnosis,
                 settled=self._settled,
-                receipt=await asyncio.to_thread(report.judge_receipt, run.path),
-                stopped_by=self._interrupted_by,
+                receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
+                stopped_by=self._stopped_by,
                 launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
             )
         )
-        signals = self._stop.count
+        signals = self._stop.signals
         if await self._terminal.finish(
-            self._changes, give_up=lambda: self._stop.count > signals or self._stop.is_orphan
+            self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
         ):
             report.print_verdict(verdict, run, as_json=job.stdout_is_data)
         return verdict.exit_code
@@ -118,20 +121,21 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._inbox.collect,
+            collect=self._collect,
+            printed=self._printed,
             company=company,
         )
         number, environ = 0, dict[str, str]()
         while True:
             attempt = self._attempt = await self._assemble(scene, number, environ)
             failed, diagnosis = await self._run_attempt(attempt)
-            settled = self._settled = await company.settle(
-                self._local_end(attempt, failed, diagnosis)
-            )
+            end = await self._local_end(attempt, failed, diagnosis)
+            settled = self._settled = await company.settle(end)
             if settled.attempt is not None:
                 self._job.history.add(settled.attempt)
             following = settled.following
-            if following is None or self._stop.first is not None or attempt.cannot_start:
+            if following is None or self._stop.asked or attempt.cannot_start:
+                self._tell_end_of_escalation(attempt, failed)
                 return attempt, diagnosis
             self._announce(settled.decided or {}, following)
             if not await self._cool_down(following.cooldown):
@@ -139,19 +143,14 @@ class _Agent:
             number, environ = attempt.number + 1, following.environ
 
     async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
-        """The next attempt, at its place; without one where there is none to be had."""
-        place, refusal = None, None
+        """The next attempt, at its place; one that cannot start where there is none to be had."""
+        refusal = None
         try:
             place = await scene.company.assemble(number)
         except (NcclopsError, OSError) as error:
             refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
-        ranks = [] if place is None else place.ranks
-        run = self._run
-        logs.make(run, ranks)
-        self._terminal.follow(ranks)
-        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
-        if place is None:
             place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        self._follow(place.ranks)
         attempt = RunningAttempt(scene, place, environ)
         attempt.cannot_start = refusal
         return attempt
@@ -160,7 +159,7 @@ class _Agent:
         """From the start of the workers until none is left; whether the attempt has failed."""
         attempt.start()
         await attempt.watch()
-        self._interrupted_by = self._stop.first
+        self._stopped_by = self._stop.first
         failed = attempt.team.final_failure()
         await attempt.stop_workers()
         if failed is not None:
@@ -171,39 +170,56 @@ class _Agent:
             )
         return failed is not None, await attempt.close()
 
-    def _local_end(self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis) -> LocalEnd:
-        """What the others have to know of how the attempt ended here."""
-        found, job, team = diagnosis.report, self._job, attempt.team
-        if failed:
-            self._run.event(
-                "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
-            )
-        failure = report.first_failure(self._run, team.blamed_first(), attempt.number)
+    async def _local_end(
+        self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis
+    ) -> LocalEnd:
+        """How the attempt ended here, which the others may have to know."""
+        found, team = diagnosis.report, attempt.team
+        evidence = conclusion.evidence(found)
+        if failed and not self._stop.asked:
+            self._run.event("classified", **found.verdict.as_json(), evidence=evidence)
+        receipt = None
+        if self._job.require_receipt:
+            receipt = await asyncio.to_thread(report.judge_receipt, self._run.path, self._printed)
         return LocalEnd(
             failed=failed or attempt.cannot_start is not None,
             well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
-            verdict=found.verdict.as_json() | {"evidence": conclusion.evidence(found)},
+            verdict=found.verdict.as_json() | {"evidence": evidence},
+            escalated=team.escalation,
             progressed=diagnosis.steps > 0,
-            healthy=job.require_receipt
-            and conclusion.is_healthy(report.judge_receipt(self._run.path)),
-            failure=failure if failed else None,
-            stopped_by=self._stop.first,
+            healthy=conclusion.is_healthy(receipt),
+            failure=report.first_failure(self._run, team.blamed_first(), attempt.number)
+            if failed
+            else None,
+            stopped=self._stop.asked,
         )
 
     def _choose(
-        self, verdict: Mapping[str, Any], *, progressed: bool, replaces: bool
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
     ) -> tuple[Decision, NextAttempt | None]:
         """The retry policy's word on an attempt that has failed, and what follows it."""
         history = self._job.history
         return next_attempt(
             self._job.retry,
             ClassifiedAs.from_json(verdict),
+            escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
             replaces=replaces,
         )
+
+    def _tell_end_of_escalation(self, attempt: RunningAttempt, failed: bool) -> None:
+        escalated = attempt.team.escalation
+        if failed and escalated is not None and escalated.to == "respawn":
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
 
     def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         told = {"reason": following.reason, "changes": following.environ}
@@ -217,15 +233,49 @@ class _Agent:
 
     async def _cool_down(self, pause: timedelta) -> bool:
         """Wait before the next attempt; False when we are asked to stop meanwhile."""
-        stopped = await self._changes.until(lambda: self._stop.first is not None, pause)
-        self._interrupted_by = self._stop.first
+        stopped = await self._changes.until(lambda: self._stop.asked, pause)
+        self._stopped_by = self._stop.first
         return not stopped
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
-        if self._attempt is not None:
-            self._attempt.take_over(rank, record)
+    def _listen(self) -> None:
+        """Follow what workers tell, record and print; the present attempt gets it all."""
+        loop = asyncio.get_running_loop()
+
+        def on_told(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.take_over(rank, record)
+
+        def on_record(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_record(rank, record)
+
+        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_printed(rank, seen)
+
+        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
+            loop.call_soon_threadsafe(on_printed, rank, seen)
+
+        self._inboxes = (Inbox(on_told), Inbox(on_record))
+        for inbox in self._inboxes:
+            inbox.open()
+        self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
+
+    def _follow(self, ranks: Sequence[int]) -> None:
+        """Make the files of these ranks, and follow them from now on."""
+        run = self._run
+        logs.make(run, ranks)
+        self._terminal.follow(ranks)
+        told, recorded = self._inboxes
+        told.follow({rank: run.worker_events(rank) for rank in ranks})
+        recorded.follow({rank: run.receipt(rank) for rank in ranks})
+        self._printed.follow(logs.output(run, ranks))
+
+    def _collect(self) -> None:
+        for inbox in self._inboxes:
+            inbox.collect()
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
@@ -237,13 +287,19 @@ class _Agent:
         if self._attempt is not None:
             self._attempt.team.send(signum)
 
-    def _on_first_stop(self, signum: signal.Signals) -> None:
-        self._run.event("stop-requested", signal=signum.name)
+    def _on_stop_request(self, request: StopRequest) -> None:
+        fields: dict[str, Any] = {
+            "reason": request.reason,
+            "grace_s": request.grace.total_seconds(),
+        }
+        if request.signum is not None:
+            fields |= {"signal": request.signum.name}
+        self._run.event("stop-requested", **fields)
         if self._company is not None:
-            self._company.tell_stop(signum)
-        grace = format_duration(self._job.stop_grace)
+            self._company.tell_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
+        again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(
-            f"{signum.name}: stopping {running} workers with SIGTERM,"
-            f" SIGKILL after {grace} (once more to kill now)"
+            f"{request.reason}: stopping {running} workers, by force after"
+            f" {format_duration(request.grace)}{again}"
         )

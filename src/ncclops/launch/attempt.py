@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,8 +20,12 @@ from ncclops.launch.company import Company
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.place import Place
-from ncclops.launch.stopping import StopSignals
+from ncclops.launch.printed import PrintedReceipts
+from ncclops.launch.stopping import StopRequests
 from ncclops.launch.team import Team
+from ncclops.launch.team_stop import TeamStop
+from ncclops.launch.watching import Watching
+from ncclops.receipts.stop import StopPage
 from ncclops.worker.variables import AGENT_PID, STARTED
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
@@ -35,9 +38,10 @@ class Scene:
 
     job: Job
     changes: Changes
-    stop: StopSignals
+    stop: StopRequests
     say: Callable[[str], None]
     collect: Callable[[], None]  # deliver what workers have told so far
+    printed: PrintedReceipts
     company: Company  # the agents of the other nodes, if any
 
 
@@ -56,7 +60,9 @@ class RunningAttempt:
         self._job, self._run = scene.job, scene.job.run
         self._environ = environ
         self._server: store.StoreServer | None = None
-        self._scan = LiveScan(logs.output(self._run, place.ranks))
+        self._stop_page: StopPage | None = None
+        self._scan = LiveScan(logs.output(self._run, place.ranks), scene.printed)
+        self.watching = Watching(self._job, scene.say)
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -67,6 +73,8 @@ class RunningAttempt:
             return
         try:
             self._server = self._start_store()
+            with suppress(OSError):  # without it, workers are stopped by signals alone
+                self._stop_page = StopPage.create(self._run.path)
             self._spawn_all()
         except (NcclopsError, OSError) as error:
             self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
@@ -81,34 +89,35 @@ class RunningAttempt:
             lambda: (
                 not (team.running() or self._place.idle)
                 or team.final_failure() is not None
-                or stop.first is not None
+                or stop.asked
                 or self.cannot_start
                 or company.over_for_all()
             )
         )
 
     async def stop_workers(self) -> None:
-        """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
-        team, stop = self.team, self._scene.stop
-        if team.gave_up and stop.first is None:
+        """End the workers that are still there: together if we are to stop, else by signals."""
+        team, scene = self.team, self._scene
+        if team.escalation is not None and not scene.stop.asked:
             # All of them are on their way out, with something to say; most need no signal.
-            await self._wait_for_end(self._job.stop_grace, or_when=lambda: stop.first is not None)
+            done = lambda: not team.running() or scene.stop.asked  # noqa: E731
+            await scene.changes.until(done, self._job.stop_grace)
         if not team.running():
             return
-        team.asked_to_stop = {worker.rank for worker in team.running()}
-        team.send(signal.SIGTERM)
-        await self._wait_for_end(self._job.stop_grace, or_when=lambda: stop.hurry)
-        if team.running():
-            ranks = [worker.rank for worker in team.running()]
-            self._run.event("stop-requested", signal="SIGKILL", ranks=ranks)
-            team.send(signal.SIGKILL)
-            await self._wait_for_end(proctree.KILL_DEADLINE)
+        stop = TeamStop(self._job, team, scene.stop, scene.changes, self._stop_page, scene.say)
+        # A step to stop at would have to be the same on all nodes, so several of them get signals.
+        alone = self._job.party is None
+        if alone and scene.stop.asked and team.final_failure() is None:
+            await stop.run()
+        else:
+            await stop.signal_all(self._job.stop_grace)
 
     async def close(self) -> Diagnosis:
         """End what is left of the attempt, and say what its output shows."""
+        self.watching.close()
         self._close_store()
         own, spared = self.own_pids(), self._scene.company.pids()
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, own, spared):
+        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, own, spared=spared):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
         return await asyncio.to_thread(
             self._scan.finish,
@@ -121,6 +130,7 @@ class RunningAttempt:
     def take_over(self, rank: int, record: dict[str, Any]) -> None:
         """A worker has told something."""
         events.take_over(self._run, self.team, rank, record)
+        self._scene.changes.tell()
 
     def own_pids(self) -> set[int]:
         """Children of the agent with a waiter of their own."""
@@ -191,8 +201,3 @@ class RunningAttempt:
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
         self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=self.number)
-
-    async def _wait_for_end(
-        self, limit: timedelta, or_when: Callable[[], bool] = lambda: False
-    ) -> None:
-        await self._scene.changes.until(lambda: not self.team.running() or or_when(), limit)

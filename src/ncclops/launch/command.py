@@ -5,26 +5,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ncclops.classify.policy import default_rules
-from ncclops.durations import format_duration
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
 from ncclops.launch import affinity, joining, options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
 from ncclops.launch.job import Job
-from ncclops.launch.ladder import Ladder, build_ladder
+from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.party import Party
 from ncclops.launch.retrying import RetryPlan
@@ -32,7 +31,10 @@ from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.nodes.meeting import Meeting
 from ncclops.profiles import Profile, RestartMode
-from ncclops.receipts import pages
+from ncclops.profiles.model import RUN_PLACEHOLDERS
+from ncclops.receipts import hang, pages, stalls
+from ncclops.receipts.forms import Form, parse_form
+from ncclops.receipts.live import WatchRules
 from ncclops.worker import variables
 
 
@@ -44,6 +46,7 @@ class Request:
     profile: Profile
     remarks: list[str]  # what was chosen for the user while parsing
     overrides: Overrides
+    timeouts: list[str]  # NAME=DURATION
     meeting: Meeting | None  # None: a single node
     master_port: int  # of a single node's store; 0 for any
     allowed_differences: tuple[str, ...]
@@ -76,6 +79,7 @@ class Prepared:
     layout: workers.Layout
     ladder: Ladder
     retry: RetryPlan
+    trainers: Sequence[Form]
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -92,13 +96,7 @@ class Prepared:
             "world_size": self.layout.world_size,
             "command": self.argv,
             "stack": asdict(self.stack),
-            "timeouts": {
-                name: format_duration(value)
-                for name, value in {
-                    **asdict(self.ladder),
-                    "stop_grace": profile.timeouts.stop_grace,
-                }.items()
-            },
+            "timeouts": self.ladder.shown(),
             "plan": self.plan.to_json()["changes"],
         }
 
@@ -134,13 +132,23 @@ def prepare(request: Request) -> Prepared:
         remarks.append(remark)
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
+    plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    around = Surroundings(
+        restart=request.mode,
+        environ=plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, "")),
+        torch=context.torch,
+        gpus=gpus.count > 0,
+    )
+    ladder = build_ladder(with_named(request.profile.timeouts, request.timeouts), around)
+    remarks += ladder.remarks()
     script = Path(request.target.name)
     return Prepared(
         request=request,
-        plan=compute_plan(request.profile, os.environ, request.overrides, context),
+        plan=plan,
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
-        ladder=build_ladder(request.profile.timeouts),
+        ladder=ladder,
         retry=_retry_plan(request),
+        trainers=_trainers(request.profile),
         layout=workers.Layout(nodes=nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
@@ -225,7 +233,9 @@ def _job(
         job_id=request.job_id or (run.run_id if party is None else party.meeting.job_id),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
-        stop_grace=prepared.request.profile.timeouts.stop_grace,
+        stop_grace=prepared.ladder.stop_grace,
+        watch=_watch_rules(prepared),
+        trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         listener=listener,
@@ -234,6 +244,25 @@ def _job(
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _watch_rules(prepared: Prepared) -> WatchRules:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    return WatchRules(
+        windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
+        straggler=watch.straggler,
+    )
+
+
+def _trainers(profile: Profile) -> list[Form]:
+    """The forms of lines that the profile adds. Raises ``UsageError`` for one that is none."""
+    try:
+        return [parse_form(table) for table in profile.watch.trainers]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
+            " ncclops/receipts/trainers"
+        ) from error
 
 
 def _retry_plan(request: Request) -> RetryPlan:
@@ -257,8 +286,6 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
         variables.RUN_DIR: str(run.path),
         variables.RUN_ID: run.run_id,
         variables.RESTART: prepared.request.mode,
-        variables.TIMEOUTS_S: json.dumps(prepared.ladder.seconds()),
+        variables.LIMITS: prepared.ladder.for_workers(prepared.request.profile.growth).to_json(),
     }
-    if (limit := prepared.request.profile.timeouts.process_group) is not None:
-        environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
     return environ

@@ -17,7 +17,8 @@ from ncclops.classify.policy import Attempt, Decision
 from ncclops.launch import store
 from ncclops.launch.job import Job
 from ncclops.launch.place import Place
-from ncclops.launch.retrying import NextAttempt
+from ncclops.launch.retrying import Escalated, NextAttempt
+from ncclops.launch.stopping import StopRequest
 from ncclops.launch.verdict import FirstFailure, Outcome
 from ncclops.launch.workers import Worker
 
@@ -33,7 +34,8 @@ class LocalEnd:
     progressed: bool
     healthy: bool
     failure: FirstFailure | None
-    stopped_by: int | None = None  # the signal's number
+    escalated: Escalated | None = None  # what the workers said when they gave up
+    stopped: bool = False  # this agent was asked to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,12 @@ class Choose(Protocol):
     """
 
     def __call__(
-        self, verdict: Mapping[str, Any], *, progressed: bool, replaces: bool
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
     ) -> tuple[Decision, NextAttempt | None]: ...
 
 
@@ -84,7 +91,7 @@ class Company(Protocol):
     def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
         """A worker of this node has failed; with ``fatal``, and the attempt with it."""
 
-    def tell_stop(self, signum: int) -> None:
+    def tell_stop(self, request: StopRequest) -> None:
         """This agent was asked to stop the job."""
 
     async def settle(self, end: LocalEnd) -> Settled:
@@ -121,13 +128,15 @@ class Alone:
     def tell_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002
         return
 
-    def tell_stop(self, signum: int) -> None:  # noqa: ARG002
+    def tell_stop(self, request: StopRequest) -> None:  # noqa: ARG002
         return
 
     async def settle(self, end: LocalEnd) -> Settled:
-        if not end.failed or end.stopped_by is not None:
+        if not end.failed or end.stopped:
             return Settled()
-        decision, following = self._choose(end.verdict, progressed=end.progressed, replaces=False)
+        decision, following = self._choose(
+            end.verdict, escalated=end.escalated, progressed=end.progressed, replaces=False
+        )
         attempt = Attempt.of(Verdict.from_json(end.verdict), progressed=end.progressed)
         return Settled(following=following, attempt=attempt, decided=decision.as_json())
 

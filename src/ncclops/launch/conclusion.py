@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from ncclops.launch.attempt import RunningAttempt
 from ncclops.launch.company import Settled
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.stopping import StopRequest
 from ncclops.launch.verdict import FirstFailure, Verdict, judge
 
 _EVIDENCE_LINES = 5
@@ -21,14 +21,14 @@ _EVIDENCE_LINES = 5
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """A run of which nothing runs any more. ``receipt`` is ``ncclops.receipt/1``, if it could be
-    judged, ``stopped_by`` the signal where that decided the outcome."""
+    judged, ``stopped_by`` the request to stop where that decided the outcome."""
 
     job: Job
     last: RunningAttempt
     diagnosis: Diagnosis
     settled: Settled
     receipt: dict[str, Any] | None
-    stopped_by: signal.Signals | None
+    stopped_by: StopRequest | None
     launcher_lost: bool
     seconds: float
 

@@ -5,7 +5,6 @@ One agent decides and all others read it, so a decision is a record: values and 
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,7 +14,7 @@ from ncclops.classify.model import Verdict
 from ncclops.classify.policy import Attempt
 from ncclops.errors import ReceiptMissing
 from ncclops.launch.company import Agreed, Choose, Settled
-from ncclops.launch.retrying import NextAttempt
+from ncclops.launch.retrying import Escalated, NextAttempt
 from ncclops.launch.verdict import SIGNAL_EXIT_BASE, Ending, FirstFailure
 from ncclops.nodes.log import Record
 from ncclops.nodes.standing import Standing
@@ -34,14 +33,20 @@ def decide(
     ``replaceable``: a node that is lost may be replaced by a spare in another round.
     """
     if standing.stop is not None:
-        number = standing.stop["signal"]
-        where = standing.name(standing.stop["node"])
-        reason = f"stopped by {signal.Signals(number).name} on {where}"
-        return _end("interrupted", SIGNAL_EXIT_BASE + number, reason)
+        return _stopped(standing, standing.stop)
     well = sum(record["well"] for record in standing.ended.values())
     if _completed(standing, in_process, well):
         return _completed_decision(standing, well, require_receipt)
     return _failed(standing, replaceable, choose)
+
+
+def _stopped(standing: Standing, stop: Record) -> dict[str, Any]:
+    where = standing.name(stop["node"])
+    if stop["signal"] is not None:
+        reason = f"stopped by {stop['reason']} on {where}"
+        return _end("interrupted", SIGNAL_EXIT_BASE + int(stop["signal"]), reason)
+    forced = any(record["failed"] for record in standing.ended.values())
+    return _end("stopped", int(forced), f"stopped on {where}: {stop['reason']}")
 
 
 def _completed(standing: Standing, in_process: bool, well: int) -> bool:
@@ -71,15 +76,18 @@ def _failed(standing: Standing, replaceable: bool, choose: Choose) -> dict[str, 
     lost = next(iter(standing.lost), None)
     if lost is not None and standing.failed is None:
         reason = f"{standing.name(lost)} was lost: {standing.lost[lost]['why']}"
-        verdict, failure = _verdict_of_loss(reason), None
+        verdict, failure, escalated = _verdict_of_loss(reason), None, None
     elif blamed is None:
         return _end("failed", 1, "no node has a failure to show, and none finished")
     else:
-        verdict, failure = blamed["verdict"], blamed["failure"]
+        verdict, failure, escalated = blamed["verdict"], blamed["failure"], blamed["escalated"]
         reason = f"{_what_failed(failure)} on {standing.name(blamed['node'])}"
     progressed = any(record["progressed"] for record in standing.ended.values())
     decision, following = choose(
-        verdict, progressed=progressed, replaces=replaceable and failure is None
+        verdict,
+        escalated=None if escalated is None else Escalated(**escalated),
+        progressed=progressed,
+        replaces=replaceable and failure is None,
     )
     if standing.lost and not replaceable and following is not None:
         following = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,6 +13,9 @@ from ncclops.launch.party import Party
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.workers import Layout
+from ncclops.receipts import gpu
+from ncclops.receipts.forms import Form
+from ncclops.receipts.live import WatchRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
+    watch: WatchRules
+    trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None = None
@@ -39,3 +44,8 @@ class Job:
     party: Party | None = None
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
+
+    def device_of(self, rank: int) -> int | str | None:
+        """The GPU of ``rank`` by the numbering of CUDA, as :mod:`ncclops.receipts.gpu` takes it."""
+        local = rank % self.layout.nproc  # all nodes run the same number
+        return gpu.visible_device(local, self.environ_of(rank))

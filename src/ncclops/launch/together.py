@@ -25,7 +25,7 @@ from ncclops.launch.job import Job
 from ncclops.launch.options import Nodes
 from ncclops.launch.party import Party
 from ncclops.launch.place import Place
-from ncclops.launch.stopping import StopSignals
+from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.tail import last_lines
 from ncclops.launch.workers import Layout, Worker
 from ncclops.nodes import fingerprint, interfaces, reach
@@ -50,7 +50,7 @@ class Together:
         party: Party,
         *,
         changes: Changes,
-        stop: StopSignals,
+        stop: StopRequests,
         say: Callable[[str], None],
         choose: Choose,
     ) -> None:
@@ -119,9 +119,9 @@ class Together:
             lines=lines if fatal or self._told == 1 else [],
         )
 
-    def tell_stop(self, signum: int) -> None:
+    def tell_stop(self, request: StopRequest) -> None:
         if self._peers is not None and self._rank is not None:
-            self._peers.post("stop", node=self._rank, signal=signum)
+            self._peers.post("stop", node=self._rank, signal=request.signum, reason=request.reason)
 
     async def settle(self, end: LocalEnd) -> Settled:
         if self._peers is None or self._standing.start is None:
@@ -133,7 +133,7 @@ class Together:
             lambda: (
                 self._standing.decision is not None
                 or self._store_lost is not None
-                or self._stop.first is not None
+                or self._stop.asked
             )
         )
         decision = self._standing.decision
@@ -185,7 +185,7 @@ class Together:
         self._peers = Peers(config, self._job.run.path / "nodes.log", self._on_message)
 
     async def _pause(self, limit: timedelta) -> bool:
-        return await self._changes.until(lambda: self._stop.first is not None, limit)
+        return await self._changes.until(lambda: self._stop.asked, limit)
 
     def _begin(self, number: int) -> None:
         self._number, self._rank = number, None
@@ -216,7 +216,7 @@ class Together:
             or standing.stop
             or self._no_round
             or self._store_lost
-            or self._stop.first
+            or self._stop.asked
         )
 
     def _give_the_start(self, gathered: list[Record]) -> None:
@@ -331,7 +331,7 @@ class Together:
         standing, meeting = self._standing, self._meeting
         if self._no_round or self._store_lost:
             return self._no_round or self._store_lost or ""
-        if self._stop.first is not None or standing.stop is not None:
+        if self._stop.asked or standing.stop is not None:
             return "stopped before the nodes had met"
         if standing.lost:
             rank, record = next(iter(standing.lost.items()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -83,15 +83,56 @@ class Entry:
 @dataclass(frozen=True)
 class Timeouts:
     """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
-    from it for the others (``ncclops.launch.ladder``)."""
+    from it for the others (``ncclops.launch.ladder``).
+
+    ``process_group`` holds until compile warm-up is over and ``steady_process_group`` from then
+    on; None leaves the first in force. ``groups`` are steady timeouts of groups whose description
+    matches a shell-style pattern; the first match counts.
+    """
 
     process_group: timedelta | None = None
+    steady_process_group: timedelta | None = None
+    compile: timedelta | None = None
     soft: timedelta | None = None
     hard: timedelta | None = None
     heartbeat: timedelta | None = None
     barrier: timedelta | None = None
     completion: timedelta | None = None
     stop_grace: timedelta = timedelta(seconds=15)
+    groups: Mapping[str, timedelta] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What restarts in place may leave behind altogether before new processes are asked for.
+
+    ``gpu_memory_gib`` is 2 because a device's context and communicators are of that order, while
+    a model that stays allocated is far beyond. ``fds`` is a quarter of the usual limit of 1024.
+    No process group may outlive its iteration: the next one could not make its own.
+    """
+
+    gpu_memory_gib: float = 2.0
+    fds: int = 256
+    threads: int = 128
+    process_groups: int = 0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How long which progress may be missing before it is said or acted upon, and other rules.
+
+    ``startup`` until the first sign of training: as long as torch's default for groups other than
+    NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
+    as in ``ncclops.receipts.hang``. ``straggler`` is the share above the median rank's step time:
+    the playbook looks into ranks that are five percent behind. ``trainers`` are further forms of
+    printed lines, as in ``ncclops.receipts.forms``.
+    """
+
+    startup: timedelta = timedelta(minutes=30)
+    hang: timedelta = timedelta(minutes=10)
+    quiet: timedelta = timedelta(minutes=30)
+    straggler: float = 0.05
+    trainers: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +142,7 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
+    ``growth`` is the budget of restarts in place.
     """
 
     name: str
@@ -113,6 +155,8 @@ class Profile:
     suppress: Mapping[str, str]
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
+    watch: Watch = Watch()
+    growth: Growth = Growth()
 
     @property
     def per_host(self) -> tuple[str, ...]:
