@@ -27,8 +27,8 @@ class Controls(Protocol):
     hundred characters.
     """
 
-    def stop(self, *, reason: str, by: str) -> str:
-        """Stop the run in good order."""
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        """Stop the run in good order, and by force after ``grace`` (None: as the agent has it)."""
 
     def restart(self, *, reason: str, by: str) -> str:
         """Start the script again on all ranks."""
@@ -62,9 +62,14 @@ class _Command(BaseModel):
 
 
 class Stop(_Command):
-    """Stop the run in good order."""
+    """Stop the run in good order; ``grace`` is a duration such as ``"90s"``."""
 
     action: Literal["stop"] = "stop"
+    grace: Annotated[str, Field(max_length=40), AfterValidator(_checked)] | None = None
+
+    @property
+    def limit(self) -> timedelta | None:
+        return None if self.grace is None else parse_duration(self.grace)
 
 
 class Restart(_Command):
@@ -107,7 +112,7 @@ def obey(controls: Controls, command: Command) -> str:
     told: dict[str, Any] = {"reason": command.reason, "by": command.by}
     match command:
         case Stop():
-            return controls.stop(**told)
+            return controls.stop(**told, grace=command.limit)
         case Restart():
             return controls.restart(**told)
         case TightenTimeouts():

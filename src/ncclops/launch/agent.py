@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.classify.policy import Attempt, Decision
+from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
 from ncclops.launch import conclusion, logs, proctree, report
 from ncclops.launch.attempt import RunningAttempt, Scene
@@ -32,6 +33,7 @@ from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
+from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
@@ -63,8 +65,11 @@ class _Agent:
         logs.make(run, job.ranks)
         self._terminal = Terminal(job)
         self._terminal.open()
+        steering = Steering(job, self._stop, lambda: self._attempt)
+        self._control = ControlServer(run.path, steering, say=self._terminal.say)
         self._stop.take(self._on_child_end)
         self._listen()
+        self._control.start()
         last, diagnosis = await self._run_attempts()
         self._inbox.close()
         self._receipts.close()
@@ -81,6 +86,7 @@ class _Agent:
                 seconds=time.monotonic() - self._began,
             )
         )
+        await self._control.close()
         signals = self._stop.signals
         if await self._terminal.finish(
             self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
@@ -100,6 +106,7 @@ class _Agent:
             collect=self._inbox.collect,
             collect_receipts=self._receipts.collect,
             printed=self._printed,
+            spared=lambda: self._control.pids,
         )
         number, environ = 0, dict[str, str]()
         while True:
@@ -204,7 +211,7 @@ class _Agent:
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
-        proctree.reap_adopted(own)
+        proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,6 +42,7 @@ class Scene:
     collect: Callable[[], None]  # deliver what workers have told so far
     collect_receipts: Callable[[], None]  # and what they have recorded
     printed: PrintedReceipts
+    spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
 
 
 class RunningAttempt:
@@ -107,7 +109,9 @@ class RunningAttempt:
         """End what is left of the attempt, and say what its output shows."""
         self.watching.close()
         self._close_store()
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self.own_pids()):
+        if survivors := proctree.end_descendants(
+            _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
+        ):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
         diagnosis = await asyncio.to_thread(
             self._scan.finish,
@@ -138,6 +142,8 @@ class RunningAttempt:
         ended = worker.reap()
         self.team.ended.append(worker)
         self._scene.collect()  # its last words, before anybody draws conclusions
+        self._scene.collect_receipts()
+        self.watching.flush()
         self.team.release()
         self._run.event(
             "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal

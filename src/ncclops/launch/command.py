@@ -203,6 +203,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
+        ladder=prepared.ladder,
         watch=_watch_rules(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,

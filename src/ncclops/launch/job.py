@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from ncclops.launch.history import JobHistory
+from ncclops.launch.ladder import Ladder
 from ncclops.launch.options import Shown
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
@@ -33,6 +34,7 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
+    ladder: Ladder
     watch: WatchRules
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown

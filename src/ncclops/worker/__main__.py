@@ -35,6 +35,8 @@ match sys.argv[1:]:
 limits = Limits.from_environ(os.environ)
 timeouts = None if limits is None else GroupTimeouts(limits)
 groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
+if timeouts is not None:
+    orders.on("group-timeout", timeouts.obey)
 windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
 if windows is not None:
     windows.follow(recorder.current())

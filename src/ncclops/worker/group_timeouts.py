@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -66,6 +67,11 @@ class GroupTimeouts:
         self.is_steady = False
         for group in _all_groups():
             _change(group, self._limits.first.process_group, longer=True)
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """The agent's order: no group that there is shall wait longer than ``limit_s``."""
+        for group in _all_groups():
+            _change(group, timedelta(seconds=order["limit_s"]))
 
     def look_for_new(self) -> None:
         """Groups that came up without a call that we know of get the steady timeout too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -115,7 +116,7 @@ class _Attempts:
         self._check_resources(call)
         self._windows.begin_iteration(call)
         self._stop.enter(call)
-        orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+        _obey(call)
         try:
             self._start()
         except SystemExit as end:
@@ -149,6 +150,18 @@ class _Attempts:
             return  # our own leaving, and no news
         self._repetition.count(incident, recorder.current().highest_step)
         incidents.tell(incident)
+
+
+def _obey(call: restart.CallWrapper) -> None:
+    """Do what the agent asks, by means of ``call``."""
+    orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+    orders.on(
+        "timeouts",
+        lambda order: call.set_timeouts(
+            soft_timeout=timedelta(seconds=order["soft_s"]),
+            hard_timeout=timedelta(seconds=order["hard_s"]),
+        ),
+    )
 
 
 def _escalate(escalation: Escalation) -> NoReturn:
