@@ -12,14 +12,16 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
+from ncclops.forensics import witness
 from ncclops.receipts import recorder
 from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.limits import Limits
-from ncclops.worker.variables import RESTART
+from ncclops.worker.variables import RESTART, RUN_DIR
 from ncclops.worker.windows import Windows
 
 tether.tie_to_agent()
+witness.start_worker(os.environ, RUN_DIR)
 orders.listen()
 orders.on("abort", last_resort.abort_groups)
 updates.count()

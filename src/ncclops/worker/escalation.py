@@ -45,7 +45,8 @@ _STARTUP_WORDS = (
 # After these every further call into CUDA fails until the process ends: the errors of which the
 # CUDA runtime's manual says that the process must be relaunched.
 _POISONED = re.compile(
-    r"CUDA.{0,200}?(?P<what>an illegal memory access was encountered|device-side assert triggered"
+    r"(?:CUDA|Cuda|cuda).{0,200}?"
+    r"(?P<what>an illegal memory access was encountered|device-side assert triggered"
     r"|unspecified launch failure|misaligned address|an illegal instruction was encountered"
     r"|hardware stack error|invalid program counter|operation not supported on global/shared"
     r"|the launch timed out and was terminated|uncorrectable ECC error encountered"
