@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.classify.policy import Attempt, Decision
+from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
 from ncclops.launch import conclusion, logs, proctree, report
 from ncclops.launch.attempt import RunningAttempt, Scene
@@ -32,7 +33,9 @@ from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
+from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.team import Team
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
 from ncclops.receipts.observation import Observation
@@ -65,6 +68,14 @@ class _Agent:
         self._terminal.open()
         self._stop.take(self._on_child_end)
         self._listen()
+        self._control = ControlServer(
+            run.path,
+            Steering(job, self._stop, self._team),
+            say=self._terminal.say,
+            tcp=job.control_listener,
+        )
+        if job.layout.nodes.rank == 0:
+            self._control.start()
         last, diagnosis = await self._run_attempts()
         for inbox in self._inboxes:
             inbox.close()
@@ -76,11 +87,13 @@ class _Agent:
                 diagnosis=diagnosis,
                 decision=self._decision,
                 receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
+                goodput=await asyncio.to_thread(report.measure_goodput, run),
                 stopped_by=self._stopped_by,
                 launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
             )
         )
+        await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
             self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
@@ -99,6 +112,7 @@ class _Agent:
             say=self._terminal.say,
             collect=self._collect,
             printed=self._printed,
+            spared=lambda: self._control.pids,
         )
         number, environ = 0, dict[str, str]()
         while True:
@@ -200,9 +214,12 @@ class _Agent:
         for inbox in self._inboxes:
             inbox.collect()
 
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
+
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
-        proctree.reap_adopted(own)
+        proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

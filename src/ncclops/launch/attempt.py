@@ -40,6 +40,7 @@ class Scene:
     say: Callable[[str], None]
     collect: Callable[[], None]  # deliver what workers have told so far
     printed: PrintedReceipts
+    spared: Callable[[], frozenset[int]]  # children that outlive an attempt
 
 
 class RunningAttempt:
@@ -106,7 +107,9 @@ class RunningAttempt:
         """End what is left of the attempt, and say what its output shows."""
         self.watching.close()
         self._close_store()
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self.own_pids()):
+        if survivors := proctree.end_descendants(
+            _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
+        ):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
         return await asyncio.to_thread(
             self._scan.finish,

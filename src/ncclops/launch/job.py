@@ -38,6 +38,7 @@ class Job:
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None
+    control_listener: socket.socket | None = None  # where the control plane is reached over TCP
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 
