@@ -120,7 +120,7 @@ class _Agent:
             failed, diagnosis = await self._run_attempt(attempt)
             if not failed or self._stop.asked or attempt.cannot_start:
                 return attempt, diagnosis
-            following = self._decide(diagnosis)
+            following = self._decide(attempt, diagnosis)
             if following is None or not await self._cool_down(following.cooldown):
                 return attempt, diagnosis
             number, environ = number + 1, following.environ
@@ -140,21 +140,26 @@ class _Agent:
             )
         return failed is not None, await attempt.close()
 
-    def _decide(self, diagnosis: Diagnosis) -> NextAttempt | None:
+    def _decide(self, attempt: RunningAttempt, diagnosis: Diagnosis) -> NextAttempt | None:
         """Classify the attempt that has failed, add it to the history, and say what follows."""
         history, found, progressed = self._job.history, diagnosis.report, diagnosis.steps > 0
         self._run.event(
             "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
         )
+        escalated = attempt.team.escalation
         decision, following = next_attempt(
             self._job.retry,
             found.verdict,
+            escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
         )
         self._decision = decision
+        if escalated is not None and escalated.to == "respawn" and following is None:
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
         history.add(Attempt.of(found.verdict, progressed=progressed))
         if following is not None:
             self._announce(decision, following)

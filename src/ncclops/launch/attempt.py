@@ -91,7 +91,7 @@ class RunningAttempt:
     async def stop_workers(self) -> None:
         """End the workers that are still there: together if we are to stop, else by signals."""
         team, scene = self.team, self._scene
-        if team.gave_up and not scene.stop.asked:
+        if team.escalation is not None and not scene.stop.asked:
             # All of them are on their way out, with something to say; most need no signal.
             done = lambda: not team.running() or scene.stop.asked  # noqa: E731
             await scene.changes.until(done, self._job.stop_grace)
