@@ -77,8 +77,8 @@ class _Agent:
         if job.layout.nodes.rank == 0:
             self._control.start()
         last, diagnosis = await self._run_attempts()
-        for inbox in self._inboxes:
-            inbox.close()
+        self._inbox.close()
+        self._receipts.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -87,7 +87,6 @@ class _Agent:
                 diagnosis=diagnosis,
                 decision=self._decision,
                 receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
-                goodput=await asyncio.to_thread(report.measure_goodput, run),
                 stopped_by=self._stopped_by,
                 launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
@@ -110,7 +109,8 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._collect,
+            collect=self._inbox.collect,
+            collect_receipts=self._receipts.collect,
             printed=self._printed,
             spared=lambda: self._control.pids,
         )
@@ -135,6 +135,8 @@ class _Agent:
         if failed is not None:
             # The first to end need not be the one to blame; by now all have ended.
             failed = attempt.team.final_failure() or failed
+            self._receipts.collect()
+            attempt.watching.flush()
             self._run.event(
                 "fault", rank=failed.rank, cause=str(failed.exit), attempt=attempt.number
             )
@@ -202,22 +204,16 @@ class _Agent:
         def from_thread(rank: int, seen: Sequence[Observation]) -> None:
             loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        self._inboxes = (
-            Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told),
-            Inbox({rank: run.receipt(rank) for rank in ranks}, on_record),
-        )
-        for inbox in self._inboxes:
-            inbox.open()
+        self._inbox = Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told)
+        self._receipts = Inbox({rank: run.receipt(rank) for rank in ranks}, on_record)
+        self._inbox.open()
+        self._receipts.open()
         self._printed = PrintedReceipts(
             run.path,
             logs.output(run, ranks),
             from_thread,
             self._job.trainers,
         )
-
-    def _collect(self) -> None:
-        for inbox in self._inboxes:
-            inbox.collect()
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team

@@ -39,6 +39,7 @@ class Scene:
     stop: StopRequests
     say: Callable[[str], None]
     collect: Callable[[], None]  # deliver what workers have told so far
+    collect_receipts: Callable[[], None]  # and what they have recorded
     printed: PrintedReceipts
     spared: Callable[[], frozenset[int]]  # children that outlive an attempt
 
@@ -111,16 +112,22 @@ class RunningAttempt:
             _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
         ):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
-        return await asyncio.to_thread(
+        diagnosis = await asyncio.to_thread(
             self._scan.finish,
             self.team.failed_statuses(),
             starting_up=not self.team.bootstrapped,
         )
+        self._scene.collect_receipts()
+        self.watching.flush()
+        return diagnosis
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
     def take_over(self, rank: int, record: dict[str, Any]) -> None:
         """A worker has told something."""
+        if record.get("event") in ("fault", "restart"):
+            self._scene.collect_receipts()
+            self.watching.flush()
         events.take_over(self._run, self.team, rank, record)
         self._scene.changes.tell()
 

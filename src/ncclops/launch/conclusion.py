@@ -8,7 +8,6 @@ from typing import Any
 from ncclops.classify import Report
 from ncclops.classify.policy import Decision
 from ncclops.errors import ReceiptMissing
-from ncclops.goodput import Goodput
 from ncclops.launch import report
 from ncclops.launch.attempt import RunningAttempt
 from ncclops.launch.job import Job
@@ -29,7 +28,6 @@ class Ended:
     diagnosis: Diagnosis
     decision: Decision | None
     receipt: dict[str, Any] | None
-    goodput: Goodput | None
     stopped_by: StopRequest | None
     launcher_lost: bool
     seconds: float
@@ -63,7 +61,7 @@ def conclude(ended: Ended) -> Verdict:
         workers=sorted(in_order, key=lambda ending: ending.rank),
         classification=_classification(ended.diagnosis, ended.decision) if failed else None,
         receipt=ended.receipt,
-        goodput=ended.goodput,
+        goodput=report.measure_goodput(job.run),
     )
     job.run.write_verdict(verdict.to_json())
     job.run.event("verdict", outcome=outcome, exit_code=code, reason=reason)

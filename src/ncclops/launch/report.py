@@ -78,11 +78,10 @@ def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
 
 
 def measure_goodput(run: RunDirectory) -> Goodput | None:
-    """What the time of a run went into until now, from its events; None if they cannot be read."""
+    """Where the time of the run went, from its events; None if that cannot be told."""
     try:
-        with run.events_path.open("rb") as lines:
-            events = [json.loads(line) for line in lines]
-        return measure(spans(events, now=time.time()))
+        lines = run.events_path.read_text().splitlines()
+        return measure(spans(map(json.loads, lines), now=time.time()))
     except Exception:  # noqa: BLE001 - as above
         return None
 
@@ -112,10 +111,10 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
-    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt"):
+    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt", "stopped"):
         lines.append(_receipt(verdict.receipt))
-    if verdict.goodput is not None and (line := verdict.goodput.line()) is not None:
-        lines.append(line)
+    if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
+        lines.append(told)
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

@@ -84,10 +84,10 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
-        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
         failure = document.pop("first_failure")
         if failure is not None:
             failure |= failure.pop("ending")
+        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
         return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
 
 
