@@ -211,6 +211,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
+        limits=prepared.ladder.for_workers(request.profile.growth),
         watch=_watch_rules(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,

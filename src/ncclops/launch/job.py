@@ -15,6 +15,7 @@ from ncclops.launch.workers import Layout
 from ncclops.receipts import gpu
 from ncclops.receipts.forms import Form
 from ncclops.receipts.live import WatchRules
+from ncclops.worker.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
+    limits: Limits  # the timeouts that workers were started with
     watch: WatchRules
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown

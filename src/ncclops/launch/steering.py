@@ -9,8 +9,10 @@ from typing import Any
 from ncclops.control.commands import ControlRefused
 from ncclops.durations import format_duration
 from ncclops.launch.job import Job
+from ncclops.launch.ladder import HARD, SOFT
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.team import Team
+from ncclops.worker.limits import Window, numbers_of
 
 
 class Steering:
@@ -20,6 +22,7 @@ class Steering:
         self._job = job
         self._stop = stop
         self._team = team
+        self._tightened: tuple[Team | None, Window] | None = None
 
     def stop(self, *, reason: str, by: str) -> str:
         """As SIGTERM does, with ``reason`` in place of the signal."""
@@ -44,8 +47,52 @@ class Steering:
         return "all ranks start the script again"
 
     def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
-        """From the next step of each rank on."""
-        raise NotImplementedError
+        """On each rank from its next step, or update of an optimizer, on."""
+        if self._job.layout.nodes.count > 1:
+            raise ControlRefused("ranks on other nodes cannot be told yet: timeouts would differ")
+        if not self._job.restarts_in_process and {"soft", "hard"} & set(limits):
+            raise ControlRefused("soft and hard are of restarts in place, which this run has not")
+        team = self._team()
+        window = tightened(self._present(team), limits)
+        numbers = numbers_of(window)
+        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
+        if not told or not all(told):
+            raise ControlRefused("not all workers can be told")
+        self._tightened = (team, window)
+        self._record("tighten-timeouts", reason, by, **numbers)
+        return f"from the next step on: {_said(window)}"
+
+    def _present(self, team: Team | None) -> Window:
+        """What holds for ``team`` after warm-up. New workers start with the profile's again."""
+        if self._tightened is not None and self._tightened[0] is team:
+            return self._tightened[1]
+        return self._job.limits.steady or self._job.limits.first
 
     def _record(self, action: str, reason: str, by: str, **fields: Any) -> None:
         self._job.run.event("control", action=action, reason=reason, by=by, **fields)
+
+
+def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
+    """``window`` with ``limits``, and the rest in proportion where that would be too long.
+
+    Raises :class:`ControlRefused` for what would be longer than before, or out of order.
+    """
+    group = limits.get("process_group", window.process_group)
+    hard = limits.get("hard", window.hard if group is None else min(window.hard, group * HARD))
+    soft = limits.get("soft", min(window.soft, hard * (SOFT / HARD)))
+    new = Window(process_group=group, soft=soft, hard=hard)
+    for name, limit in limits.items():
+        present = getattr(window, name)
+        if present is not None and limit > present:
+            raise ControlRefused(
+                f"{name} is {format_duration(present)} already; timeouts only get shorter"
+            )
+    if soft >= hard or (group is not None and hard >= group):
+        raise ControlRefused(f"soft < hard < process_group must hold, and not {_said(new)}")
+    return new
+
+
+def _said(window: Window) -> str:
+    group = window.process_group
+    ladder = {"soft": window.soft, "hard": window.hard, "process_group": group}
+    return ", ".join(f"{name} {format_duration(t)}" for name, t in ladder.items() if t is not None)
