@@ -197,6 +197,11 @@ class Session:
             else:
                 del self._reported[rank]
 
+    def note_exit(self, error: BaseException) -> None:
+        """The main thread has left the function with ``error``, which this rank's picture shows."""
+        if self.collector is not None:
+            self.collector.left_by = error
+
     @property
     def iteration(self) -> int:
         """The present iteration; ``INITIAL`` before the first."""
