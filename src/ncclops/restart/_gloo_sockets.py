@@ -112,8 +112,8 @@ def _gloo_epolls() -> set[int]:
         suspects = named or [task for task, name in names.items() if name == names[os.getpid()]]
         waits = {task: _epoll_of(task) for task in suspects}
         found |= {epoll for epoll in waits.values() if epoll is not None}
-        if not named or None not in waits.values():
-            break
+        if named and None not in waits.values():
+            break  # without names (torch 2.5) any other thread may be a Gloo thread that is busy
         time.sleep(_BETWEEN_LOOKS_S)  # a thread's return to its wait announces nothing
     return found
 
