@@ -24,6 +24,7 @@ from typing import Any
 
 from ncclops.classify.model import Verdict as ClassifiedAs
 from ncclops.classify.policy import Decision
+from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError
 from ncclops.launch import conclusion, logs, proctree, report
@@ -36,8 +37,10 @@ from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.place import Place
 from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import Escalated, NextAttempt, next_attempt
+from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.store import NOWHERE
+from ncclops.launch.team import Team
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
 from ncclops.receipts.observation import Observation
@@ -68,13 +71,20 @@ class _Agent:
         job, run = self._job, self._run
         self._terminal = Terminal(job)
         self._terminal.open()
+        self._control = ControlServer(
+            run.path,
+            Steering(job, self._stop, self._team),
+            say=self._terminal.say,
+            tcp=job.control_listener,
+        )
         self._stop.take(self._on_child_end)
         self._listen()
+        self._control.start()
         self._company = self._find_company()
         last, diagnosis = await self._run_attempts(self._company)
         await self._company.leave()
-        for inbox in self._inboxes:
-            inbox.close()
+        self._inbox.close()
+        self._receipts.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -88,6 +98,7 @@ class _Agent:
                 seconds=time.monotonic() - self._began,
             )
         )
+        await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
             self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
@@ -121,8 +132,10 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._collect,
+            collect=self._inbox.collect,
+            collect_receipts=self._receipts.collect,
             printed=self._printed,
+            spared=lambda: company.pids() | self._control.pids,
             company=company,
         )
         number, environ = 0, dict[str, str]()
@@ -165,6 +178,8 @@ class _Agent:
         if failed is not None:
             # The first to end need not be the one to blame; by now all have ended.
             failed = attempt.team.final_failure() or failed
+            self._receipts.collect()
+            attempt.watching.flush()
             self._run.event(
                 "fault", rank=failed.rank, cause=str(failed.exit), attempt=attempt.number
             )
@@ -258,9 +273,9 @@ class _Agent:
         def from_thread(rank: int, seen: Sequence[Observation]) -> None:
             loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        self._inboxes = (Inbox(on_told), Inbox(on_record))
-        for inbox in self._inboxes:
-            inbox.open()
+        self._inbox, self._receipts = Inbox(on_told), Inbox(on_record)
+        self._inbox.open()
+        self._receipts.open()
         self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
 
     def _follow(self, ranks: Sequence[int]) -> None:
@@ -268,20 +283,18 @@ class _Agent:
         run = self._run
         logs.make(run, ranks)
         self._terminal.follow(ranks)
-        told, recorded = self._inboxes
-        told.follow({rank: run.worker_events(rank) for rank in ranks})
-        recorded.follow({rank: run.receipt(rank) for rank in ranks})
+        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
+        self._receipts.follow({rank: run.receipt(rank) for rank in ranks})
         self._printed.follow(logs.output(run, ranks))
 
-    def _collect(self) -> None:
-        for inbox in self._inboxes:
-            inbox.collect()
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
         if self._company is not None:
             own |= self._company.pids()
-        proctree.reap_adopted(own)
+        proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

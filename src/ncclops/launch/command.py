@@ -11,12 +11,13 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ncclops.classify.policy import default_rules
+from ncclops.control.address import listen_tcp
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
 from ncclops.launch import affinity, joining, options, store, warden, workers
@@ -60,6 +61,7 @@ class Request:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    control_listen: str | None  # [HOST:]PORT
     stdout_is_data: bool
 
     @property
@@ -168,7 +170,9 @@ def _check_overrides(overrides: Overrides) -> None:
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
     request, meeting = prepared.request, prepared.request.meeting
-    listener, party = None, None
+    listener = party = control_listener = None
+    if request.control_listen is not None:
+        control_listener = listen_tcp(request.control_listen)
     if meeting is None:
         listener = store.listen(host=None, port=request.master_port)
     else:
@@ -181,15 +185,18 @@ def start(prepared: Prepared) -> int:
     )
     _record_start(run, prepared)
     _greet(run, prepared)
-    job = _job(run, prepared, listener, party)
+    if control_listener is not None:
+        host, port = control_listener.getsockname()[:2]
+        sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
+    job = replace(_job(run, prepared, listener, party), control_listener=control_listener)
 
     def agent() -> int:
         from ncclops.launch.agent import run_agent
 
         return run_agent(job)
 
-    handed_over = listener if party is None else party.listener
-    code = warden.hold(agent, handed_over=handed_over)
+    sockets = (listener if party is None else party.listener, control_listener)
+    code = warden.hold(agent, handed_over=[each for each in sockets if each is not None])
     pages.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -234,6 +241,7 @@ def _job(
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
+        limits=prepared.ladder.for_workers(request.profile.growth),
         watch=_watch_rules(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,

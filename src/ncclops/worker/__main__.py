@@ -40,6 +40,7 @@ groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
 windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
 if windows is not None:
     windows.follow(recorder.current())
+    orders.on("tighten", windows.on_order)
 if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
     from ncclops.worker import in_process
 
