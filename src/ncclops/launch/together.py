@@ -420,10 +420,11 @@ class Together:
 
     def _watch_the_store(self) -> None:
         """Our member tells of each beat; without one for too long, the store is out of reach."""
-        lost_after = self._meeting.pace.lost_after.total_seconds()
+        lost_after, standing = self._meeting.pace.lost_after.total_seconds(), self._standing
 
         def look() -> None:
-            if self._peers is None or self._store_lost is not None:
+            # There are no beats between two rounds, and each round has a watch of its own.
+            if standing is not self._standing or self._store_lost is not None:
                 return
             quiet = time.monotonic() - self._heard_at
             if quiet > lost_after:
