@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ncclops.errors import UsageError
@@ -9,19 +11,10 @@ from ncclops.launch.placing import Given, place
 from ncclops.nodes.hostlist import expand
 from ncclops.nodes.schedulers import find_placement
 
-# The variables of the second task of a real step: sbatch -N2, srun --ntasks-per-node=1.
-STEP = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_STEP_NODELIST": "gpu[08-09]",
-    "SLURM_NNODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_GPUS_ON_NODE": "8",
+# Recorded in the second task of a real step: Slurm 22.05, sbatch -N2, srun --ntasks-per-node=1.
+RECORDED = Path(__file__).with_name("slurm_step.env").read_text().splitlines()
+STEP = dict(line.split("=", 1) for line in RECORDED) | {
+    "SLURM_GPUS_ON_NODE": "8",  # that machine had none
     "SLURM_CONF": "/etc/slurm/slurm.conf",
 }
 POD = {
@@ -61,7 +54,7 @@ def test_a_slurm_step_needs_no_option() -> None:
     assert meeting.host == "gpu08"
     assert meeting.expected == ("gpu08", "gpu09")
     assert placed.nproc == "8"
-    assert placed.remarks == ("Slurm step 4711.0: 2 nodes, this is node 1",)
+    assert placed.remarks == ("Slurm step 1.0: 2 nodes, this is node 1",)
 
 
 def test_all_nodes_of_a_step_derive_the_same_port_and_other_steps_another_one() -> None:
@@ -71,7 +64,7 @@ def test_all_nodes_of_a_step_derive_the_same_port_and_other_steps_another_one() 
             "node 0": find_placement(STEP | {"SLURM_NODEID": "0"}),
             "node 1": find_placement(STEP),
             "next step": find_placement(STEP | {"SLURM_STEP_ID": "1"}),
-            "next job": find_placement(STEP | {"SLURM_JOB_ID": "4712"}),
+            "next job": find_placement(STEP | {"SLURM_JOB_ID": "2"}),
         }.items()
         if found is not None
     }
@@ -84,7 +77,7 @@ def test_the_command_line_comes_before_the_step() -> None:
     assert placed.meeting is not None
     assert (placed.meeting.backend, placed.meeting.host) == ("c10d", "store")
     assert (placed.meeting.active, placed.meeting.most, placed.meeting.rank) == (1, 2, None)
-    assert placed.meeting.job_id == "slurm-4711.0.0"
+    assert placed.meeting.job_id == "slurm-1.0.0"
     assert placed.nproc == "4"
 
 
