@@ -10,9 +10,10 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclops.classify.policy import default_rules
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
@@ -20,6 +21,7 @@ from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
+from ncclops.launch.job import Job
 from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.retrying import RetryPlan
@@ -27,11 +29,10 @@ from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.profiles.model import RUN_PLACEHOLDERS
-from ncclops.receipts import pages
+from ncclops.receipts import hang, pages, stalls
+from ncclops.receipts.forms import Form, parse_form
+from ncclops.receipts.live import WatchRules
 from ncclops.worker import variables
-
-if TYPE_CHECKING:
-    from ncclops.launch.agent import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class Prepared:
     layout: workers.Layout
     ladder: Ladder
     retry: RetryPlan
+    trainers: Sequence[Form]
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -126,6 +128,7 @@ def prepare(request: Request) -> Prepared:
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
         ladder=ladder,
         retry=_retry_plan(request),
+        trainers=_trainers(request.profile),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
@@ -189,9 +192,7 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
-    from ncclops.launch.agent import Job
-
-    request, layout = prepared.request, prepared.layout
+    request, layout, profile = prepared.request, prepared.layout, prepared.request.profile
     return Job(
         run=run,
         argv=prepared.argv,
@@ -202,12 +203,32 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
+        watch=_watch_rules(profile, prepared.ladder),
+        trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         listener=listener,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _watch_rules(profile: Profile, ladder: Ladder) -> WatchRules:
+    watch = profile.watch
+    compiling = ladder.compile or hang.Windows().compile
+    windows = stalls.Windows(startup=watch.startup, compile=compiling)
+    return WatchRules(windows=windows, straggler=watch.straggler)
+
+
+def _trainers(profile: Profile) -> list[Form]:
+    """The forms of lines that the profile adds. Raises ``UsageError`` for one that is none."""
+    try:
+        return [parse_form(table) for table in profile.watch.trainers]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
+            " ncclops/receipts/trainers"
+        ) from error
 
 
 def _retry_plan(request: Request) -> RetryPlan:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.tail import last_lines
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict
@@ -60,12 +61,16 @@ def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
     return lines
 
 
-def judge_receipt(run: Path) -> dict[str, Any] | None:
-    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed."""
+def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
+    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed.
+
+    From what the output has shown while it was written, and the ranks' own records.
+    """
     from ncclops.receipts import judge, sources
 
     try:
-        return judge.judge(sources.load(run)).to_json()
+        facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
+        return judge.judge(facts).to_json()
     except Exception:  # noqa: BLE001 - a judgement that fails must not take the verdict with it
         return None
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.receipts.sources import RECEIPT
 from ncclops.worker import record as worker_record
 
 DEFAULT_PARENT = Path("runs")
@@ -90,6 +91,10 @@ class RunDirectory:
     def worker_events(self, rank: int) -> Path:
         """What the worker tells the agent; see ``ncclops.worker.record``."""
         return self.rank_dir(rank) / worker_record.FILE_NAME
+
+    def receipt(self, rank: int) -> Path:
+        """What the worker records of its training; see ``ncclops.receipts.recorder``."""
+        return self.rank_dir(rank) / RECEIPT
 
     def error_file(self, rank: int, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""

@@ -21,11 +21,16 @@ class Team:
     entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
+    aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     last_faulty: int | None = None
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
+
+    @property
+    def ranks_ended(self) -> set[int]:
+        return {worker.rank for worker in self.ended}
 
     def send(self, signum: signal.Signals) -> None:
         """Send ``signum`` to all that run."""

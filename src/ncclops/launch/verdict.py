@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Outcome = Literal["completed", "no-receipt", "failed", "interrupted"]
+from ncclops.launch.stopping import StopRequest
+
+Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
 _SIGNAL_EXIT_BASE = 128
@@ -90,7 +91,7 @@ class Verdict:
 def judge(
     endings: Sequence[Ending],
     *,
-    stopped_by: signal.Signals | None,
+    stopped_by: StopRequest | None,
     launcher_lost: bool,
     losses_allowed: bool = False,
     cannot_start: str | None = None,
@@ -103,7 +104,7 @@ def judge(
     if launcher_lost:
         return "failed", 1, "the launcher was killed, and the agent stopped the workers"
     if stopped_by is not None:
-        return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
+        return _judge_stop(endings, stopped_by)
     if cannot_start is not None:
         return "failed", 1, cannot_start
     bad = [ending for ending in endings if not ending.ok]
@@ -114,3 +115,16 @@ def judge(
         return "failed", 1, f"rank {first.rank} {first.how()}"
     lost = "".join(f"; rank {ending.rank} {ending.how()}, the others went on" for ending in bad)
     return "completed", 0, f"{well} worker{'s' * (well != 1)} exited 0{lost}"
+
+
+def _judge_stop(endings: Sequence[Ending], by: StopRequest) -> tuple[Outcome, int, str]:
+    forced = [ending for ending in endings if not ending.ok]
+    how = f"; {_ranks(forced)} did not come to an end in good order" if forced else ""
+    if by.signum is not None:
+        return "interrupted", _SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
+    return "stopped", 1 if forced else 0, f"stopped: {by.reason}{how}"
+
+
+def _ranks(endings: Sequence[Ending]) -> str:
+    numbers = ", ".join(str(ending.rank) for ending in endings)
+    return f"rank{'s' * (len(endings) != 1)} {numbers}"

@@ -18,6 +18,7 @@ from ncclops.profiles.model import (
     Profile,
     RestartMode,
     Timeouts,
+    Watch,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "ProfileSummary",
     "RestartMode",
     "Timeouts",
+    "Watch",
     "choose_profile",
     "list_profiles",
     "load_profiles",

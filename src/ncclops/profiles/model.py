@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -102,6 +102,24 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """How long which progress may be missing before it is said or acted upon, and other rules.
+
+    ``startup`` until the first sign of training: as long as torch's default for groups other than
+    NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
+    as in ``ncclops.receipts.hang``. ``straggler`` is the share above the median rank's step time:
+    the playbook looks into ranks that are five percent behind. ``trainers`` are further forms of
+    printed lines, as in ``ncclops.receipts.forms``.
+    """
+
+    startup: timedelta = timedelta(minutes=30)
+    hang: timedelta = timedelta(minutes=10)
+    quiet: timedelta = timedelta(minutes=30)
+    straggler: float = 0.05
+    trainers: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
 class Profile:
     """One or more profile files, combined; ``env`` holds each variable's entries in order.
 
@@ -122,6 +140,7 @@ class Profile:
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
     growth: Growth = Growth()
+    watch: Watch = Watch()
 
     def require_nodes(self, nnodes: int) -> None:
         """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""

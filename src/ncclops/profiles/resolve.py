@@ -21,6 +21,7 @@ from ncclops.profiles.model import (
     Parameter,
     Profile,
     Timeouts,
+    Watch,
 )
 from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
 
@@ -86,6 +87,7 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
     growth: dict[str, Any] = {}
+    watch: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
@@ -94,6 +96,9 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         growth |= file.content.growth.model_dump(exclude_none=True)
         for name, text in _flat(file.content.timeouts).items():
             timeouts[name] = _Timeout(text, file.path)
+        for name, given in file.content.watch.model_dump(exclude_none=True).items():
+            is_text = isinstance(given, str)
+            watch[name] = _Timeout(given, file.path) if is_text else given
         for name, parts in file.content.env.items():
             # Taken out first, so that a replaced variable stands where its last word was said.
             entries.pop(name, None)
@@ -113,6 +118,7 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         retry=retry,
         sources=tuple(str(file.path) for file in files),
         growth=Growth(**growth),
+        watch=_watch(watch, parameters),
     )
 
 
@@ -127,18 +133,30 @@ def _timeouts(texts: Mapping[str, _Timeout], parameters: Mapping[str, Parameter]
     values: dict[str, Any] = {}
     groups: dict[str, timedelta] = {}
     for name, timeout in texts.items():
-        where = f"{timeout.path}: timeouts.{name}"
-        match = PLACEHOLDER.fullmatch(timeout.text)
-        text = str(_parameter(match[1], parameters, where)) if match else timeout.text
-        try:
-            duration = parse_duration(text)
-        except ValueError as error:
-            raise ProfileError(f"{where}: {error}") from None
+        duration = _duration(timeout, f"timeouts.{name}", parameters)
         if name.startswith(_GROUPS):
             groups[name.removeprefix(_GROUPS)] = duration
         else:
             values[name] = duration
     return Timeouts(**values, groups=groups)
+
+
+def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> Watch:
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        is_text = isinstance(value, _Timeout)
+        values[name] = _duration(value, f"watch.{name}", parameters) if is_text else value
+    return Watch(**values)
+
+
+def _duration(timeout: _Timeout, key: str, parameters: Mapping[str, Parameter]) -> timedelta:
+    where = f"{timeout.path}: {key}"
+    match = PLACEHOLDER.fullmatch(timeout.text)
+    text = str(_parameter(match[1], parameters, where)) if match else timeout.text
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ProfileError(f"{where}: {error}") from None
 
 
 def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, Parameter]) -> Entry:

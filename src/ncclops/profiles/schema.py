@@ -116,6 +116,16 @@ class GrowthPart(_Part):
     process_groups: Annotated[int, Field(ge=0)] | None = None
 
 
+class WatchPart(_Part):
+    """``[watch]``: windows for progress, the straggler's share, further forms of printed lines."""
+
+    startup: Duration | None = None
+    hang: Duration | None = None
+    quiet: Duration | None = None
+    straggler: Annotated[float, Field(gt=0, lt=10, strict=False)] | None = None
+    trainers: list[dict[str, Any]] | None = None
+
+
 class RetryPart(_Part):
     """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
 
@@ -142,6 +152,7 @@ class ProfileFile(_Part):
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
     growth: GrowthPart = GrowthPart()
+    watch: WatchPart = WatchPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -205,6 +216,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
         "growth": GrowthPart,
+        "watch": WatchPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, SupportsFloat
 from ncclops.receipts import progress
 from ncclops.receipts.memory import Peak, peak_memory
 from ncclops.receipts.progress import Page, Warmup
-from ncclops.receipts.stop import StopPage
+from ncclops.receipts.stop import Clock, StopPage
 from ncclops.receipts.writer import Writer
 from ncclops.worker.variables import RUN_DIR
 
@@ -56,6 +56,8 @@ class Silent:
         self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
     ) -> None: ...
 
+    def update(self) -> None: ...
+
     def begin_phase(self, name: str, limit: timedelta) -> None: ...
 
     def end_phase(self) -> None: ...
@@ -79,6 +81,8 @@ class Silent:
     def highest_step(self) -> int | None:
         return None
 
+    def leave(self) -> None: ...
+
     def flush(self) -> bool:
         return True
 
@@ -99,6 +103,7 @@ class Recorder(Silent):
         self._page_path = progress.path_in(run_dir, rank)
         self._numbers = self._page.numbers
         self._stop = StopPage.attach(run_dir)
+        self._stop_updates = None if self._stop is None else self._stop.by(Clock.UPDATES)
         self._barrier = threading.RLock()  # a signal handler may report a step too
         self._writer = Writer(fd, self._tick)
         self._rank = rank
@@ -178,13 +183,16 @@ class Recorder(Silent):
             listener(n)
         if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
             self._be_warm(None)
-        if self._stop is not None:
-            # A barrier between publishing the step and looking at the page: the agreement on a
-            # stop relies on that order, and a processor may otherwise look first.
-            with self._barrier:
-                pass
-            if self._stop.requested() and self._stop.ends_here(n):
-                self._end_here(n)
+        if self._stop is not None and self._ends_here(self._stop, n):
+            self._end_here(step=n)
+
+    def update(self) -> None:
+        """An optimizer has updated: the clock of a stop where a script reports no steps."""
+        self._numbers[progress.UPDATES] += 1
+        if self._stop_updates is not None:
+            updates = self._numbers[progress.UPDATES]
+            if self._ends_here(self._stop_updates, updates):
+                self._end_here(update=updates)
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
@@ -221,6 +229,7 @@ class Recorder(Silent):
     def on_stop(self, callback: StopCallback) -> None:
         """Call ``callback`` when a requested stop takes effect; of this iteration's only."""
         self._stop_callbacks.append(callback)
+        self._numbers[progress.STOP_CALLBACKS] = len(self._stop_callbacks)
 
     # --- what the worker entry uses -----------------------------------------------------------
 
@@ -230,6 +239,7 @@ class Recorder(Silent):
         self._numbers[progress.ITERATION] = iteration
         self._numbers[progress.ENDED_NS] = 0
         self._numbers[progress.STEPS] = 0
+        self._numbers[progress.UPDATES] = 0
         self._forget_iteration()
         self._put("iteration")
 
@@ -258,6 +268,10 @@ class Recorder(Silent):
         """The highest number of a step that ended in this process, over all iterations."""
         return self._highest_step
 
+    def leave(self) -> None:
+        """The script is over on this rank, which may wait for others now: it is not watched."""
+        self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+
     def flush(self) -> bool:
         """Wait until all records are in the file; False if that takes longer than seconds."""
         return self._writer.flush()
@@ -281,6 +295,7 @@ class Recorder(Silent):
         self._phases: list[tuple[str, int, int]] = []
         self._phase_s = 0.0
         self._stop_callbacks: list[StopCallback] = []
+        self._numbers[progress.STOP_CALLBACKS] = 0
         self._page.set_phase(None, 0, 0)
         self._set_warmup(Warmup.NOT_BEGUN)
 
@@ -294,8 +309,15 @@ class Recorder(Silent):
         self._numbers[progress.WARMUP_NS] = time.monotonic_ns()
         self._numbers[progress.WARMUP] = state
 
-    def _end_here(self, step: int) -> NoReturn:
-        self._put("stop", step=step)
+    def _ends_here(self, stop: StopPage, count: int) -> bool:
+        # A barrier between publishing the count and looking at the page: the agreement on a
+        # stop relies on that order, and a processor may otherwise look first.
+        with self._barrier:
+            pass
+        return stop.requested() and stop.ends_here(count)
+
+    def _end_here(self, **point: int) -> NoReturn:
+        self._put("stop", **point)
         for callback in list(self._stop_callbacks):
             callback()
         self._end("stopped")

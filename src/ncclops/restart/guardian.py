@@ -24,7 +24,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ncclops.restart._page import Page, Watch
@@ -62,7 +61,7 @@ class Guardian:
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
         self._listener = socket.socket(fileno=config["listen_fd"])
-        self._pidfd = os.pidfd_open(config["main_pid"])
+        self._pidfd = config["pidfd"]
         self._selector = selectors.DefaultSelector()
         self._reports: dict[str, _Report] = {}
         self._confirmed: set[str] = set()
@@ -99,7 +98,8 @@ class Guardian:
         next_tick = time.monotonic()
         while not self._done:
             for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
-                key.data()
+                if key in self._selector.get_map().values():  # an earlier one may have ended it
+                    key.data()
             now = time.monotonic()
             if now >= next_tick:
                 self._tick(now, late_s=now - next_tick)
@@ -170,6 +170,8 @@ class Guardian:
     def _on_main_death(self) -> None:
         self._main_alive = False
         self._selector.unregister(self._pidfd)
+        while self._on_link():  # its last words: the addresses of those who have to know
+            pass
         self._close_link()
         if self._page.finished:
             self._done = True
@@ -180,17 +182,19 @@ class Guardian:
         self._forward_all()
         self._done = self._ring.idle
 
-    def _on_link(self) -> None:
-        assert self._link is not None
+    def _on_link(self) -> bool:
+        """Take a message from the main process; whether there was one."""
+        if self._link is None:
+            return False
         try:
             data = self._link.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._close_link()  # the pidfd tells whether this was a death
-            return
+            return False
         message = json.loads(data)
         handlers: dict[str, Callable[[Message], None]] = {
             "addresses": self._on_addresses,
@@ -199,6 +203,7 @@ class Guardian:
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
+        return True
 
     def _tell_main(self, message: Message) -> bool:
         if self._link is None:
@@ -359,12 +364,8 @@ def main() -> None:
             level=config["log_level"],
             format=f"%(asctime)s %(levelname)s rank {config['rank']}: %(message)s",
         )
-    if config["pidfile"]:
-        Path(config["pidfile"]).write_text(f"{os.getpid()}\n")
     try:
         Guardian(config).run()
-    except ProcessLookupError:
-        return  # the main process was gone before we could take hold of it
     except Exception:
         log.exception("the guardian failed")
         raise

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from types import FrameType
@@ -70,9 +71,11 @@ class Session:
             page.touch()
             page.soft_s = settings.soft_timeout.total_seconds()
             page.hard_s = settings.hard_timeout.total_seconds()
-            self.guardian.start()
             self._own_sockets: set[int] = set()
             self.store = self._connect()
+            page.touch()  # rank 0 may have let us wait for longer than a timeout
+            # Until it has met the others a guardian could only do harm: it comes up while they do.
+            self.guardian.start()
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
@@ -192,6 +195,23 @@ class Session:
         self._addresses += more
         if more:  # an empty message would say that nobody is left
             self._send_addresses(more)
+
+    def request_restart(self, reason: str, hung: int | None) -> None:
+        """Put a fault of the present iteration on record, from any thread.
+
+        Of this rank, or as ``hung`` of another one.
+        """
+        iteration = self._iteration
+        fault = Fault(
+            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
+            initial_rank=self._rank if hung is None else hung,
+            rank=None,
+            iteration=iteration,
+            at=time.time(),
+            summary=reason,
+        )
+        if iteration != INITIAL:  # before the first, there is nothing to start again
+            self.reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
 
     # --- the guardian's messages (watchdog thread) --------------------------------------------
 

@@ -24,7 +24,6 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ncclops.restart._wire import Message, Peer
@@ -44,8 +43,7 @@ class Address(NamedTuple):
     token: str
 
 
-@dataclass
-class RingActions:
+class RingActions(NamedTuple):  # a dataclass would take the guardian 8 ms to import
     """What the ring asks of its guardian."""
 
     watch: Callable[[Peer, Callable[[], None], bool], None]  # True: for the end of a connect

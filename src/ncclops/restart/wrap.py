@@ -209,6 +209,14 @@ class CallWrapper:
         """Whether this rank's guardian is there, or being replaced."""
         return self._session.guardian.pid is not None
 
+    def request_restart(self, reason: str, hung: int | None = None) -> None:
+        """Have all ranks restart, for ``reason``. From any thread; returns at once.
+
+        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
+        one that hangs; otherwise the restart counts as requested by this rank.
+        """
+        self._session.request_restart(reason, hung)
+
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """A section that a restart does not cut: the termination waits for its end.

@@ -1,4 +1,4 @@
-"""``python -m ncclops.worker [-m | -f] SCRIPT_OR_MODULE_OR_FUNCTION [ARGUMENT ...]``."""
+"""``python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import os
 from functools import partial
 
 from ncclops.receipts import recorder
-from ncclops.worker import groups, own_wrapper, script, tether
+from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.limits import Limits
 from ncclops.worker.variables import RESTART
 from ncclops.worker.windows import Windows
 
 tether.tie_to_agent()
+orders.listen()
+orders.on("abort", last_resort.abort_groups)
+updates.count()
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
         run = partial(script.run_module, name, arguments)

@@ -12,7 +12,16 @@ from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
-from ncclops.worker import fresh, incidents, leftovers, own_wrapper, record, script, stopping
+from ncclops.worker import (
+    fresh,
+    incidents,
+    leftovers,
+    orders,
+    own_wrapper,
+    record,
+    script,
+    stopping,
+)
 from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
 from ncclops.worker.limits import Limits
 from ncclops.worker.resources import Balance, measure
@@ -92,6 +101,7 @@ class _Attempts:
         assert self._before is not None
         self._before.restore()
         recorder.current().begin_iteration(0)
+        orders.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:
@@ -106,6 +116,7 @@ class _Attempts:
         self._check_resources(call)
         self._windows.begin_iteration(call)
         self._stop.enter(call)
+        orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
         try:
             self._start()
         except SystemExit as end:
@@ -113,6 +124,7 @@ class _Attempts:
                 raise
         except own_wrapper.ScriptWrapsItself:
             return True
+        recorder.current().leave()
         return False
 
     def _check_resources(self, call: restart.CallWrapper) -> None:

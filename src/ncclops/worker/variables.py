@@ -2,6 +2,8 @@
 
 # PID of the agent, which the worker must not outlive (``tether``); removed once read.
 AGENT_PID = "NCCLOPS_AGENT_PID"
+# The worker's end of the socket for what the agent asks of it (``orders``); removed once read.
+ORDERS_FD = "NCCLOPS_ORDERS_FD"
 # Absolute path and name of the run, for whoever wants to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
@@ -20,6 +22,7 @@ RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
 
 OURS = (
     AGENT_PID,
+    ORDERS_FD,
     RUN_DIR,
     RUN_ID,
     RESTART,

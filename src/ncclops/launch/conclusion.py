@@ -1,0 +1,82 @@
+"""The verdict of a run, from what is left of its last attempt; written down before it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ncclops.classify import Report
+from ncclops.classify.policy import Decision
+from ncclops.errors import ReceiptMissing
+from ncclops.launch import report
+from ncclops.launch.attempt import RunningAttempt
+from ncclops.launch.job import Job
+from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.stopping import StopRequest
+from ncclops.launch.verdict import Verdict, judge
+
+_EVIDENCE_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run of which nothing runs any more. ``receipt`` is ``ncclops.receipt/1``, if it could be
+    judged, ``stopped_by`` the request to stop where that decided the outcome."""
+
+    job: Job
+    last: RunningAttempt
+    diagnosis: Diagnosis
+    decision: Decision | None
+    receipt: dict[str, Any] | None
+    stopped_by: StopRequest | None
+    launcher_lost: bool
+    seconds: float
+
+
+def conclude(ended: Ended) -> Verdict:
+    """The verdict, in ``verdict.json`` and ``events.jsonl``."""
+    job, last = ended.job, ended.last
+    in_order = last.team.endings()
+    outcome, code, reason = judge(
+        in_order,
+        stopped_by=ended.stopped_by,
+        launcher_lost=ended.launcher_lost,
+        losses_allowed=job.restarts_in_process,
+        cannot_start=last.cannot_start,
+    )
+    if outcome == "completed" and job.require_receipt and not _is_healthy(ended.receipt):
+        outcome, code = "no-receipt", ReceiptMissing.exit_code
+        reason += "; --require-receipt asked for a healthy receipt, and there is none"
+    failed = outcome == "failed"
+    verdict = Verdict(
+        run_id=job.run.run_id,
+        outcome=outcome,
+        exit_code=code,
+        reason=reason,
+        attempts=last.number + 1,
+        seconds=round(ended.seconds, 3),
+        first_failure=(
+            report.first_failure(job.run, last.team.blamed_first(), last.number) if failed else None
+        ),
+        workers=sorted(in_order, key=lambda ending: ending.rank),
+        classification=_classification(ended.diagnosis, ended.decision) if failed else None,
+        receipt=ended.receipt,
+    )
+    job.run.write_verdict(verdict.to_json())
+    job.run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
+    return verdict
+
+
+def evidence(found: Report) -> list[dict[str, Any]]:
+    """The lines that prove ``found``, as many as are worth repeating."""
+    return [line.as_json() for line in found.evidence[:_EVIDENCE_LINES]]
+
+
+def _is_healthy(receipt: dict[str, Any] | None) -> bool:
+    return receipt is not None and receipt["verdict"] == "healthy"
+
+
+def _classification(diagnosis: Diagnosis, decision: Decision | None) -> dict[str, Any]:
+    found = diagnosis.report
+    decided = None if decision is None else decision.as_json()
+    return found.verdict.as_json() | {"evidence": evidence(found), "decision": decided}
