@@ -139,8 +139,8 @@ class Profile:
     suppress: Mapping[str, str]
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
-    growth: Growth = Growth()
     watch: Watch = Watch()
+    growth: Growth = Growth()
 
     def require_nodes(self, nnodes: int) -> None:
         """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""

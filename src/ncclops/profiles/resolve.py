@@ -86,8 +86,8 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     owners: dict[str, Loaded] = {}
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
-    growth: dict[str, Any] = {}
     watch: dict[str, Any] = {}
+    growth: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
@@ -117,8 +117,8 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         suppress=suppress,
         retry=retry,
         sources=tuple(str(file.path) for file in files),
-        growth=Growth(**growth),
         watch=_watch(watch, parameters),
+        growth=Growth(**growth),
     )
 
 

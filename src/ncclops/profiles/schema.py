@@ -151,8 +151,8 @@ class ProfileFile(_Part):
     extends: Annotated[list[str], BeforeValidator(_as_list)] = []
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
-    growth: GrowthPart = GrowthPart()
     watch: WatchPart = WatchPart()
+    growth: GrowthPart = GrowthPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -215,8 +215,8 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys allowed where ``location`` ends."""
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
-        "growth": GrowthPart,
         "watch": WatchPart,
+        "growth": GrowthPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

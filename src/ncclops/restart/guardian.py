@@ -24,8 +24,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ncclops.forensics.observer import Observer
 from ncclops.restart._page import Page, Watch
 from ncclops.restart._wire import Message, Peer
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
@@ -72,6 +74,12 @@ class Guardian:
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
+        incidents = config["incident_dir"]
+        self._observer = (
+            Observer(Path(incidents), self._rank, config["main_pid"], self._page)
+            if incidents
+            else None
+        )
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -146,12 +154,21 @@ class Guardian:
             self._soft_reported_in = self._page.iteration
             log.warning("soft timeout: %s", what)
             self._report("soft-timeout", what, gone=False)
+            if self._observer is not None and self._is_deaf():
+                self._observer.look_at_silent(what)
+
+    def _is_deaf(self) -> bool:
+        """Whether no Python thread runs there, so that it will not take its picture by itself."""
+        soft_s, _ = self._page.timeouts()
+        return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
     def _end_main(self, now: float, why: str) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
             log.warning("ending the main process: %s", why)
             self._cause_of_death = f"hard timeout: {why}"
+            if self._observer is not None:
+                self._observer.look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
@@ -178,6 +195,8 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
+        if self._observer is not None:
+            self._observer.look_at_dead(cause)
         self._report("died", cause, gone=True)
         self._forward_all()
         self._done = self._ring.idle
@@ -200,6 +219,7 @@ class Guardian:
             "addresses": self._on_addresses,
             "confirm": self._on_confirmation,
             "timeouts": self._on_timeouts,
+            "observe": self._on_observe,
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
@@ -219,6 +239,10 @@ class Guardian:
             self._selector.unregister(self._link)
             self._link.close()
             self._link = None
+
+    def _on_observe(self, message: Message) -> None:
+        if self._observer is not None:
+            self._observer.look(message["iteration"])
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True

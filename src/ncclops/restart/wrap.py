@@ -70,7 +70,8 @@ class Wrapper:
     - ``monitor_process_logfile``, ``monitor_process_pidfile``: of the guardian; absolute paths,
       ``{rank}`` stands for the initial rank.
     - ``on_incident``: called with an ``Incident`` on every rank after each restart, and on a rank
-      that leaves. ``incident_dir``: where one rank writes it as ``<iteration>/incident.json``.
+      that leaves. ``incident_dir``: where one rank writes it as ``<n>/incident.json``, and every
+      rank its picture before the abort (``docs/forensics.md``); ``n`` counts on over calls.
     - ``env_rendezvous`` (True): inside the function, ``init_process_group()`` with ``env://``
       uses the wrapper's store, which outlives rank 0.
     - ``enabled`` (True): ``False`` returns functions as they are.
@@ -197,6 +198,14 @@ class CallWrapper:
         """
         self._page.ping = time.monotonic()
 
+    def request_restart(self, reason: str, hung: int | None = None) -> None:
+        """Have all ranks restart, for ``reason``. From any thread; returns at once.
+
+        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
+        one that hangs; otherwise the restart counts as requested by this rank.
+        """
+        self._session.request_restart(reason, hung)
+
     def beat(self) -> None:
         """Report progress like the automatic heartbeat, from any thread: nothing is armed.
 
@@ -208,14 +217,6 @@ class CallWrapper:
     def is_guarded(self) -> bool:
         """Whether this rank's guardian is there, or being replaced."""
         return self._session.guardian.pid is not None
-
-    def request_restart(self, reason: str, hung: int | None = None) -> None:
-        """Have all ranks restart, for ``reason``. From any thread; returns at once.
-
-        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
-        one that hangs; otherwise the restart counts as requested by this rank.
-        """
-        self._session.request_restart(reason, hung)
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""``python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]``."""
+"""``python -m ncclops.worker [-m | -f] SCRIPT_OR_MODULE_OR_FUNCTION [ARGUMENT ...]``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
+from ncclops.forensics import witness
 from ncclops.receipts import recorder
 from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.limits import Limits
-from ncclops.worker.variables import RESTART
+from ncclops.worker.variables import RESTART, RUN_DIR
 from ncclops.worker.windows import Windows
 
 tether.tie_to_agent()
+witness.start_worker(os.environ, RUN_DIR)
 orders.listen()
 orders.on("abort", last_resort.abort_groups)
 updates.count()
@@ -38,6 +40,7 @@ groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
 windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
 if windows is not None:
     windows.follow(recorder.current())
+    orders.on("tighten", windows.on_order)
 if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
     from ncclops.worker import in_process
 

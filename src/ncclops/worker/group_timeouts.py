@@ -42,6 +42,10 @@ class GroupTimeouts:
             return self._limits.steady_group(description or _UNDESCRIBED)
         return self._limits.first.process_group
 
+    def use(self, limits: Limits) -> None:
+        """Go by ``limits`` from the next change of the window on."""
+        self._limits = limits
+
     def begin_iteration(self) -> None:
         """The script starts again, and may compile again: groups that it makes wait longer."""
         self._known.clear()

@@ -101,7 +101,6 @@ class _Attempts:
         assert self._before is not None
         self._before.restore()
         recorder.current().begin_iteration(0)
-        orders.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:
@@ -116,7 +115,7 @@ class _Attempts:
         self._check_resources(call)
         self._windows.begin_iteration(call)
         self._stop.enter(call)
-        orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+        _obey(call)
         try:
             self._start()
         except SystemExit as end:
@@ -150,6 +149,11 @@ class _Attempts:
             return  # our own leaving, and no news
         self._repetition.count(incident, recorder.current().highest_step)
         incidents.tell(incident)
+
+
+def _obey(call: restart.CallWrapper) -> None:
+    """Do what the agent asks, by means of ``call``."""
+    orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
 
 
 def _escalate(escalation: Escalation) -> NoReturn:
