@@ -152,6 +152,7 @@ class Ring:
         self._deadline = now + self._timeout_s
         if message["op"] == "hello":
             link.trusted = self._was_linked = True
+            log.info("watching rank %d", self._last_rank)
             self._lost_host = None
             self._next_ping = now + self._interval_s
             self._actions.linked()
