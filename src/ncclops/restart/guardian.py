@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclops.restart._page import Page, Watch
+from ncclops.restart._stacks import StackDump, is_stopped
 from ncclops.restart._wire import Message, Peer
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
 
@@ -39,6 +40,8 @@ _DELIVER_WITHIN_S = 60.0
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
+# A process writes its stacks at once, or, with the main thread in a hung driver, not at all.
+_STACKS_WITHIN_S = 0.5
 
 
 class _Report:
@@ -68,6 +71,8 @@ class Guardian:
         self._count = 0
         self._main_alive = True
         self._cause_of_death: str | None = None
+        self._stacks = StackDump(config["stacks_fd"], config["stacks_signal"])
+        self._stacks_taken = False
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
@@ -148,16 +153,34 @@ class Guardian:
             self._report("soft-timeout", what, gone=False)
 
     def _end_main(self, now: float, why: str) -> None:
-        """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
+        """A look at its stacks; SIGCONT and SIGTERM; and after the grace time SIGKILL."""
         if self._kill_at is None:
-            log.warning("ending the main process: %s", why)
-            self._cause_of_death = f"hard timeout: {why}"
+            stopped = " and the process is stopped" if is_stopped(self._pidfd) else ""
+            if not stopped:  # to ask one that is stopped would mean to let it run on
+                self._take_stacks()
+            log.warning("ending the main process: %s%s", why, stopped)
+            self._cause_of_death = f"hard timeout: {why}{stopped}"
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
             self._signal(signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
 
-    def _signal(self, *numbers: signal.Signals) -> None:
+    def _take_stacks(self) -> None:
+        """Let the main process write its stacks, and wait a moment for them.
+
+        Here and now: the signal may end the very call that it hangs in.
+        """
+        self._stacks.clear()
+        self._signal(self._stacks.signal)
+        deadline, before = time.monotonic() + _STACKS_WITHIN_S, None
+        while time.monotonic() < deadline:
+            time.sleep(0.01)  # memory that is written to announces nothing, nor that it is over
+            if before is not None and before == self._stacks.read():
+                break
+            before = self._stacks.read()
+        self._stacks_taken = True
+
+    def _signal(self, *numbers: int) -> None:
         for number in numbers:
             try:
                 # through the pidfd: the number of a process that is gone may be another's by now
@@ -178,7 +201,8 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
-        self._report("died", cause, gone=True)
+        stacks = self._stacks.read() if self._stacks_taken else None
+        self._report("died", cause, gone=True, stacks=stacks)
         self._forward_all()
         self._done = self._ring.idle
 
@@ -230,10 +254,11 @@ class Guardian:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         self._deliver(self._stamped(message), None)
 
-    def _report(self, cause: str, detail: str, *, gone: bool) -> None:
+    def _report(self, cause: str, detail: str, *, gone: bool, stacks: str | None = None) -> None:
         """Report something about this rank itself."""
         page = self._page
-        message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message |= {"stacks": stacks}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._deliver(self._stamped(message), None)
 

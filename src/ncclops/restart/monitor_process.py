@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ncclops
+from ncclops.restart import _stacks
 from ncclops.restart._page import Page, create_page_fd
 
 log = logging.getLogger("ncclops.restart")
@@ -88,7 +89,8 @@ class MonitorProcess:
         ours.setblocking(False)
         # Opened here, so that a death is seen that comes before the guardian has come up.
         pidfd = os.pidfd_open(os.getpid())
-        fds = (self._page_fd, theirs.fileno(), self._listener.fileno(), pidfd)
+        listen_fd, stacks_fd = self._listener.fileno(), _stacks.prepare().fd
+        fds = (self._page_fd, theirs.fileno(), listen_fd, pidfd, stacks_fd)
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
         command = [sys.executable, "-I", "-S", "-c", boot, json.dumps(self._config(*fds))]
         try:
@@ -161,7 +163,9 @@ class MonitorProcess:
         if link is not None:
             link.close()
 
-    def _config(self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int) -> dict[str, Any]:
+    def _config(
+        self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int, stacks_fd: int
+    ) -> dict[str, Any]:
         settings = self._settings
         return {
             "rank": settings.rank,
@@ -169,6 +173,8 @@ class MonitorProcess:
             "link_fd": link_fd,
             "listen_fd": listen_fd,
             "pidfd": pidfd,
+            "stacks_fd": stacks_fd,
+            "stacks_signal": _stacks.prepare().signal,
             "token": self._token,
             "monitor_process_interval_s": settings.monitor_process_interval.total_seconds(),
             "heartbeat_interval_s": settings.heartbeat_interval.total_seconds(),
