@@ -24,10 +24,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ncclops.forensics.observer import Observer
 from ncclops.restart._page import Page, Watch
-from ncclops.restart._stacks import StackDump, is_stopped
 from ncclops.restart._wire import Message, Peer
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
 
@@ -40,8 +41,8 @@ _DELIVER_WITHIN_S = 60.0
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
-# A process writes its stacks at once, or, with the main thread in a hung driver, not at all.
-_STACKS_WITHIN_S = 0.5
+# As much as a report carries; the main thread, which matters, comes last.
+_STACKS_CHARS = 8000
 
 
 class _Report:
@@ -71,12 +72,16 @@ class Guardian:
         self._count = 0
         self._main_alive = True
         self._cause_of_death: str | None = None
-        self._stacks = StackDump(config["stacks_fd"], config["stacks_signal"])
-        self._stacks_taken = False
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
+        incidents = config["incident_dir"]
+        self._observer = (
+            Observer(Path(incidents), self._rank, config["main_pid"], self._page)
+            if incidents
+            else None
+        )
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -151,36 +156,27 @@ class Guardian:
             self._soft_reported_in = self._page.iteration
             log.warning("soft timeout: %s", what)
             self._report("soft-timeout", what, gone=False)
+            if self._observer is not None and self._is_deaf():
+                self._observer.look_at_silent(what)
+
+    def _is_deaf(self) -> bool:
+        """Whether no Python thread runs there, so that it will not take its picture by itself."""
+        soft_s, _ = self._page.timeouts()
+        return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
     def _end_main(self, now: float, why: str) -> None:
-        """A look at its stacks; SIGCONT and SIGTERM; and after the grace time SIGKILL."""
+        """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
-            stopped = " and the process is stopped" if is_stopped(self._pidfd) else ""
-            if not stopped:  # to ask one that is stopped would mean to let it run on
-                self._take_stacks()
-            log.warning("ending the main process: %s%s", why, stopped)
-            self._cause_of_death = f"hard timeout: {why}{stopped}"
+            log.warning("ending the main process: %s", why)
+            self._cause_of_death = f"hard timeout: {why}"
+            if self._observer is not None:
+                self._observer.look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
             self._signal(signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
 
-    def _take_stacks(self) -> None:
-        """Let the main process write its stacks, and wait a moment for them.
-
-        Here and now: the signal may end the very call that it hangs in.
-        """
-        self._stacks.clear()
-        self._signal(self._stacks.signal)
-        deadline, before = time.monotonic() + _STACKS_WITHIN_S, None
-        while time.monotonic() < deadline:
-            time.sleep(0.01)  # memory that is written to announces nothing, nor that it is over
-            if before is not None and before == self._stacks.read():
-                break
-            before = self._stacks.read()
-        self._stacks_taken = True
-
-    def _signal(self, *numbers: int) -> None:
+    def _signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:
             try:
                 # through the pidfd: the number of a process that is gone may be another's by now
@@ -201,7 +197,10 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
-        stacks = self._stacks.read() if self._stacks_taken else None
+        stacks = None
+        if self._observer is not None:
+            self._observer.look_at_dead(cause)
+            stacks = self._observer.stacks if self._cause_of_death is not None else None
         self._report("died", cause, gone=True, stacks=stacks)
         self._forward_all()
         self._done = self._ring.idle
@@ -224,6 +223,7 @@ class Guardian:
             "addresses": self._on_addresses,
             "confirm": self._on_confirmation,
             "timeouts": self._on_timeouts,
+            "observe": self._on_observe,
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
@@ -244,6 +244,10 @@ class Guardian:
             self._link.close()
             self._link = None
 
+    def _on_observe(self, message: Message) -> None:
+        if self._observer is not None:
+            self._observer.look(message["iteration"])
+
     def _on_bye(self, _message: Message) -> None:
         self._done = True
 
@@ -258,7 +262,7 @@ class Guardian:
         """Report something about this rank itself."""
         page = self._page
         message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
-        message |= {"stacks": stacks}
+        message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._deliver(self._stamped(message), None)
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import ncclops
-from ncclops.restart import _stacks
 from ncclops.restart._page import Page, create_page_fd
 
 log = logging.getLogger("ncclops.restart")
@@ -46,6 +45,7 @@ class GuardianSettings:
     termination_grace_time: timedelta
     logfile: str | None
     pidfile: str | None
+    incident_dir: str | None
 
 
 class MonitorProcess:
@@ -89,8 +89,7 @@ class MonitorProcess:
         ours.setblocking(False)
         # Opened here, so that a death is seen that comes before the guardian has come up.
         pidfd = os.pidfd_open(os.getpid())
-        listen_fd, stacks_fd = self._listener.fileno(), _stacks.prepare().fd
-        fds = (self._page_fd, theirs.fileno(), listen_fd, pidfd, stacks_fd)
+        fds = (self._page_fd, theirs.fileno(), self._listener.fileno(), pidfd)
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
         command = [sys.executable, "-I", "-S", "-c", boot, json.dumps(self._config(*fds))]
         try:
@@ -163,9 +162,7 @@ class MonitorProcess:
         if link is not None:
             link.close()
 
-    def _config(
-        self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int, stacks_fd: int
-    ) -> dict[str, Any]:
+    def _config(self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int) -> dict[str, Any]:
         settings = self._settings
         return {
             "rank": settings.rank,
@@ -173,14 +170,14 @@ class MonitorProcess:
             "link_fd": link_fd,
             "listen_fd": listen_fd,
             "pidfd": pidfd,
-            "stacks_fd": stacks_fd,
-            "stacks_signal": _stacks.prepare().signal,
             "token": self._token,
             "monitor_process_interval_s": settings.monitor_process_interval.total_seconds(),
             "heartbeat_interval_s": settings.heartbeat_interval.total_seconds(),
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
+            "main_pid": os.getpid(),
+            "incident_dir": settings.incident_dir,
             "log_level": log.getEffectiveLevel(),
         }
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from traceback import format_stack, walk_stack
 from types import FrameType
 from typing import Any
@@ -21,7 +22,8 @@ from typing import Any
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets
+from ncclops.forensics.collector import Collector
+from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.ledger import INITIAL, Agreement, Ledger, Membership
@@ -80,6 +82,9 @@ class Session:
             page.touch()  # rank 0 may have let us wait for longer than a timeout
             # Until it has met the others a guardian could only do harm: it comes up while they do.
             self.guardian.start()
+            self.collector = self._collector()
+            if self.collector is not None:
+                stack.callback(self.collector.close, 5)
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
@@ -108,6 +113,7 @@ class Session:
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
                 unblock=self._unblock,
+                collect=self.collector.collect if self.collector is not None else None,
             )
             stack.callback(self.monitor.stop, 1)
             self._stack = stack.pop_all()
@@ -134,6 +140,15 @@ class Session:
         store = another_connection(self.raw_store)
         self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
         return PrefixStore(self._prefix, store)
+
+    def _collector(self) -> Collector | None:
+        """Takes this rank's pictures, where incidents are wanted; all ranks number them alike."""
+        if self.settings.incident_dir is None:
+            return None
+        collector = Collector(Path(self.settings.incident_dir), self._rank, self.guardian)
+        _store_ops.publish(self.store, "incidents-from", str(collector.free_number()))
+        collector.number_from(int(self.store.get("incidents-from")))
+        return collector
 
     def _ledger(self, store: Store) -> Ledger:
         return Ledger(store, self._world_size, self.assigner.planner)
@@ -175,12 +190,19 @@ class Session:
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
         self._iteration = iteration
+        if self.collector is not None:
+            self.collector.begin()
         # A loss that was reported too late for the agreement is a fault of the new iteration.
         for rank, fault in list(self._reported.items()):
             if rank not in agreement.gone:
                 self.ledger.record_fault(iteration, fault)
             else:
                 del self._reported[rank]
+
+    def note_exit(self, error: BaseException) -> None:
+        """The main thread has left the function with ``error``, which this rank's picture shows."""
+        if self.collector is not None:
+            self.collector.left_by = error
 
     @property
     def iteration(self) -> int:
@@ -294,6 +316,7 @@ def _guardian_settings(settings: Settings, rank: int) -> GuardianSettings:
         termination_grace_time=settings.termination_grace_time,
         logfile=with_rank(settings.monitor_process_logfile),
         pidfile=with_rank(settings.monitor_process_pidfile),
+        incident_dir=settings.incident_dir,
     )
 
 

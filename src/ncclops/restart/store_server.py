@@ -139,16 +139,15 @@ def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
     look_up_no_names()
-    handed_over = {} if listener_fd is None else {"master_listen_fd": listener_fd}
-    return tcp_store(
-        "localhost",
-        port,
-        None,
-        True,
-        timedelta(seconds=300),
-        wait_for_workers=False,
-        **handed_over,
-    )
+    address = ("localhost", port, None, True, timedelta(seconds=300))
+    if listener_fd is None:
+        return tcp_store(*address, wait_for_workers=False)
+    try:
+        return tcp_store(*address, wait_for_workers=False, master_listen_fd=listener_fd)
+    except NotImplementedError:  # torch 2.5: its faster server cannot take over a socket
+        return tcp_store(
+            *address, wait_for_workers=False, master_listen_fd=listener_fd, use_libuv=False
+        )
 
 
 def raise_fd_limit() -> None:
