@@ -261,7 +261,9 @@ class Session:
             traceback=message.get("stacks") or self._main_stack_if_silent(message),
             gone=message["gone"],
         )
-        if fault.gone:
+        if fault.initial_rank in self._membership.gone_before:
+            pass  # its guardian's end, noticed as well: everybody knows, and has restarted
+        elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self._iteration  # read after the note for ``enter`` is made
             ledger.record_fault(iteration, fault)
