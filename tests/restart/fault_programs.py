@@ -95,6 +95,19 @@ def raising_in_clean_up(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def leaving_a_group_behind(worker: Worker) -> Any:
+    """The abort finds no group, as when one is completed just after it has looked."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.note("entered", iteration=call.iteration)
+        worker.join()
+        if call.iteration == 0:
+            raise ValueError("boom")
+        return worker.finish(call)
+
+    return worker.wrap(main, abort=None, **FAST)()
+
+
 def raising_at_once(worker: Worker) -> Any:
     """Each rank raises in the first line of the function, in as many iterations as it has left."""
 

@@ -31,6 +31,11 @@ def test_an_exception_while_another_restart_is_in_progress_is_part_of_that(job: 
     assert any("the second" in fault["summary"] for e in incidents for fault in e["faults"])
 
 
+def test_a_group_that_the_abort_has_missed_does_not_fail_the_next_iteration(job: Job) -> None:
+    assert set(job.start(2, "fault_programs:leaving_a_group_behind").wait().values()) == {0}
+    assert iterations(job, 0) == iterations(job, 1) == [0, 1]
+
+
 def test_each_rank_raises_in_the_first_line_again_and_again(job: Job) -> None:
     assert set(job.start(3, "fault_programs:raising_at_once").wait().values()) == {0}
     assert returned_from(job, 3) == [0, 1, 2]
