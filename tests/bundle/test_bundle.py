@@ -117,6 +117,7 @@ def test_what_cannot_be_packed_is_one_line(ncclops: Ncclops, run_dir: Path) -> N
 
     run_dir.with_name("taken.tar.gz").touch()
     fails(".", words="holds no run")
+    fails("nothing", words="no run 'nothing'")
     fails("run", "-o", "taken.tar.gz", words="taken.tar.gz exists")
     fails("run", "-o", "nowhere/x.tar.gz", words="cannot write nowhere/x.tar.gz")
 

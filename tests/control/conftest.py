@@ -49,8 +49,8 @@ class Asked:
         self.calls: list[tuple[Any, ...]] = []
         self.fails_with: Exception | None = None
 
-    def stop(self, *, reason: str, by: str) -> str:
-        return self._note("stop", reason, by)
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        return self._note("stop", reason, by, *([] if grace is None else [grace]))
 
     def restart(self, *, reason: str, by: str) -> str:
         return self._note("restart", reason, by)

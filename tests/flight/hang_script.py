@@ -152,6 +152,19 @@ def missing_barrier(rank: int, world: int, about_to: Ready) -> None:
     dist.barrier()
 
 
+def larger_shape(rank: int, world: int, about_to: Ready) -> None:
+    size = 9 if rank == odd_rank(world) else 4
+    about_to()
+    dist.all_reduce(torch.ones(size))  # HERE
+
+
+def monitored(rank: int, world: int, about_to: Ready) -> None:
+    about_to()
+    if rank == odd_rank(world):
+        time.sleep(FOREVER_S)  # HERE
+    dist.monitored_barrier()
+
+
 def gather_shape(rank: int, world: int, about_to: Ready) -> None:
     size = 3 if rank == odd_rank(world) else 4
     about_to()
@@ -161,7 +174,7 @@ def gather_shape(rank: int, world: int, about_to: Ready) -> None:
 def other_root(rank: int, world: int, about_to: Ready) -> None:
     root = 0 if rank != odd_rank(world) else odd_rank(world) + 1
     about_to()
-    dist.reduce(torch.ones(4), root)  # HERE
+    dist.broadcast(torch.ones(4), root)  # HERE
     dist.barrier()
 
 

@@ -1,8 +1,8 @@
 """Imports torch once and forks jobs: a line of JSON a job on stdin, a line back when it is done.
 
 A job's ranks make a process group over Gloo, run a function of `hang_script`, and are looked at
-once all are as far as they get: pictures as a run's incident has them in `<out>/incident`, torch's
-own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then they are killed.
+once all are as far as they get: pictures as a run's incident has them in `<out>/incidents/0`,
+torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then they are killed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _finish(
         waiting = {rank for rank in waiting if not (out / f"done{rank}").exists()}
         time.sleep(0.05)  # ranks that hold their interpreter's lock can announce nothing
     for rank in pids:
-        folder = out / "incident" / f"rank{rank}"
+        folder = out / "incidents" / "0" / f"rank{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         if rank in dead:
             view = {"state": "Z", "state_name": "ended", "ended_by": dead[rank]}
@@ -122,12 +122,14 @@ class _Rank:
     ) -> None:
         self._scenario, self._rank, self._world, self._out = scenario, rank, world, out
         self._ready, self._look = ready, look
-        self._folder = out / "incident" / f"rank{rank}"
+        self._folder = out / "incidents" / "0" / f"rank{rank}"
 
     def run(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            faults = (self._out / f"log{self._rank}.txt").open("w")
+            logs = self._out / "ranks" / str(self._rank)
+            logs.mkdir(parents=True)
+            faults = (logs / "stderr.log").open("w")
             os.dup2(faults.fileno(), 1)
             os.dup2(faults.fileno(), 2)
             dist.init_process_group(

@@ -52,7 +52,7 @@ def test_a_script_that_only_prints_is_watched_and_judged(
     done = launch(ncclops, "--profile", "local-cpu", script(PRINTS.format(pause=0)), nproc=2)
     assert done.returncode == 0, done.stderr
     run = only_run()
-    assert [record["step"] for record in run.named("step")] == [0, 1, 2, 3]
+    assert [record["step"] for record in run.named("step")] == [0, 5]
     assert {record["rank"]: record["seconds"] for record in run.named("compile-warmup")} == {
         0: 1.25,
         1: 1.25,
@@ -83,11 +83,11 @@ def test_a_progress_bar_is_read_while_it_is_drawn(
     source = r"""
 import os, sys, time
 from pathlib import Path
-for n in range(6):
+for n in range(3):
     print(f"step {n} loss 2.0", end="\r", flush=True)
 events = Path(os.environ["NCCLOPS_RUN_DIR"], "events.jsonl")
 deadline = time.monotonic() + 60
-while '"step": 2' not in events.read_text() and time.monotonic() < deadline:
+while '"step": 0' not in events.read_text() and time.monotonic() < deadline:
     time.sleep(0.02)
 os._exit(3 if time.monotonic() < deadline else 4)
 """
@@ -153,4 +153,4 @@ regex = '<<(?P<step>\\d+)>>'
     )
     launch(ncclops, "--profile", profile, script("for n in range(5): print(f'<<{n}>>')"))
     assert only_run().verdict["receipt"]["steps"] == 5
-    assert len(only_run().named("step")) == 4
+    assert [record["step"] for record in only_run().named("step")] == [0, 4]

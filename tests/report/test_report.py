@@ -166,6 +166,7 @@ def test_the_page_goes_to_standard_output(ncclops: Ncclops, run_dir: Path) -> No
 def test_what_cannot_be_reported_is_one_line(ncclops: Ncclops, run_dir: Path) -> None:
     for arguments, words in (
         ((run_dir.parent,), "holds no run"),
+        (("nothing",), "no run 'nothing'"),
         ((run_dir, "-o", "nowhere/page.html"), "cannot write nowhere/page.html"),
     ):
         result = ncclops("report", *arguments)

@@ -56,7 +56,8 @@ def _headline(status: RunStatus) -> Text:
     line = Text(f"run {status.run_id}: ")
     line.append(status.outcome or status.phase, style=_STYLES.get(status.phase, "bold"))
     if status.reason:
-        line.append(f" ({status.reason})")
+        reason = status.reason.removeprefix(f"{status.outcome}: ")
+        line.append(f" ({reason})")
     if status.seconds is not None:
         line.append(f" after {_duration(status.seconds)}")
     if status.world_size is not None:
@@ -87,7 +88,7 @@ def _table(ranks: Sequence[RankStatus], status: RunStatus) -> Table:
         table.add_column(name, justify="right" if name == "rank" else "left", no_wrap=True)
     for name in ("step", "step time", "of median", "memory", *(["GPU"] if on_gpu else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last event", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("last event")  # the one that gives way where the terminal is narrow
     for rank in ranks:
         table.add_row(*_row(rank, status, on_gpu=on_gpu))
     return table
@@ -132,7 +133,8 @@ def _event(event: LastEvent | None, now: float) -> Text:
     if event is None:
         return Text("-")
     said = f": {event.text}" if event.text else ""
-    return Text(f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}")
+    told = f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}"
+    return Text(told, no_wrap=True, overflow="ellipsis")
 
 
 def _gib(value: float | None) -> Text:

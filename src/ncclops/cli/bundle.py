@@ -27,7 +27,13 @@ def _print_rules(wanted: bool) -> None:
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The archive to write; default RUN's name here."),
@@ -54,9 +60,11 @@ def bundle(
     Host names, paths, addresses and command lines stay: they are what a ticket is about.
     """
     from ncclops.bundle.pack import pack
+    from ncclops.control.runs import find
 
-    archive = output or Path(f"{run.resolve().name}.tar.gz")
-    packed = pack(run, archive, file_limit=max_file * _MIB)
+    path = find(run).path
+    archive = output or Path(f"{path.name}.tar.gz")
+    packed = pack(path, archive, file_limit=max_file * _MIB)
     if as_json:
         print_json(packed.manifest() | {"archive": str(packed.archive)})
     else:

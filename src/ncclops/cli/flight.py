@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _SHOWN_GROUPS = 20
 _SHOWN_FRAMES = 4
 _SHOWN_SIDES = 6
+_SHOWN_TORCH_LINES = 20
 
 app = typer.Typer(no_args_is_help=True, help="Read flight-recorder dumps of a hang.")
 
@@ -47,6 +48,18 @@ def analyze(
             show_default=False,
         ),
     ] = None,
+    ras: Annotated[
+        str | None,
+        typer.Option(
+            "--ras",
+            metavar="HOST:PORT",
+            help="Also ask NCCL's RAS service of the job, which still runs: localhost:28028.",
+            show_default=False,
+        ),
+    ] = None,
+    with_torch: Annotated[
+        bool, typer.Option("--with-torch", help="Also ask torch's own analyser. Imports torch.")
+    ] = False,
 ) -> int:
     """Say which rank hung first, where and why; exit 1 when something is wrong.
 
@@ -55,7 +68,7 @@ def analyze(
     """
     from ncclops.flight import analyze as analyze_path
 
-    report = analyze_path(directory, group)
+    report = analyze_path(directory, group, ras_address=ras, with_torch=with_torch)
     if as_json:
         print_json(report.to_json())
     else:
@@ -78,8 +91,18 @@ def _print(report: Report) -> None:
         _print_finding(console, finding)
     console.print()
     _print_groups(console, report)
-    for line in report.notes:
+    for line in [*report.notes, *_torch_lines(report)]:
         console.print(Text(f"note: {line}", style="dim"))
+
+
+def _torch_lines(report: Report) -> list[str]:
+    opinion = report.extra.get("torch")
+    if opinion is None:
+        return []
+    if not opinion["ok"]:
+        return [f"torch's analyser failed: {opinion['problem']}"]
+    said = opinion["says"] or ["nothing wrong"]
+    return ["torch's analyser says:", *said[:_SHOWN_TORCH_LINES]]
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

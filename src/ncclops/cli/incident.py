@@ -20,7 +20,11 @@ _SHOWN_FRAMES = 4
 
 def incident(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default the newest.")
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
     ] = None,
     number: Annotated[
         int | None, typer.Argument(metavar="[N]", help="Which incident; default the latest.")
@@ -28,15 +32,24 @@ def incident(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Tell what happened in an incident: who, where, why, what was decided, what to do next."""
-    from ncclops.forensics.runs import find_run
     from ncclops.forensics.told import tell
 
-    told = tell(find_run(run, live=False), number)
+    told = tell(_directory(run), number)
     if as_json:
         print_json(told.to_json())
     else:
         _print(told)
     return 0
+
+
+def _directory(run: str | None) -> Path:
+    """Where the incidents lie: in a run, or where a program that wraps itself has put them."""
+    from ncclops.control.runs import find
+    from ncclops.forensics.layout import INCIDENTS
+
+    if run is not None and (Path(run) / INCIDENTS).is_dir():
+        return Path(run)
+    return find(run).path
 
 
 def _print(told: Told) -> None:

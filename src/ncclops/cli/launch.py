@@ -47,7 +47,10 @@ _OUTPUT = "Output"
 def launch(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Training script, or with -m a module.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT", help="Training script, FILE.py:FUNCTION, or with -m a module."
+        ),
     ],
     profile: Annotated[
         list[str] | None,
@@ -78,6 +81,15 @@ def launch(
             "--keep", metavar="K", rich_help_panel=_OURS, help="Leave a variable as it is here."
         ),
     ] = None,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--timeout",
+            metavar="NAME=TIME",
+            rich_help_panel=_OURS,
+            help="Set a timeout of the profile, such as soft=90s; --dry-run lists them.",
+        ),
+    ] = None,
     restart: Annotated[
         Restart,
         typer.Option(
@@ -91,6 +103,14 @@ def launch(
             metavar="DIR",
             rich_help_panel=_OURS,
             help="The run directory itself. Default: runs/<run id>.",
+        ),
+    ] = None,
+    control_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            rich_help_panel=_OURS,
+            help="Serve status and metrics over TCP too, on loopback unless HOST says otherwise.",
         ),
     ] = None,
     require_receipt: Annotated[
@@ -256,14 +276,11 @@ def launch(
     remarks: list[str] = []
     prepared = command.prepare(
         command.Request(
-            target=options.Target(
-                kind="module" if module else "program" if no_python else "script",
-                name=script,
-                arguments=tuple(context.args),
-            ),
+            target=options.target_of(script, tuple(context.args), module=module, program=no_python),
             profile=resolve_profile(profile, nnodes=nodes.count, say=remarks.append),
             remarks=remarks,
             overrides=parse_overrides(set_, unset, keep),
+            timeouts=timeout or [],
             nodes=nodes,
             nproc=nproc_per_node,
             restart=_MODES[restart],
@@ -275,6 +292,7 @@ def launch(
             redirects=redirects,
             local_ranks=local_ranks_filter,
             require_receipt=require_receipt,
+            control_listen=control_listen,
             stdout_is_data=as_json,
         )
     )
@@ -293,7 +311,9 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
     for remark in prepared.remarks:
         _output.note(remark)
     described = prepared.to_json()
-    timeouts = ", ".join(f"{name} {value or '-'}" for name, value in described["timeouts"].items())
+    timeouts = ", ".join(
+        f"{name} {value}" for name, value in described["timeouts"].items() if value
+    )
     lines = [
         f"stack     {prepared.stack.line()}",
         f"command   {shlex.join(prepared.argv)}",

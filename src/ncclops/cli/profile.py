@@ -114,7 +114,15 @@ def _document(profile: Profile) -> dict[str, Any]:
         "timeouts": {
             name: value and format_duration(value)
             for name, value in asdict(profile.timeouts).items()
+            if name != "groups"
+        }
+        | {
+            "groups": {
+                pattern: format_duration(value)
+                for pattern, value in profile.timeouts.groups.items()
+            }
         },
+        "growth": asdict(profile.growth),
         "env": {
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
@@ -153,8 +161,13 @@ def _print_profile(profile: Profile) -> None:
     console.print(Text(profile.description))
     for name, value in profile.parameters.items():
         console.print(Text(f"parameter {name} = {value}"))
+    groups = document["timeouts"].pop("groups")
     for name, value in document["timeouts"].items():
         console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
+    for pattern, value in groups.items():
+        console.print(Text(f"timeout of groups {pattern} = {value}, after warm-up"))
+    for name, value in document["growth"].items():
+        console.print(Text(f"growth over restarts {name} = {value}"))
     for section, value in profile.retry.items():
         console.print(Text(f"retry {section} = {value}"))
     for name, entries in profile.env.items():

@@ -11,17 +11,24 @@ from ncclops.cli._output import note
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page to write; - for standard output.")
     ] = Path("report.html"),
 ) -> int:
     """Write one self-contained HTML page: timeline, restarts, step times of all ranks, receipt."""
+    from ncclops.control.runs import find
     from ncclops.errors import UsageError
     from ncclops.report.page import render
     from ncclops.report.records import read
 
-    page = render(read(run))
+    page = render(read(find(run).path))
     if str(output) == "-":
         typer.echo(page)
         return 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # A person reads no faster, and the agent's server looks no more often than twice as fast.
 _WATCH_EVERY_S = 1.0
+# Nothing is cut that somebody may look for with grep.
+_PIPE_COLUMNS = 200
 
 
 def status(
@@ -55,7 +57,8 @@ def status(
     else:
         from ncclops.cli import _status_table
 
-        stdout_console().print(_status_table.draw(seen))
+        width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+        stdout_console().print(_status_table.draw(seen), width=width)
 
 
 def _watch(run_dir: Path) -> None:

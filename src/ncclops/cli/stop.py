@@ -21,6 +21,13 @@ def stop(
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="For the record of the run.")
     ] = "no reason given",
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long workers have to end together before they are ended. Default: 5m.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Ask the agent of a run to stop it; it answers at once with what follows.
@@ -34,7 +41,8 @@ def stop(
         raise UsageError(
             f"{found.other_live + 1} runs are under way in runs/: name the one to stop"
         )
-    message = client.send(found.path, {"action": "stop", "reason": reason, "by": _asking()})
+    command = {"action": "stop", "reason": reason, "by": _asking(), "grace": _checked(grace)}
+    message = client.send(found.path, command)
     if as_json:
         print_json(
             {
@@ -46,6 +54,17 @@ def stop(
         )
     else:
         note(f"{found.path.name}: {message}")
+
+
+def _checked(grace: str | None) -> str | None:
+    from ncclops.durations import parse_duration
+
+    try:
+        if grace is not None and not parse_duration(grace):
+            raise ValueError("it must be longer than nothing")
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--grace {grace}: {error}") from None
+    return grace
 
 
 def _asking() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,8 +15,11 @@ if TYPE_CHECKING:
 
 def where(
     run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run directory; default the newest under way."),
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the run under way in runs/.",
+        ),
     ] = None,
     native: Annotated[
         bool,
@@ -33,16 +35,18 @@ def where(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Say where each rank of a running job is, without stopping it."""
+    from ncclops.control.runs import find
     from ncclops.durations import parse_duration
     from ncclops.errors import UsageError
-    from ncclops.forensics.runs import find_run
     from ncclops.forensics.where import look
 
     try:
         patience = parse_duration(limit)
     except ValueError as error:
         raise UsageError(f"--limit {limit}: {error}") from error
-    seen = look(find_run(run, live=True), limit=patience, native="all" if native else "silent")
+    seen = look(
+        find(run, live_only=True).path, limit=patience, native="all" if native else "silent"
+    )
     if as_json:
         print_json(seen.to_json())
     else:

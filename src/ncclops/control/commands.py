@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from ncclops.durations import parse_duration
 
-TIMEOUT_NAMES = ("soft", "hard", "barrier", "process_group")  # of `ncclops.launch.ladder`
+# Of `ncclops.launch.ladder`: those that can be changed while a run is under way.
+TimeoutName = Literal["soft", "hard", "process_group"]
 
 
 class ControlRefused(Exception):
@@ -27,14 +28,14 @@ class Controls(Protocol):
     hundred characters.
     """
 
-    def stop(self, *, reason: str, by: str) -> str:
-        """Stop the run in good order."""
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        """Stop the run in good order, and by force after ``grace`` (None: as the agent has it)."""
 
     def restart(self, *, reason: str, by: str) -> str:
         """Start the script again on all ranks."""
 
     def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
-        """Shorten the timeouts named in ``limits`` (of :data:`TIMEOUT_NAMES`) from now on."""
+        """Shorten the timeouts in ``limits`` (by :data:`TimeoutName`) from now on."""
 
 
 def _one_line(text: str) -> str:
@@ -62,9 +63,14 @@ class _Command(BaseModel):
 
 
 class Stop(_Command):
-    """Stop the run in good order."""
+    """Stop the run in good order; ``grace`` is a duration such as ``"90s"``."""
 
     action: Literal["stop"] = "stop"
+    grace: Annotated[str, Field(max_length=40), AfterValidator(_checked)] | None = None
+
+    @property
+    def limit(self) -> timedelta | None:
+        return None if self.grace is None else parse_duration(self.grace)
 
 
 class Restart(_Command):
@@ -78,7 +84,7 @@ class TightenTimeouts(_Command):
 
     action: Literal["tighten-timeouts"] = "tighten-timeouts"
     timeouts: dict[
-        Literal["soft", "hard", "barrier", "process_group"],
+        TimeoutName,
         Annotated[str, Field(max_length=40), AfterValidator(_checked)],
     ] = Field(min_length=1)
 
@@ -107,7 +113,7 @@ def obey(controls: Controls, command: Command) -> str:
     told: dict[str, Any] = {"reason": command.reason, "by": command.by}
     match command:
         case Stop():
-            return controls.stop(**told)
+            return controls.stop(**told, grace=command.limit)
         case Restart():
             return controls.restart(**told)
         case TightenTimeouts():

@@ -91,10 +91,8 @@ class RunReader:
 
     def _is_back(self, ranks: tuple[RankStatus, ...]) -> bool:
         """Whether a rank has made a step since the last start."""
-        there = [rank for rank in ranks if rank.phase == "training"]
-        return any(
-            rank.step_s is not None or rank.iteration >= self._facts.iteration for rank in there
-        )
+        iteration = self._facts.iteration
+        return any(rank.phase == "training" and rank.iteration >= iteration for rank in ranks)
 
 
 def read_once(run_dir: Path) -> RunStatus:

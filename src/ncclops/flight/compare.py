@@ -42,7 +42,7 @@ class Comparison:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self._ids: dict[tuple[object, ...], int] = {}
-        self._columns: dict[int, list[int]] = {}
+        self._tables: dict[int, list[int]] = {}
 
     def first_mismatch(self, group: Group) -> Mismatch | None:
         """The first disagreement of ``group`` in what all compared ranks still remember."""
@@ -54,12 +54,16 @@ class Comparison:
         return None if seq is None else self._describe(group, columns, seq)
 
     def _column(self, rank: int, group: Group) -> array[int]:
-        record = self._evidence.ranks[rank].record
-        assert record is not None
-        table = self._columns.get(rank)
-        if table is None or len(table) != len(record.calls):
-            table = self._columns[rank] = [self._id(call) for call in record.calls]
-        return array("i", map(table.__getitem__, group.tracks[rank].calls))
+        return array("i", map(self._table(rank).__getitem__, group.tracks[rank].calls))
+
+    def _table(self, rank: int) -> list[int]:
+        """For each call in the rank's own table, its number in the one of all ranks."""
+        table = self._tables.get(rank)
+        if table is None:
+            record = self._evidence.ranks[rank].record
+            table = [self._id(call) for call in record.calls] if record is not None else []
+            self._tables[rank] = table
+        return table
 
     def _id(self, call: Call) -> int:
         return self._ids.setdefault(must_agree(call), len(self._ids))
@@ -93,7 +97,7 @@ class Comparison:
         by_call: dict[int, list[int]] = {}
         for rank in sorted(at):
             by_call.setdefault(at[rank], []).append(rank)
-        usual = self._earlier(group, columns, seq)
+        usual = self._habits(group, columns, seq, by_call)
         order = sorted(by_call, key=lambda id_: (-len(by_call[id_]), -usual[id_], id_))
         most, second = order[0], order[1]
         clear = (len(by_call[most]), usual[most]) != (len(by_call[second]), usual[second])
@@ -120,6 +124,27 @@ class Comparison:
         """How often each call was made before ``seq``, in the group's longest memory of it."""
         longest = max(columns, key=lambda rank: (len(columns[rank]), -rank))
         return Counter(columns[longest][: bisect_left(group.tracks[longest].seqs, seq)])
+
+    def _habits(
+        self,
+        group: Group,
+        columns: Mapping[int, array[int]],
+        seq: int,
+        by_call: Mapping[int, list[int]],
+    ) -> Counter[int]:
+        """How usual each call is: in the group before ``seq``, else anywhere in the job."""
+        earlier = self._earlier(group, columns, seq)
+        counts = sorted((len(ranks), earlier[id_]) for id_, ranks in by_call.items())
+        if counts[-1] != counts[-2]:
+            return earlier
+        anywhere: Counter[int] = Counter()
+        for about in self._evidence.ranks.values():
+            for track in about.record.tracks.values() if about.record else ():
+                table = self._table(about.rank)
+                anywhere.update(map(table.__getitem__, track.calls))
+        for id_, ranks in by_call.items():
+            anywhere[id_] -= len(ranks)
+        return anywhere
 
     def _agreed_later(self, group: Group, columns: Mapping[int, array[int]], seq: int) -> bool:
         stop = min(group.tracks[rank].last for rank in columns)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from ncclops.flight import waits as waiting
 from ncclops.flight.compare import Mismatch, frames_at
+from ncclops.flight.frames import user_frames
 from ncclops.flight.groups import Group, ranks_text
-from ncclops.flight.model import Call, Evidence, Frame, RankEvidence, State
+from ncclops.flight.model import Call, Evidence, Frame, RankEvidence, State, Track
 from ncclops.flight.waits import Op, Waits
 
 # The kinds of findings, the gravest first: the order in which they explain each other.
@@ -103,15 +104,16 @@ def find(
     found += _stalls(scene)
     found += _unrecorded(scene) if not found else []
     found = [
-        finding
-        for finding in found
-        if "mismatch" in finding.kind or id(finding.group) not in live or _stands(scene, finding)
+        finding for finding in found if id(finding.group) not in live or _stands(scene, finding)
     ]
     return sorted(found, key=lambda finding: _weight(scene, finding))
 
 
 def _stands(scene: _Scene, finding: Finding) -> bool:
     """Whether a finding in a group whose ranks disagree is more than the consequence of that."""
+    if "mismatch" in finding.kind:
+        # A rank that Gloo ended for what it received is the victim of those who disagree.
+        return not any(scene.about(rank).overrun for rank in finding.culprits)
     if finding.kind == "rank-died":
         return True
     mismatch = next(m for m in scene.mismatches if m.group is finding.group and m.live)
@@ -122,8 +124,9 @@ def _stands(scene: _Scene, finding: Finding) -> bool:
 def _weight(scene: _Scene, finding: Finding) -> tuple[object, ...]:
     grave = KINDS.index(finding.kind)
     if finding.kind == "rank-died" and any(m.live for m in scene.mismatches):
-        texts = " ".join(scene.about(rank).ended or "" for rank in finding.culprits)
-        grave = KINDS.index("root-mismatch") if _ABORTED.search(texts) else grave
+        ends = [scene.about(rank).ended for rank in finding.culprits]
+        if all(end is None or _ABORTED.search(end) for end in ends):
+            grave = KINDS.index("root-mismatch")
     started = None
     if finding.group is not None and finding.seq is not None:
         started = finding.group.entered_s(finding.seq)
@@ -155,7 +158,7 @@ def _deadlocks(scene: _Scene) -> list[Finding]:
         by_op: dict[Op, list[int]] = {}
         for rank in part:
             by_op.setdefault(scene.waits.heads[rank], []).append(rank)
-        if len(by_op) < 2:
+        if len(by_op) < 2 or _only_guessed(scene, part):
             continue
         fewest = min(map(len, by_op.values()))
         odd = [ranks for ranks in by_op.values() if len(ranks) == fewest]
@@ -178,6 +181,16 @@ def _deadlocks(scene: _Scene) -> list[Finding]:
             )
         )
     return found
+
+
+def _only_guessed(scene: _Scene, part: tuple[int, ...]) -> bool:
+    """Whether a circle may come from taking ranks for members of groups that they are not in.
+
+    A rank outside of it that all wait for, and that waits for nobody, explains as much.
+    """
+    guessed = any(not scene.groups[scene.waits.heads[rank].group].members_known for rank in part)
+    causes = waiting.roots(scene.waits)
+    return guessed and any(scene.waits.edges[rank] & causes for rank in part)
 
 
 def _waiting_side(scene: _Scene, op: Op, ranks: list[int], role: str = "waiting") -> Side:
@@ -231,6 +244,10 @@ def _absence_kind(scene: _Scene, rank: int) -> str:
 def _absence(scene: _Scene, kind: str, op: Op, absent: list[int]) -> Finding:
     waiters = sorted(rank for rank, head in scene.waits.heads.items() if head == op)
     group = scene.groups[op.group]
+    if kind == "rank-died" and op.peer is None:
+        waiters = [rank for rank in group.members if group.last.get(rank, -1) >= op.seq]
+        if any(scene.about(rank).overrun for rank in absent):
+            kind = "shape-mismatch"
     finished = all(scene.about(rank).ended_well for rank in absent)
     if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
         kind = "extra-call"
@@ -258,10 +275,11 @@ def _certainty(scene: _Scene, kind: str, absent: list[int]) -> float:
 
 def _absent_side(scene: _Scene, rank: int) -> Side:
     about = scene.about(rank)
-    frames = about.place.frames if about.place is not None else ()
-    from ncclops.flight.frames import user_frames
-
-    return Side("culprit", (rank,), doing(scene.evidence, rank), None, user_frames(frames))
+    frames = user_frames(about.place.frames) if about.place is not None else ()
+    track, index = _newest(about)
+    if not frames and about.record is not None and track is not None and track.frames[index] >= 0:
+        frames = about.record.frames[track.frames[index]]
+    return Side("culprit", (rank,), doing(scene.evidence, rank), None, frames)
 
 
 def doing(evidence: Evidence, rank: int) -> str:
@@ -270,19 +288,39 @@ def doing(evidence: Evidence, rank: int) -> str:
     if about is None or (about.record is None and about.place is None and not about.ended):
         reason = f": {about.missing}" if about is not None and about.missing else ""
         return f"left no record, so it died or cannot answer{reason}"
+    if about.overrun is not None:
+        received, room = about.overrun
+        return f"it received {received} bytes with room for {room}; {about.ended}"
     if about.ended is not None:
         return about.ended
     told = evidence.faults.get(rank)
     said = f"it reported {told}; " if told else ""
     place = about.place
     if place is None or (place.frame is None and place.inside is None):
-        return said + "where it is instead is not recorded"
+        return said + _last_done(about)
     if place.frame is None:
         return f"{said}it is inside {place.inside}"
     if place.inside is not None:
         return f"{said}it is inside {place.inside}, called in {place.frame}"
     where = f"{said}it is in {place.frame}"
     return f"{where} ({place.what})" if place.what else where
+
+
+def _last_done(about: RankEvidence) -> str:
+    """The newest entry of a rank, for want of its stacks."""
+    where = "where it is instead is not recorded"
+    track, index = _newest(about)
+    if track is None or about.record is None:
+        return where
+    call = about.record.calls[track.calls[index]]
+    stack = track.frames[index]
+    line = f" in {about.record.frames[stack][0]}" if stack >= 0 else ""
+    return f"{where}, its last was {call.op} #{track.seqs[index]} of group {track.group}{line}"
+
+
+def _newest(about: RankEvidence) -> tuple[Track | None, int]:
+    tracks = [t for t in about.record.tracks.values() if t.seqs] if about.record else []
+    return max(tracks, key=lambda track: track.order[-1], default=None), -1
 
 
 def _deaths_nobody_waits_for(scene: _Scene, named: set[int]) -> list[Finding]:
@@ -413,8 +451,6 @@ def _last_ops(scene: _Scene) -> Iterable[str]:
 
 
 def _stack_side(scene: _Scene, ranks: list[int], role: str) -> Side:
-    from ncclops.flight.frames import user_frames
-
     place = scene.about(ranks[0]).place
     assert place is not None
     return Side(role, tuple(ranks), f"in {place.inside}", None, user_frames(place.frames))

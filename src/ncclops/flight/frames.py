@@ -20,9 +20,11 @@ _MACHINERY_PACKAGES = {"torch", "ncclops", "torchdata", "hta", "triton", "functo
 _OURS = re.compile(r"/ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
 _DISTRIBUTED = re.compile(r"/torch/(?:distributed/|nn/parallel/|_C/_distributed)")
 _C10D = "/torch/distributed/distributed_c10d.py"
+_LOADER = re.compile(r"/torch/utils/data/")
+_ITS_LOADER = "its data loader"
 # What frames below the user's are about, innermost first.
 _ABOUT = (
-    (re.compile(r"/torch/utils/data/"), "its data loader"),
+    (_LOADER, _ITS_LOADER),
     (re.compile(r"/torch/distributed/checkpoint/"), "saving or loading a checkpoint"),
     (re.compile(r"/torch/serialization\.py"), "saving or loading a file"),
     (re.compile(r"/torch/_(?:inductor|dynamo)/"), "compiling"),
@@ -75,7 +77,10 @@ def place_of(frames: tuple[Frame, ...]) -> Place:
     """Where a thread with these frames, innermost first, stands."""
     mine = user_frame(frames)
     below = frames[: frames.index(mine)] if mine is not None else frames
-    return Place(mine, inside=_inside(below), what=_about(below), frames=frames[:32])
+    what = _about(below)
+    if what is None and any(_LOADER.search(frame.file) for frame in frames):
+        what = _ITS_LOADER  # a dataset of the user's, read in the main process
+    return Place(mine, inside=_inside(below), what=what, frames=frames[:32])
 
 
 def _inside(below: tuple[Frame, ...]) -> str | None:

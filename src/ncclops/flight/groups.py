@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ncclops.flight.model import Call, Evidence, GroupName, RankEvidence, Track
+from ncclops.flight.model import Call, Evidence, GroupName, RankEvidence, RankRecord, Track
 
 _DEFAULT_DESC = "default_pg"
+_SIZE_FROM = 64
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(slots=True)
@@ -91,10 +93,31 @@ def _world(evidence: Evidence) -> tuple[int, ...]:
     ranks = set(evidence.ranks)
     for rank in evidence.ranks.values():
         if rank.record is not None:
-            ranks.update(*rank.record.ranks_of.values())
+            ranks.update(rank.record.others, *rank.record.ranks_of.values())
+            ranks.update(range(_told_size(rank.record)))
         for group in rank.groups:
             ranks.update(group.ranks)
-    return tuple(sorted(ranks))
+    if evidence.lists_all or not ranks:
+        return tuple(sorted(ranks))
+    return tuple(range(max(ranks) + 1))  # torch numbers ranks without gaps
+
+
+def _told_size(record: RankRecord) -> int:
+    """How many ranks the job has, from what an all_gather in the default group collects."""
+    for name, track in record.tracks.items():
+        if not _is_default(name):
+            continue
+        for index in dict.fromkeys(track.calls[-_SIZE_FROM:]):
+            call = record.calls[index]
+            if call.op == "all_gather" and call.inputs and len(call.outputs) == len(call.inputs):
+                given, taken = call.inputs[0], call.outputs[0]
+                if taken[1:] == given and 1 < taken[0] < _MOST_RANKS:
+                    return taken[0]
+    return 0
+
+
+def _is_default(name: GroupName) -> bool:
+    return name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
 
 
 def _told_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
@@ -119,8 +142,7 @@ def _with_inferred(
             if home is not None:
                 home.tracks[rank] = group.tracks.pop(rank, track)
         if group.tracks:
-            everyone = name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
-            group.members = world if everyone else tuple(sorted(group.tracks))
+            group.members = world if _is_default(name) else tuple(sorted(group.tracks))
             known.append(group)
     return known
 
@@ -182,3 +204,17 @@ def _count(group: Group, evidence: Evidence) -> None:
         for state in told:
             if state.name == group.name.name and 0 <= state.last_completed <= track.last:
                 group.completed.setdefault(rank, state.last_completed)
+
+
+def add_possible_members(group: Group, evidence: Evidence) -> bool:
+    """Take ranks that never recorded ``group`` for members, where its members are a guess.
+
+    For a group whose first operation does not end: had all its members entered it, it would.
+    Returns whether there are any.
+    """
+    if group.members_known or any(last != 1 for last in group.last.values()):
+        return False
+    possible = [rank for rank in _world(evidence) if rank not in group.members]
+    group.members = tuple(sorted((*group.members, *possible)))
+    group.last |= {rank: 0 for rank in possible if _has_record(evidence, rank)}
+    return bool(possible)

@@ -140,8 +140,8 @@ class RankRecord:
     """What one rank's recorder said, whichever file it came from.
 
     ``tracks`` are of the newest making of each group. ``ranks_of`` has the members of groups, where
-    the recorder knows them. ``taken_at`` is in seconds since the epoch; ``taken_exactly`` is
-    False when it is only a file's time of modification.
+    the recorder knows them, and ``others`` ranks that it names without a group. ``taken_at`` is in
+    seconds since the epoch; ``taken_exactly`` is False if it is only a file's time of modification.
     """
 
     rank: int
@@ -156,6 +156,7 @@ class RankRecord:
     calls: list[Call] = field(default_factory=list)
     frames: list[tuple[Frame, ...]] = field(default_factory=list)
     ranks_of: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    others: tuple[int, ...] = ()
     entries: int = 0
 
 
@@ -188,7 +189,8 @@ class GroupState:
 @dataclass(slots=True)
 class RankEvidence:
     """All there is about one rank. ``ended`` says how its process ended, if it is known to have;
-    ``missing`` why it could not say more."""
+    ``missing`` why it could not say more. ``overrun``: it received so many bytes into a buffer of
+    so many, which is how Gloo ends a process whose call does not fit its peer's."""
 
     rank: int
     record: RankRecord | None = None
@@ -198,13 +200,19 @@ class RankEvidence:
     ended_well: bool = False
     process: str | None = None
     missing: str | None = None
+    overrun: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
 class Evidence:
-    """What a folder holds: each rank's evidence, and what could not be read and why."""
+    """What a folder holds: each rank's evidence, and what could not be read and why.
+
+    ``lists_all`` says that each rank of the job has its place in the folder, with or without a
+    dump. ``faults`` are what ranks reported themselves, by rank.
+    """
 
     source: str
+    lists_all: bool = False
     ranks: dict[int, RankEvidence] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

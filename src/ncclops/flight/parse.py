@@ -79,9 +79,9 @@ def _record(
         pid=None if wrapper.get("pid") is None else int(wrapper["pid"]),
         taken_at=None if wrapper.get("taken_at") is None else float(wrapper["taken_at"]),
         taken_exactly=wrapper.get("taken_at") is not None,
-        ranks_of=_members(dump.get("pg_config")),
         entries=len(entries),
     )
+    _add_members(record, dump.get("pg_config"))
     _Columns(record).add_all(entries)
     if record.rank < 0:
         raise Unreadable("does not say whose it is: end its name with the rank, as torch does")
@@ -95,16 +95,17 @@ def _rank(value: Any) -> int:
     return number
 
 
-def _members(config: Any) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Who is in which group. Gloo's recorder files all groups under the empty name: useless."""
-    found = {}
+def _add_members(record: RankRecord, config: Any) -> None:
+    """Who is in which group. Gloo's recorder files all groups under the empty name."""
     for key, about in config.items() if isinstance(config, Mapping) else ():
         name = _text(about.get("name", key))
         ranks = about.get("ranks", "")
         numbers = json.loads(ranks) if isinstance(ranks, str) else ranks
-        if name and numbers:
-            found[(name, _text(about.get("desc", "")))] = tuple(sorted(map(_rank, numbers)))
-    return found
+        members = tuple(sorted(map(_rank, numbers or ())))
+        if name and members:
+            record.ranks_of[(name, _text(about.get("desc", "")))] = members
+        elif members:
+            record.others = tuple(sorted({*record.others, *members}))
 
 
 class _Columns:

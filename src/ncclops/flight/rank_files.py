@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import linecache
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ _ENDED = re.compile(
     re.IGNORECASE,
 )
 _ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended well|finished)\b")
+# Gloo's check of a message's length against the buffer for it.
+_OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
+_TAIL_BYTES = 256 << 10
 _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
 # A call that waits inside C shows no frame of its own; the line of the user does.
 _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
@@ -84,6 +88,62 @@ def read_incident(evidence: Evidence, directory: Path) -> None:
         if fault.get("gone"):
             evidence.rank(number).ended = evidence.rank(number).ended or summary or "it ended"
     evidence.faults = told
+
+
+def renumber(evidence: Evidence) -> None:
+    """Give groups the ranks that folders are named by: those at launch.
+
+    Groups count the ranks that were left in their iteration. Ranks that move keep their order,
+    unless a custom assignment says otherwise.
+    """
+    default = next(
+        (
+            group.ranks
+            for rank in evidence.ranks.values()
+            for group in rank.groups
+            if group.desc == "default_pg" or group.name == "0"
+        ),
+        (),
+    )
+    present = tuple(rank for rank, about in sorted(evidence.ranks.items()) if about.groups)
+    there = present if len(present) == len(default) else tuple(sorted(evidence.ranks))
+    if not default or default == there or len(default) != len(there):
+        return
+    at_launch = dict(zip(default, there, strict=True))
+    for about in evidence.ranks.values():
+        about.groups = tuple(
+            replace(group, ranks=tuple(at_launch.get(rank, rank) for rank in group.ranks))
+            for group in about.groups
+        )
+        if about.record is not None:
+            about.record.ranks_of = {
+                name: tuple(at_launch.get(rank, rank) for rank in ranks)
+                for name, ranks in about.record.ranks_of.items()
+            }
+            about.record.others = ()
+    evidence.notes.append("ranks are those at launch: the job had lost some before")
+
+
+def read_last_words(evidence: Evidence, run: Path) -> None:
+    """What the error output of ranks that have ended says about their end."""
+    for number, rank in evidence.ranks.items():
+        if rank.ended is None:
+            continue
+        tail = _tail(run / "ranks" / str(number) / "stderr.log")
+        if found := _OVERRUN.search(tail):
+            rank.overrun = (int(found.group(1)), int(found.group(2)))
+        if (fatal := tail.rfind("Fatal Python error:")) >= 0 and rank.place is None:
+            rank.place = place_in(tail[fatal:])
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            return stream.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _group(about: Any) -> GroupState | None:

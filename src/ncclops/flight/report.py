@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ncclops.flight import ras, torch_opinion
 from ncclops.flight.compare import Comparison
 from ncclops.flight.findings import Finding, Side, find, others_text
-from ncclops.flight.groups import Group, align
+from ncclops.flight.groups import Group, add_possible_members, align
 from ncclops.flight.model import Evidence
 from ncclops.flight.sources import gather
 from ncclops.flight.telling import sentence
@@ -138,13 +139,28 @@ class Report:
         }
 
 
-def analyze(path: Path, pattern: str | None = None) -> Report:
+def analyze(
+    path: Path,
+    pattern: str | None = None,
+    *,
+    ras_address: str | None = None,
+    with_torch: bool = False,
+) -> Report:
     """Read ``path`` and say what is wrong; see :func:`ncclops.flight.sources.gather`.
 
-    ``pattern`` (as in a shell) keeps groups whose name or description matches. ``UsageError`` if
-    nothing can be read or no group matches.
+    ``pattern`` (as in a shell) keeps groups whose name or description matches. ``ras_address``
+    (HOST:PORT) has NCCL's RAS service of the running job asked; an answer saved in ``path`` as
+    ras.json or ras.txt is read anyway. ``with_torch`` has torch's analyser asked, in a process of
+    its own. ``UsageError`` if nothing can be read or no group matches.
     """
-    return judge(gather(path), pattern)
+    evidence = gather(path)
+    view = ras.find_view(evidence, ras_address)
+    report = judge(evidence, pattern)
+    if view is not None:
+        report.extra["ras"] = view.to_json()
+    if with_torch:
+        report.extra["torch"] = torch_opinion.ask(evidence, report.groups)
+    return report
 
 
 def judge(evidence: Evidence, pattern: str | None = None) -> Report:
@@ -155,8 +171,21 @@ def judge(evidence: Evidence, pattern: str | None = None) -> Report:
     comparison = Comparison(evidence)
     mismatches = [found for group in groups if (found := comparison.first_mismatch(group))]
     waits = find_waits(evidence, groups)
+    disagreeing = {id(mismatch.group) for mismatch in mismatches if mismatch.live}
+    guessed = [
+        add_possible_members(groups[index], evidence)
+        for index in _without_cause(waits)
+        if id(groups[index]) not in disagreeing
+    ]
+    if any(guessed):
+        waits = find_waits(evidence, groups)
     findings = find(evidence, groups, waits, mismatches)
     return Report(evidence, groups, waits, findings, notes=_notes(evidence, groups))
+
+
+def _without_cause(waits: Waits) -> set[int]:
+    """Groups in which ranks wait, and for nobody that is known."""
+    return {op.group for rank, op in waits.heads.items() if not waits.edges[rank]}
 
 
 def _matching(groups: list[Group], pattern: str) -> list[Group]:
@@ -206,8 +235,10 @@ def first_behind(group: Group) -> int | None:
 
 
 def _culprit_frame(finding: Finding | None) -> dict[str, Any] | None:
-    for side in finding.sides if finding is not None else ():
-        if side.role == "culprit" and side.frame is not None:
+    """The culprit's line; of one that left none, where the others stand in the same operation."""
+    sides = finding.sides if finding is not None else ()
+    for side in sorted(sides, key=lambda side: side.role != "culprit"):
+        if side.frame is not None:
             return side.frame.to_json()
     return None
 

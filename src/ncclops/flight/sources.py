@@ -85,7 +85,7 @@ def _rank_dirs(path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _from_pictures(directory: Path) -> Evidence:
-    evidence = Evidence(str(directory))
+    evidence = Evidence(str(directory), lists_all=True)
     dumps: list[tuple[Path, int | None]] = []
     for rank, folder in sorted(_rank_dirs(directory)):
         rank_files.read(evidence, evidence.rank(rank), folder)
@@ -93,6 +93,9 @@ def _from_pictures(directory: Path) -> Evidence:
     rank_files.read_incident(evidence, directory)
     for result in read_files(dumps):
         _take(evidence, result)
+    rank_files.renumber(evidence)
+    if directory.parent.name in _PICTURES:
+        rank_files.read_last_words(evidence, directory.parent.parent)
     if not any(_says_something(rank) for rank in evidence.ranks.values()):
         raise _nothing_readable(directory, evidence)
     return evidence

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from itertools import pairwise
 
 from ncclops.flight.findings import Finding, doing, others_text
 from ncclops.flight.model import Evidence, Frame
@@ -19,6 +19,11 @@ def sentence(evidence: Evidence, finding: Finding) -> str:
     if finding.kind == "never-arrived" or (finding.kind == "op-mismatch" and not called):
         return f"{others_text(finding.culprits)} never entered {_what(finding)}: " + _where(
             evidence, finding
+        )
+    if not called and "mismatch" in finding.kind and finding.kind != "root-mismatch":
+        return (
+            f"{others_text(finding.culprits)} asked for another shape or type in {_what(finding)}: "
+            + (_where(evidence, finding))
         )
     return _TELL.get(finding.kind, _mismatch)(finding)
 
@@ -74,7 +79,7 @@ def _deadlock(finding: Finding) -> str:
     way = [*finding.circle, *finding.circle[:1]]
     parts = [
         f"rank {rank} is {side_of[rank].doing}{_at(side_of[rank].frame)} and waits for rank {after}"
-        for rank, after in itertools.pairwise(way[: _SHOWN_PLACES + 1])
+        for rank, after in pairwise(way[: _SHOWN_PLACES + 1])
     ]
     everyone = tuple(sorted(side_of))
     return f"{others_text(everyone)} wait for each other in a circle: {'; '.join(parts)}"

@@ -12,7 +12,7 @@ from ncclops.errors import NcclopsError, UsageError
 from ncclops.forensics import layout, places
 from ncclops.forensics.collect import Collected, Native, collect_run
 from ncclops.forensics.places import Cluster, RankView
-from ncclops.forensics.runs import live_ranks, ranks_of
+from ncclops.forensics.ranks import live_ranks, ranks_of
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.classify.policy import Attempt, Decision
+from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
 from ncclops.launch import conclusion, logs, proctree, report
 from ncclops.launch.attempt import RunningAttempt, Scene
@@ -32,7 +33,9 @@ from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
+from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.team import Team
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
 from ncclops.receipts.observation import Observation
@@ -63,11 +66,19 @@ class _Agent:
         logs.make(run, job.ranks)
         self._terminal = Terminal(job)
         self._terminal.open()
+        self._control = ControlServer(
+            run.path,
+            Steering(job, self._stop, self._team),
+            say=self._terminal.say,
+            tcp=job.control_listener,
+        )
         self._stop.take(self._on_child_end)
         self._listen()
+        if job.layout.nodes.rank == 0:
+            self._control.start()
         last, diagnosis = await self._run_attempts()
-        for inbox in self._inboxes:
-            inbox.close()
+        self._inbox.close()
+        self._receipts.close()
         pages.settle_all(run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
@@ -81,6 +92,7 @@ class _Agent:
                 seconds=time.monotonic() - self._began,
             )
         )
+        await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
             self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
@@ -97,8 +109,10 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
-            collect=self._collect,
+            collect=self._inbox.collect,
+            collect_receipts=self._receipts.collect,
             printed=self._printed,
+            spared=lambda: self._control.pids,
         )
         number, environ = 0, dict[str, str]()
         while True:
@@ -106,7 +120,7 @@ class _Agent:
             failed, diagnosis = await self._run_attempt(attempt)
             if not failed or self._stop.asked or attempt.cannot_start:
                 return attempt, diagnosis
-            following = self._decide(diagnosis)
+            following = self._decide(attempt, diagnosis)
             if following is None or not await self._cool_down(following.cooldown):
                 return attempt, diagnosis
             number, environ = number + 1, following.environ
@@ -121,26 +135,33 @@ class _Agent:
         if failed is not None:
             # The first to end need not be the one to blame; by now all have ended.
             failed = attempt.team.final_failure() or failed
+            self._receipts.collect()
+            attempt.watching.flush()
             self._run.event(
                 "fault", rank=failed.rank, cause=str(failed.exit), attempt=attempt.number
             )
         return failed is not None, await attempt.close()
 
-    def _decide(self, diagnosis: Diagnosis) -> NextAttempt | None:
+    def _decide(self, attempt: RunningAttempt, diagnosis: Diagnosis) -> NextAttempt | None:
         """Classify the attempt that has failed, add it to the history, and say what follows."""
         history, found, progressed = self._job.history, diagnosis.report, diagnosis.steps > 0
         self._run.event(
             "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
         )
+        escalated = attempt.team.escalation
         decision, following = next_attempt(
             self._job.retry,
             found.verdict,
+            escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
         )
         self._decision = decision
+        if escalated is not None and escalated.to == "respawn" and following is None:
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
         history.add(Attempt.of(found.verdict, progressed=progressed))
         if following is not None:
             self._announce(decision, following)
@@ -183,12 +204,10 @@ class _Agent:
         def from_thread(rank: int, seen: Sequence[Observation]) -> None:
             loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        self._inboxes = (
-            Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told),
-            Inbox({rank: run.receipt(rank) for rank in ranks}, on_record),
-        )
-        for inbox in self._inboxes:
-            inbox.open()
+        self._inbox = Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told)
+        self._receipts = Inbox({rank: run.receipt(rank) for rank in ranks}, on_record)
+        self._inbox.open()
+        self._receipts.open()
         self._printed = PrintedReceipts(
             run.path,
             logs.output(run, ranks),
@@ -196,13 +215,12 @@ class _Agent:
             self._job.trainers,
         )
 
-    def _collect(self) -> None:
-        for inbox in self._inboxes:
-            inbox.collect()
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
-        proctree.reap_adopted(own)
+        proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,7 +41,9 @@ class Scene:
     stop: StopRequests
     say: Callable[[str], None]
     collect: Callable[[], None]  # deliver what workers have told so far
+    collect_receipts: Callable[[], None]  # and what they have recorded
     printed: PrintedReceipts
+    spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
 
 
 class RunningAttempt:
@@ -91,7 +94,7 @@ class RunningAttempt:
     async def stop_workers(self) -> None:
         """End the workers that are still there: together if we are to stop, else by signals."""
         team, scene = self.team, self._scene
-        if team.gave_up and not scene.stop.asked:
+        if team.escalation is not None and not scene.stop.asked:
             # All of them are on their way out, with something to say; most need no signal.
             done = lambda: not team.running() or scene.stop.asked  # noqa: E731
             await scene.changes.until(done, self._job.stop_grace)
@@ -121,18 +124,26 @@ class RunningAttempt:
         """End what is left of the attempt, and say what its output shows."""
         self.watching.close()
         self._close_store()
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self.own_pids()):
+        if survivors := proctree.end_descendants(
+            _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
+        ):
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
-        return await asyncio.to_thread(
+        diagnosis = await asyncio.to_thread(
             self._scan.finish,
             self.team.failed_statuses(),
             starting_up=not self.team.bootstrapped,
         )
+        self._scene.collect_receipts()
+        self.watching.flush()
+        return diagnosis
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
     def take_over(self, rank: int, record: dict[str, Any]) -> None:
         """A worker has told something."""
+        if record.get("event") in ("fault", "restart"):
+            self._scene.collect_receipts()
+            self.watching.flush()
         events.take_over(self._run, self.team, rank, record)
         self._scene.changes.tell()
 
@@ -146,6 +157,8 @@ class RunningAttempt:
         ended = worker.reap()
         self.team.ended.append(worker)
         self._scene.collect()  # its last words, before anybody draws conclusions
+        self._scene.collect_receipts()
+        self.watching.flush()
         self.team.release()
         self._run.event(
             "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal

@@ -5,31 +5,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ncclops.classify.policy import default_rules
-from ncclops.durations import format_duration
+from ncclops.control.address import listen_tcp
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
 from ncclops.launch.job import Job
-from ncclops.launch.ladder import Ladder, build_ladder
+from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.launch.options import Nodes, Shown, Target
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
 from ncclops.profiles import Profile, RestartMode
+from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts import hang, pages, stalls
 from ncclops.receipts.forms import Form, parse_form
 from ncclops.receipts.live import WatchRules
@@ -44,6 +44,7 @@ class Request:
     profile: Profile
     remarks: list[str]  # what was chosen for the user while parsing
     overrides: Overrides
+    timeouts: list[str]  # NAME=DURATION
     nodes: Nodes
     nproc: str
     restart: RestartMode
@@ -55,6 +56,7 @@ class Request:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    control_listen: str | None  # [HOST:]PORT
     stdout_is_data: bool
 
     @property
@@ -91,13 +93,7 @@ class Prepared:
             "world_size": self.layout.world_size,
             "command": self.argv,
             "stack": asdict(self.stack),
-            "timeouts": {
-                name: format_duration(value)
-                for name, value in {
-                    **asdict(self.ladder),
-                    "stop_grace": profile.timeouts.stop_grace,
-                }.items()
-            },
+            "timeouts": self.ladder.shown(),
             "plan": self.plan.to_json()["changes"],
         }
 
@@ -118,12 +114,21 @@ def prepare(request: Request) -> Prepared:
         remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
     request.profile.require_nodes(request.nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
+    plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    around = Surroundings(
+        restart=request.mode,
+        environ=plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, "")),
+        torch=context.torch,
+        gpus=gpus.count > 0,
+    )
+    ladder = build_ladder(with_named(request.profile.timeouts, request.timeouts), around)
+    remarks += ladder.remarks()
     script = Path(request.target.name)
     return Prepared(
         request=request,
-        plan=compute_plan(request.profile, os.environ, request.overrides, context),
+        plan=plan,
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
-        ladder=build_ladder(request.profile.timeouts),
+        ladder=ladder,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
         layout=workers.Layout(nodes=request.nodes, nproc=nproc),
@@ -145,7 +150,9 @@ def _check_overrides(overrides: Overrides) -> None:
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
     request, layout = prepared.request, prepared.layout
-    listener = None
+    listener = control_listener = None
+    if request.control_listen is not None and layout.nodes.rank == 0:
+        control_listener = listen_tcp(request.control_listen)
     if layout.nodes.rank == 0:
         listener = store.listen(host=layout.nodes.master_host, port=layout.nodes.master_port)
     run = RunDirectory.create(
@@ -153,14 +160,18 @@ def start(prepared: Prepared) -> int:
     )
     _record_start(run, prepared)
     _greet(run, prepared)
-    job = _job(run, prepared, listener)
+    if control_listener is not None:
+        host, port = control_listener.getsockname()[:2]
+        sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
+    job = replace(_job(run, prepared, listener), control_listener=control_listener)
 
     def agent() -> int:
         from ncclops.launch.agent import run_agent
 
         return run_agent(job)
 
-    code = warden.hold(agent, handed_over=listener)
+    listeners = [each for each in (listener, control_listener) if each is not None]
+    code = warden.hold(agent, handed_over=listeners)
     pages.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -189,7 +200,7 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
-    request, layout, profile = prepared.request, prepared.layout, prepared.request.profile
+    request, layout = prepared.request, prepared.layout
     return Job(
         run=run,
         argv=prepared.argv,
@@ -199,8 +210,9 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
-        stop_grace=profile.timeouts.stop_grace,
-        watch=_watch_rules(profile),
+        stop_grace=prepared.ladder.stop_grace,
+        limits=prepared.ladder.for_workers(request.profile.growth),
+        watch=_watch_rules(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
@@ -210,10 +222,12 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
     )
 
 
-def _watch_rules(profile: Profile) -> WatchRules:
-    watch = profile.watch
-    windows = stalls.Windows(startup=watch.startup, compile=hang.Windows().compile)
-    return WatchRules(windows=windows, straggler=watch.straggler)
+def _watch_rules(prepared: Prepared) -> WatchRules:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    return WatchRules(
+        windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
+        straggler=watch.straggler,
+    )
 
 
 def _trainers(profile: Profile) -> list[Form]:
@@ -249,8 +263,6 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
         variables.RUN_DIR: str(run.path),
         variables.RUN_ID: run.run_id,
         variables.RESTART: prepared.request.mode,
-        variables.TIMEOUTS_S: json.dumps(prepared.ladder.seconds()),
+        variables.LIMITS: prepared.ladder.for_workers(prepared.request.profile.growth).to_json(),
     }
-    if (limit := prepared.request.profile.timeouts.process_group) is not None:
-        environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
     return environ

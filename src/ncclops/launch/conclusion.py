@@ -61,6 +61,7 @@ def conclude(ended: Ended) -> Verdict:
         workers=sorted(in_order, key=lambda ending: ending.rank),
         classification=_classification(ended.diagnosis, ended.decision) if failed else None,
         receipt=ended.receipt,
+        goodput=report.measure_goodput(job.run),
     )
     job.run.write_verdict(verdict.to_json())
     job.run.event("verdict", outcome=outcome, exit_code=code, reason=reason)

@@ -27,9 +27,10 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Target:
-    """What each worker runs: a script, a module (``-m``) or any program (``--no-python``)."""
+    """What each worker runs: a script, one function of it (``FILE.py:FUNCTION``), a module
+    (``-m``) or any program (``--no-python``)."""
 
-    kind: Literal["script", "module", "program"]
+    kind: Literal["script", "function", "module", "program"]
     name: str
     arguments: tuple[str, ...] = ()
 
@@ -148,10 +149,22 @@ def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
     )
 
 
+def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:
+    """What SCRIPT on the command line stands for."""
+    if module or program:
+        return Target("module" if module else "program", name, arguments)
+    is_function = re.fullmatch(r".+\.py:[A-Za-z_]\w*", name) and not Path(name).exists()
+    return Target("function" if is_function else "script", name, arguments)
+
+
 def check_target(target: Target) -> None:
     """Raise ``UsageError`` if the script, module or program of ``target`` cannot be started."""
     if target.kind == "script":
         _check_script(Path(target.name))
+    elif target.kind == "function":
+        path, _, name = target.name.rpartition(":")
+        _check_script(Path(path))
+        _check_function(Path(path), name)
     elif target.kind == "module":
         _check_module(target.name)
     else:
@@ -169,6 +182,21 @@ def _check_script(path: Path) -> None:
         raise UsageError(
             f"cannot read script {path} ({error.strerror}): check its permissions"
         ) from error
+
+
+def _check_function(path: Path, name: str) -> None:
+    import ast
+
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from None
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    # It may also be imported, assigned or made by a decorator: then only running the file tells.
+    if name not in defined and not re.search(rf"\b{name}\b", path.read_text(errors="replace")):
+        raise UsageError(
+            f"{path} has no function {name}; it defines {', '.join(defined) or 'none'}"
+        )
 
 
 def _check_module(name: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ncclops.goodput import Goodput, measure, spans
 from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.tail import last_lines
@@ -75,6 +77,15 @@ def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
         return None
 
 
+def measure_goodput(run: RunDirectory) -> Goodput | None:
+    """Where the time of the run went, from its events; None if that cannot be told."""
+    try:
+        lines = run.events_path.read_text().splitlines()
+        return measure(spans(map(json.loads, lines), now=time.time()))
+    except Exception:  # noqa: BLE001 - as above
+        return None
+
+
 def _receipt(receipt: dict[str, Any]) -> str:
     """The judgement in one line: healthy and its figures, or the first rule that is broken."""
     if not receipt["steps"] and receipt["compile_warmup_s"] is None:
@@ -100,8 +111,10 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
-    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt"):
+    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt", "stopped"):
         lines.append(_receipt(verdict.receipt))
+    if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
+        lines.append(told)
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from ncclops.launch.retrying import Escalated
 from ncclops.launch.verdict import Ending
 from ncclops.launch.workers import Worker
 
@@ -21,7 +22,7 @@ class Team:
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
-    gave_up: set[int] = field(default_factory=set)  # ranks that a restart in place cannot help
+    escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     last_faulty: int | None = None
 
     def running(self) -> list[Worker]:
@@ -49,7 +50,7 @@ class Team:
         if self.restarts_in_process and self.running():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
-            failed = [w for w in failed if w.rank not in self.entered or w.rank in self.gave_up]
+            failed = [w for w in failed if w.rank not in self.entered or self.escalation]
         elif self.restarts_in_process and len(failed) < len(self.ended):
             return None  # the job was finished by those that were left
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ncclops.goodput import Goodput
 from ncclops.launch.stopping import StopRequest
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
@@ -79,12 +80,14 @@ class Verdict:
     workers: Sequence[Ending]
     classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
     receipt: dict[str, Any] | None = None  # ncclops.receipt/1
+    goodput: Goodput | None = None
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
         failure = document.pop("first_failure")
         if failure is not None:
             failure |= failure.pop("ending")
+        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
         return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
 
 

@@ -37,7 +37,7 @@ class Watching:
     def on_printed(self, rank: int, seen: Sequence[Observation]) -> None:
         """The output of ``rank`` shows something."""
         for each in seen:
-            self._tell(self._watch.saw_line(rank, each, self._loop.time()))
+            self._tell(self._watch.saw_line(rank, each, self._loop.time(), time.time()))
         self._arm()
 
     def on_record(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -45,9 +45,14 @@ class Watching:
         seen = observe_record(record, _NOWHERE)
         if seen is None:
             return
-        iteration, now = int(record.get("iteration", 0)), self._loop.time()
-        self._tell(self._watch.saw_record(rank, seen, step_time_in(record), iteration, now))
+        iteration, at = int(record.get("iteration", 0)), float(record.get("ts", time.time()))
+        now = self._loop.time()
+        self._tell(self._watch.saw_record(rank, seen, step_time_in(record), iteration, now, at))
         self._arm()
+
+    def flush(self) -> None:
+        """Something comes to an end: tell the last step before it."""
+        self._tell(self._watch.flush())
 
     def steps_printed(self, rank: int) -> int:
         """How many steps the output of ``rank`` has shown."""
@@ -80,7 +85,7 @@ class Watching:
             if note.event == "straggler":
                 self._tell_straggler(note)
                 continue
-            self._job.run.event(note.event, rank=note.rank, **note.fields)
+            self._job.run.event(note.event, rank=note.rank, ts=note.at, **note.fields)
             if "message" in note.fields:
                 self._say(f"{note.event}: {note.fields['message']}")
 

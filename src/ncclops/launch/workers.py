@@ -82,9 +82,9 @@ def command(target: Target) -> list[str]:
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     if target.kind == "program":
         return [python, "-m", "ncclops.worker.tether", target.name, *target.arguments]
-    module = ["-m"] if target.kind == "module" else []
+    flags = {"module": ["-m"], "function": ["-f"]}.get(target.kind, [])
     # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
-    return [python, "-u", "-m", "ncclops.worker", *module, target.name, *target.arguments]
+    return [python, "-u", "-m", "ncclops.worker", *flags, target.name, *target.arguments]
 
 
 @dataclass(frozen=True)

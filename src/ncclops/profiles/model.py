@@ -67,14 +67,38 @@ class Entry:
 @dataclass(frozen=True)
 class Timeouts:
     """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
-    from it for the others (``ncclops.launch.ladder``)."""
+    from it for the others (``ncclops.launch.ladder``).
+
+    ``process_group`` holds until compile warm-up is over and ``steady_process_group`` from then
+    on; None leaves the first in force. ``groups`` are steady timeouts of groups whose description
+    matches a shell-style pattern; the first match counts.
+    """
 
     process_group: timedelta | None = None
+    steady_process_group: timedelta | None = None
+    compile: timedelta | None = None
     soft: timedelta | None = None
     hard: timedelta | None = None
+    heartbeat: timedelta | None = None
     barrier: timedelta | None = None
     completion: timedelta | None = None
     stop_grace: timedelta = timedelta(seconds=15)
+    groups: Mapping[str, timedelta] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What restarts in place may leave behind altogether before new processes are asked for.
+
+    ``gpu_memory_gib`` is 2 because a device's context and communicators are of that order, while
+    a model that stays allocated is far beyond. ``fds`` is a quarter of the usual limit of 1024.
+    No process group may outlive its iteration: the next one could not make its own.
+    """
+
+    gpu_memory_gib: float = 2.0
+    fds: int = 256
+    threads: int = 128
+    process_groups: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +126,7 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
+    ``growth`` is the budget of restarts in place.
     """
 
     name: str
@@ -115,6 +140,7 @@ class Profile:
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
     watch: Watch = Watch()
+    growth: Growth = Growth()
 
     def require_nodes(self, nnodes: int) -> None:
         """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""

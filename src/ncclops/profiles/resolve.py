@@ -17,12 +17,15 @@ from ncclops.profiles.model import (
     Condition,
     Entry,
     EntryAction,
+    Growth,
     Parameter,
     Profile,
     Timeouts,
     Watch,
 )
-from ncclops.profiles.schema import PLACEHOLDER, EntryPart, nearest
+from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
+
+_GROUPS = "groups."
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,14 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
     watch: dict[str, Any] = {}
+    growth: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
-        for name, text in file.content.timeouts.model_dump(exclude_none=True).items():
+        growth |= file.content.growth.model_dump(exclude_none=True)
+        for name, text in _flat(file.content.timeouts).items():
             timeouts[name] = _Timeout(text, file.path)
         for name, given in file.content.watch.model_dump(exclude_none=True).items():
             is_text = isinstance(given, str)
@@ -113,14 +118,27 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         retry=retry,
         sources=tuple(str(file.path) for file in files),
         watch=_watch(watch, parameters),
+        growth=Growth(**growth),
     )
+
+
+def _flat(part: TimeoutsPart) -> dict[str, str]:
+    """The timeouts as written, those of groups as ``groups.<pattern>``."""
+    texts: dict[str, Any] = part.model_dump(exclude_none=True)
+    groups: dict[str, str] = texts.pop("groups")
+    return texts | {f"{_GROUPS}{pattern}": text for pattern, text in groups.items()}
 
 
 def _timeouts(texts: Mapping[str, _Timeout], parameters: Mapping[str, Parameter]) -> Timeouts:
     values: dict[str, Any] = {}
+    groups: dict[str, timedelta] = {}
     for name, timeout in texts.items():
-        values[name] = _duration(timeout, f"timeouts.{name}", parameters)
-    return Timeouts(**values)
+        duration = _duration(timeout, f"timeouts.{name}", parameters)
+        if name.startswith(_GROUPS):
+            groups[name.removeprefix(_GROUPS)] = duration
+        else:
+            values[name] = duration
+    return Timeouts(**values, groups=groups)
 
 
 def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> Watch:

@@ -96,11 +96,24 @@ class TimeoutsPart(_Part):
     """``[timeouts]``; each is a duration or one parameter in braces."""
 
     process_group: Duration | None = None
+    steady_process_group: Duration | None = None
+    compile: Duration | None = None
     soft: Duration | None = None
     hard: Duration | None = None
+    heartbeat: Duration | None = None
     barrier: Duration | None = None
     completion: Duration | None = None
     stop_grace: Duration | None = None
+    groups: dict[Annotated[str, Field(min_length=1)], Duration] = {}
+
+
+class GrowthPart(_Part):
+    """``[growth]``: what restarts in place may leave behind before new processes are asked for."""
+
+    gpu_memory_gib: Annotated[float, Field(ge=0, strict=False)] | None = None
+    fds: Annotated[int, Field(ge=0)] | None = None
+    threads: Annotated[int, Field(ge=0)] | None = None
+    process_groups: Annotated[int, Field(ge=0)] | None = None
 
 
 class WatchPart(_Part):
@@ -139,6 +152,7 @@ class ProfileFile(_Part):
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
     watch: WatchPart = WatchPart()
+    growth: GrowthPart = GrowthPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -202,6 +216,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
         "watch": WatchPart,
+        "growth": GrowthPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

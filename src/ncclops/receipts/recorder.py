@@ -29,7 +29,10 @@ from ncclops.receipts.writer import Writer
 from ncclops.worker.variables import RUN_DIR
 
 StepListener = Callable[[int], None]
+UpdateListener = Callable[[], None]
+WarmupBeginListener = Callable[[], None]
 WarmupListener = Callable[[timedelta | None], None]
+PhaseListener = Callable[[timedelta | None], None]
 StopCallback = Callable[[], object]
 
 
@@ -67,11 +70,21 @@ class Silent:
 
     def on_step(self, listener: StepListener) -> None: ...
 
+    def on_update(self, listener: UpdateListener) -> None: ...
+
+    def on_warmup_begin(self, listener: WarmupBeginListener) -> None: ...
+
     def on_warmup_end(self, listener: WarmupListener) -> None: ...
+
+    def on_phase(self, listener: PhaseListener) -> None: ...
 
     def on_stop(self, callback: StopCallback) -> None: ...
 
     def leave(self) -> None: ...
+
+    @property
+    def highest_step(self) -> int | None:
+        return None
 
     def flush(self) -> bool:
         return True
@@ -98,8 +111,12 @@ class Recorder(Silent):
         self._writer = Writer(fd, self._tick)
         self._rank = rank
         self._iteration = 0
+        self._highest_step: int | None = None
         self._step_listeners: list[StepListener] = []
+        self._update_listeners: list[UpdateListener] = []
+        self._warmup_begin_listeners: list[WarmupBeginListener] = []
         self._warmup_listeners: list[WarmupListener] = []
+        self._phase_listeners: list[PhaseListener] = []
         self._numbers[progress.PID] = os.getpid()
         self._numbers[progress.STARTED_NS] = time.monotonic_ns()
         self._tick()
@@ -117,6 +134,8 @@ class Recorder(Silent):
         self._warming = True
         self._set_warmup(Warmup.RUNNING)
         self._put("warmup-begin")
+        for listener in self._warmup_begin_listeners:
+            listener()
 
     def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None:
         """Compile warm-up is over after ``taken``; not ``completed`` means by an exception."""
@@ -141,6 +160,8 @@ class Recorder(Silent):
         numbers[progress.STEP_NS] = now
         numbers[progress.STEPS] = self._steps
         numbers[progress.STEP] = n + 1
+        if self._highest_step is None or n > self._highest_step:
+            self._highest_step = n
         record: dict[str, Any] = {
             "ts": time.time(),
             "kind": "step",
@@ -172,6 +193,8 @@ class Recorder(Silent):
     def update(self) -> None:
         """An optimizer has updated: the clock of a stop where a script reports no steps."""
         self._numbers[progress.UPDATES] += 1
+        for listener in self._update_listeners:
+            listener()
         if self._stop_updates is not None:
             updates = self._numbers[progress.UPDATES]
             if self._ends_here(self._stop_updates, updates):
@@ -182,6 +205,8 @@ class Recorder(Silent):
         self._phases.append((name, time.monotonic_ns(), int(limit.total_seconds() * 1e9)))
         self._page.set_phase(*self._phases[-1])
         self._put("phase-begin", phase=name, limit_s=limit.total_seconds())
+        for listener in self._phase_listeners:
+            listener(limit)
 
     def end_phase(self) -> None:
         """The phase begun last is over; the one around it, if any, holds again."""
@@ -193,6 +218,8 @@ class Recorder(Silent):
             self._phase_s += seconds
         self._page.set_phase(*(self._phases[-1] if self._phases else (None, 0, 0)))
         self._put("phase-end", phase=name, seconds=round(seconds, 6))
+        for listener in self._phase_listeners:
+            listener(None)
 
     def peak_memory(self) -> Peak:
         """Record the peak memory of this process so far."""
@@ -226,6 +253,18 @@ class Recorder(Silent):
         """Call ``listener(n)`` within every step, in the thread that trains."""
         self._step_listeners.append(listener)
 
+    def on_update(self, listener: UpdateListener) -> None:
+        """Call ``listener()`` within every update of an optimizer, in the thread that trains."""
+        self._update_listeners.append(listener)
+
+    def on_warmup_begin(self, listener: WarmupBeginListener) -> None:
+        """Call ``listener()`` when the script reports a warm-up, in the thread that trains."""
+        self._warmup_begin_listeners.append(listener)
+
+    def on_phase(self, listener: PhaseListener) -> None:
+        """Call ``listener(limit)`` when the script declares a phase, and with None at its end."""
+        self._phase_listeners.append(listener)
+
     def on_warmup_end(self, listener: WarmupListener) -> None:
         """Call ``listener(taken)`` when warm-up is over, in the thread that trains.
 
@@ -237,6 +276,11 @@ class Recorder(Silent):
     def leave(self) -> None:
         """The script is over on this rank, which may wait for others now: it is not watched."""
         self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+
+    @property
+    def highest_step(self) -> int | None:
+        """The highest number of a step that ended in this process, over all iterations."""
+        return self._highest_step
 
     def flush(self) -> bool:
         """Wait until all records are in the file; False if that takes longer than seconds."""

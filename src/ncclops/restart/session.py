@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -66,6 +67,7 @@ class Session:
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
         with contextlib.ExitStack() as stack:
+            stack.callback(_gloo_sockets.release_gloo_connections)
             self.guardian = MonitorProcess(_guardian_settings(settings, self._rank))
             stack.callback(self.guardian.stop)
             page = self.guardian.page
@@ -165,7 +167,8 @@ class Session:
         for port in ports:
             _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
         _gloo_sockets.shut_down_gloo_connections()
-        _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
+        if _is_making_a_group(frame):
+            _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
 
     # --- iterations ---------------------------------------------------------------------------
 
@@ -316,14 +319,17 @@ def _job_prefix() -> str:
     return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
 
 
+def _is_making_a_group(frame: FrameType) -> bool:
+    """Whether ``frame`` or one of its callers is torch's making of a process group."""
+    return any(f.f_code.co_name == "_new_process_group_helper" for f, _ in walk_stack(frame))
+
+
 def _stores_in(frame: FrameType) -> Iterable[Store]:
     """The stores among the local variables of ``frame`` and its callers."""
-    current: FrameType | None = frame
-    while current is not None:
-        for value in list(current.f_locals.values()):
+    for caller, _ in walk_stack(frame):
+        for value in list(caller.f_locals.values()):
             if isinstance(value, Store):
                 yield value
-        current = current.f_back
 
 
 def _port_of(store: Any) -> int | None:

@@ -206,6 +206,18 @@ class CallWrapper:
         """
         self._session.request_restart(reason, hung)
 
+    def beat(self) -> None:
+        """Report progress like the automatic heartbeat, from any thread: nothing is armed.
+
+        For what trains outside the main thread, which then only waits and would look stuck.
+        """
+        self._page.main_beat = time.monotonic()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether this rank's guardian is there, or being replaced."""
+        return self._session.guardian.pid is not None
+
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """A section that a restart does not cut: the termination waits for its end.

@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from ncclops.receipts import recorder
-from ncclops.worker import groups
+from ncclops.worker import after_import
 
 _MODULE = "torch.optim.optimizer"
 
 
 def count() -> None:
     """Count from the import of torch's optimizers on; a script without them pays nothing."""
-    groups.after_import(_MODULE, _register)
+    after_import.act(_MODULE, _register)
 
 
 def _register(module: ModuleType) -> None:

@@ -15,10 +15,10 @@ STARTED = "NCCLOPS_STARTED"
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
 # standard or skipped: the barrier after init_process_group (``groups``). Absent: standard.
 BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
-# Seconds; what process groups get where the script gives no timeout (``groups``).
-GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
-# JSON object of seconds: soft, hard, barrier, completion (``in_process``).
-TIMEOUTS_S = "NCCLOPS_TIMEOUTS_S"
+# JSON: every timeout that a worker applies, and the budget of restarts in place (``limits``).
+LIMITS = "NCCLOPS_LIMITS"
+# Why the attempt before this one asked for new processes; absent where it did not.
+RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
 
 OURS = (
     AGENT_PID,
@@ -29,6 +29,6 @@ OURS = (
     STARTED,
     NCCL_INIT,
     BOOTSTRAP_BARRIER,
-    GROUP_TIMEOUT_S,
-    TIMEOUTS_S,
+    LIMITS,
+    RESPAWNED_FOR,
 )
