@@ -58,6 +58,12 @@ def other_dtype(rank: int, world: int, about_to: Ready) -> None:
     dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
 
 
+def larger_dtype(rank: int, world: int, about_to: Ready) -> None:
+    dtype = torch.float64 if rank == odd_rank(world) else torch.float32
+    about_to()
+    dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
+
+
 def other_op(rank: int, world: int, about_to: Ready) -> None:
     about_to()
     if rank == odd_rank(world):
@@ -106,7 +112,7 @@ def killed_inside(rank: int, world: int, about_to: Ready) -> None:
         work.wait()
     if rank == 0:  # so that the others are inside when it dies
         about_to()
-        time.sleep(FOREVER_S if world > 1000 else 0.6)
+        time.sleep(0.6)
     else:
         about_to()
     dist.all_reduce(torch.ones(4))
@@ -169,13 +175,6 @@ def gather_shape(rank: int, world: int, about_to: Ready) -> None:
     size = 3 if rank == odd_rank(world) else 4
     about_to()
     dist.all_gather([torch.ones(size) for _ in range(world)], torch.ones(size))  # HERE
-
-
-def other_root(rank: int, world: int, about_to: Ready) -> None:
-    root = 0 if rank != odd_rank(world) else odd_rank(world) + 1
-    about_to()
-    dist.broadcast(torch.ones(4), root)  # HERE
-    dist.barrier()
 
 
 def one_step_more(rank: int, world: int, about_to: Ready) -> None:

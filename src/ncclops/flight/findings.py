@@ -123,14 +123,20 @@ def _stands(scene: _Scene, finding: Finding) -> bool:
 
 def _weight(scene: _Scene, finding: Finding) -> tuple[object, ...]:
     grave = KINDS.index(finding.kind)
-    if finding.kind == "rank-died" and any(m.live for m in scene.mismatches):
+    if finding.kind == "rank-died":
         ends = [scene.about(rank).ended for rank in finding.culprits]
-        if all(end is None or _ABORTED.search(end) for end in ends):
+        if all(end is None for end in ends):
+            grave = KINDS.index("stalled")  # nothing is known of them, while others are known
+        elif all(end and _ABORTED.search(end) for end in ends) and _disagree(scene):
             grave = KINDS.index("root-mismatch")
     started = None
     if finding.group is not None and finding.seq is not None:
         started = finding.group.entered_s(finding.seq)
     return not finding.hung, grave, started or float("inf")
+
+
+def _disagree(scene: _Scene) -> bool:
+    return any(mismatch.live for mismatch in scene.mismatches)
 
 
 def _from_mismatch(scene: _Scene, mismatch: Mismatch) -> Finding:
