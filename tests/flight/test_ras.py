@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ncclops.flight import analyze, ras
-from ncclops.flight.ras import RasError
+from ncclops.flight.ras_client import RasError, ask, why_not
 from tests.flight import dumps
 from tests.flight.dumps import entry
 
@@ -85,7 +85,10 @@ class Server:
     """Speaks the documented protocol on a port of its own; remembers what it was told."""
 
     def __init__(self, reply: str, knows_json: bool = True) -> None:
-        self._reply, self._knows_json = reply, knows_json
+        self._reply = reply
+        self._known = {"client protocol 2": "SERVER PROTOCOL 2", "timeout 5": "OK"}
+        if knows_json:
+            self._known["set format json"] = "OK"
         self.heard: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
@@ -103,16 +106,10 @@ class Server:
         for raw in stream:
             line = raw.decode().strip().lower()
             self.heard.append(line)
-            known: dict[str, Callable[[], str]] = {
-                "client protocol 2": lambda: "SERVER PROTOCOL 2",
-                "timeout 5": lambda: "OK",
-            }
-            if self._knows_json:
-                known["set format json"] = lambda: "OK"
             if line == "verbose status":
                 stream.write(self._reply.encode())
                 return
-            told = known.get(line, lambda: f"ERROR: Unknown command '{line}'")()
+            told = self._known.get(line, f"ERROR: Unknown command '{line}'")
             stream.write(told.encode() + b"\n")
             stream.flush()
 
@@ -182,7 +179,7 @@ def test_a_release_without_json_answers_in_text(tmp_path: Path) -> None:
 )
 def test_which_releases_may_be_asked(version: str, safe: bool) -> None:
     """Those that are known not to crash in a report with missing ranks."""
-    assert (ras.why_not(version) is None) == safe
+    assert (why_not(version) is None) == safe
 
 
 def test_an_unsafe_release_is_not_connected_to(tmp_path: Path) -> None:
@@ -213,7 +210,7 @@ def test_a_stopped_process_that_took_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(RasError, match="no answer"):
-            ras.ask(address, timedelta(seconds=0.4))
+            ask(address, timedelta(seconds=0.4))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +227,7 @@ def test_something_else_on_the_port() -> None:
     server = Server("")
     server._converse = lambda stream: stream.write(b"220 smtp ready\n")  # type: ignore[method-assign]
     with serving(server), pytest.raises(RasError, match="not NCCL's service"):
-        ras.ask(server.address, PATIENCE)
+        ask(server.address, PATIENCE)
 
 
 def test_ranks_in_trouble_are_named() -> None:
