@@ -84,7 +84,7 @@ def test_an_incident_names_rank_kind_and_line(hangs: Path, scenario: str, world:
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
-@pytest.mark.parametrize(("scenario", "world"), JOBS)
+@pytest.mark.parametrize(("scenario", "world"), [job for job in JOBS if job[1] == 4])
 def test_bare_dumps_name_rank_and_kind(hangs: Path, scenario: str, world: int, form: str) -> None:
     """torch's own files alone: no stacks, and nobody says who is in which group."""
     kind = WITHOUT_STACKS.get(scenario, EXPECTED[scenario][0])
