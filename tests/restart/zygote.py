@@ -1,17 +1,22 @@
 """Starts workers quickly: imports torch once and forks, before it has any thread.
 
-A line of JSON on stdin starts a worker: ``{"rank", "env", "scenario", "parameters", "directory"}``.
+A line of JSON on stdin starts a worker:
+``{"rank", "env", "scenario", "parameters", "directory"}``. A scenario
+``module:function`` is a program of another module than ``scenarios``.
 The answer on stdout is its pid; the exit status goes to ``<directory>/exit-<rank>``.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -20,6 +25,8 @@ def main() -> None:
     import scenarios
 
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # torch looks up the name of 127.0.0.1 at each connection: 5 s where no name server answers
+    ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:
@@ -42,7 +49,7 @@ def main() -> None:
             os._exit(0)
 
 
-def _work(request: dict, scenarios: object) -> None:
+def _work(request: dict, scenarios: Any) -> None:
     directory, rank = Path(request["directory"]), request["rank"]
     log = os.open(directory / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -52,6 +59,10 @@ def _work(request: dict, scenarios: object) -> None:
     os.environ.update(request["env"])
     code = 70
     try:
+        module, _, program = request["scenario"].partition(":")
+        if program:
+            found = getattr(importlib.import_module(module), program)
+            scenarios.SCENARIOS[request["scenario"]] = found
         scenarios.run(request["scenario"], rank, directory, request["parameters"])
         code = 0
     except SystemExit as leaving:

@@ -1,4 +1,7 @@
-"""Classifies workers' output while it is written, in a thread beside the agent."""
+"""Reads workers' output while it is written, in a thread beside the agent: each line once.
+
+The classifier and the receipts (``printed``) look at the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from ncclops.classify import Report, Scanner, Verdict
 from ncclops.classify.model import Stats
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.tail import GrowthWatch
 
 _CHUNK = 1 << 20
@@ -28,8 +32,9 @@ class Diagnosis:
 class LiveScan:
     """Reads what is written to ``files`` (path to rank) from :meth:`start` on."""
 
-    def __init__(self, files: Mapping[Path, int]) -> None:
+    def __init__(self, files: Mapping[Path, int], printed: PrintedReceipts) -> None:
         self._ranks = dict(files)
+        self._printed = printed
         self._files = {path: path.open("rb", buffering=0) for path in files}
         for file in self._files.values():
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
@@ -69,6 +74,7 @@ class LiveScan:
             self._scanner = scanner
         except Exception as failure:  # noqa: BLE001 - a diagnosis must never end what it looks at
             self._failure = failure
+            self._printed.broken = True
 
     def _scan(self, scanner: Scanner) -> None:
         while True:
@@ -77,6 +83,7 @@ class LiveScan:
             if any(read):
                 continue
             if last_look:
+                self._printed.end()
                 return
             self._watch.wait()
 
@@ -84,6 +91,7 @@ class LiveScan:
         data = self._files[path].read(_CHUNK)
         if data:
             scanner.feed(self._ranks[path], str(path), data)
+            self._printed.feed(path, data)
         return bool(data)
 
 

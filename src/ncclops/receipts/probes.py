@@ -51,9 +51,14 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
     return replace(
         reading,
         incarnation=(page.pid, page.iteration),
-        steps=page.steps or reading.steps,  # none yet may mean that the script reports none
+        # No steps yet may mean that the script reports none.
+        steps=page.steps or page.updates or reading.steps,
         tick=page.tick_ns,
-        warming_up=reading.warming_up and page.warmup is not Warmup.OVER,
+        warming_up=(
+            reading.warming_up
+            and page.warmup is not Warmup.OVER
+            and (page.updates < WARM_AFTER_STEPS or page.warmup is Warmup.RUNNING)
+        ),
         phase=page.phase,
         phase_age=phase_age if in_phase else None,
         phase_limit=page.phase_limit if in_phase else None,

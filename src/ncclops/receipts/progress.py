@@ -30,6 +30,7 @@ class Warmup(IntEnum):
 # Positions of the numbers in the page. STEP holds the number of the last step that ended plus one.
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
+UPDATES, STOP_CALLBACKS = range(13, 15)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -47,7 +48,8 @@ class Progress:
     """One look at a rank's page. Times are as in the module.
 
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
-    in this iteration.
+    in this iteration, and ``updates`` how often an optimizer has updated in it.
+    ``stop_callbacks`` is how many the script has registered for a requested stop.
     """
 
     pid: int
@@ -63,6 +65,8 @@ class Progress:
     phase_began_ns: int
     phase_limit: timedelta
     ended: bool
+    updates: int
+    stop_callbacks: int
 
 
 class Page:
@@ -114,4 +118,6 @@ def read(path: Path) -> Progress | None:
         phase_began_ns=numbers[PHASE_BEGAN_NS],
         phase_limit=timedelta(microseconds=numbers[PHASE_LIMIT_NS] // 1000),
         ended=numbers[ENDED_NS] > 0,
+        updates=numbers[UPDATES],
+        stop_callbacks=numbers[STOP_CALLBACKS],
     )

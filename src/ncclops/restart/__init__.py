@@ -49,6 +49,7 @@ _SUBMODULES = {
     "state",
     "store",
     "terminate",
+    "utils",
     "wrap",
 }
 

@@ -6,6 +6,7 @@ import gc
 import traceback
 
 from ncclops.restart._chains import chain_of
+from ncclops.restart._process import holds_much
 
 _is_frozen = False
 
@@ -15,11 +16,14 @@ def freeze_heap() -> None:
 
     A full collection over what torch has loaded takes tens of milliseconds, and each restart
     needs one, to release what the abandoned iteration holds. What was frozen is not looked at.
+
+    Garbage that is frozen stays for good. A process that may hold much is therefore collected
+    completely before; in a small one only what is young, so that the start costs nothing.
     """
     global _is_frozen
     if not _is_frozen:
         _is_frozen = True
-        gc.collect()
+        gc.collect(2 if holds_much() else 1)
         gc.freeze()
 
 

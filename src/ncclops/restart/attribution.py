@@ -27,6 +27,7 @@ class FaultKind(enum.StrEnum):
     DIED = "died"  # the process is gone: killed, crashed, or ended after the hard timeout
     LOST = "lost"  # neither the process nor its guardian can be reached
     SOFT_TIMEOUT = "soft-timeout"  # no progress
+    HUNG = "hung"  # found hung by somebody who sees all ranks
     COMPLETION_TIMEOUT = "completion-timeout"  # others finished, and this rank waited in vain
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ncclops.forensics.observer import Observer
 from ncclops.restart._page import Page, Watch
 from ncclops.restart._wire import Message, Peer
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
@@ -62,7 +63,7 @@ class Guardian:
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
         self._listener = socket.socket(fileno=config["listen_fd"])
-        self._pidfd = os.pidfd_open(config["main_pid"])
+        self._pidfd = config["pidfd"]
         self._selector = selectors.DefaultSelector()
         self._reports: dict[str, _Report] = {}
         self._confirmed: set[str] = set()
@@ -73,6 +74,12 @@ class Guardian:
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
+        incidents = config["incident_dir"]
+        self._observer = (
+            Observer(Path(incidents), self._rank, config["main_pid"], self._page)
+            if incidents
+            else None
+        )
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -99,7 +106,8 @@ class Guardian:
         next_tick = time.monotonic()
         while not self._done:
             for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
-                key.data()
+                if key in self._selector.get_map().values():  # an earlier one may have ended it
+                    key.data()
             now = time.monotonic()
             if now >= next_tick:
                 self._tick(now, late_s=now - next_tick)
@@ -146,12 +154,21 @@ class Guardian:
             self._soft_reported_in = self._page.iteration
             log.warning("soft timeout: %s", what)
             self._report("soft-timeout", what, gone=False)
+            if self._observer is not None and self._is_deaf():
+                self._observer.look_at_silent(what)
+
+    def _is_deaf(self) -> bool:
+        """Whether no Python thread runs there, so that it will not take its picture by itself."""
+        soft_s, _ = self._page.timeouts()
+        return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
     def _end_main(self, now: float, why: str) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
             log.warning("ending the main process: %s", why)
             self._cause_of_death = f"hard timeout: {why}"
+            if self._observer is not None:
+                self._observer.look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
@@ -170,35 +187,43 @@ class Guardian:
     def _on_main_death(self) -> None:
         self._main_alive = False
         self._selector.unregister(self._pidfd)
+        while self._on_link():  # its last words: the addresses of those who have to know
+            pass
         self._close_link()
         if self._page.finished:
             self._done = True
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
+        if self._observer is not None:
+            self._observer.look_at_dead(cause)
         self._report("died", cause, gone=True)
         self._forward_all()
         self._done = self._ring.idle
 
-    def _on_link(self) -> None:
-        assert self._link is not None
+    def _on_link(self) -> bool:
+        """Take a message from the main process; whether there was one."""
+        if self._link is None:
+            return False
         try:
             data = self._link.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._close_link()  # the pidfd tells whether this was a death
-            return
+            return False
         message = json.loads(data)
         handlers: dict[str, Callable[[Message], None]] = {
             "addresses": self._on_addresses,
             "confirm": self._on_confirmation,
             "timeouts": self._on_timeouts,
+            "observe": self._on_observe,
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
+        return True
 
     def _tell_main(self, message: Message) -> bool:
         if self._link is None:
@@ -214,6 +239,10 @@ class Guardian:
             self._selector.unregister(self._link)
             self._link.close()
             self._link = None
+
+    def _on_observe(self, message: Message) -> None:
+        if self._observer is not None:
+            self._observer.look(message["iteration"])
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True
@@ -359,12 +388,8 @@ def main() -> None:
             level=config["log_level"],
             format=f"%(asctime)s %(levelname)s rank {config['rank']}: %(message)s",
         )
-    if config["pidfile"]:
-        Path(config["pidfile"]).write_text(f"{os.getpid()}\n")
     try:
         Guardian(config).run()
-    except ProcessLookupError:
-        return  # the main process was gone before we could take hold of it
     except Exception:
         log.exception("the guardian failed")
         raise

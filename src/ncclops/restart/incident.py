@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ncclops.forensics import layout
 from ncclops.restart.attribution import Fault, find_cause
 from ncclops.restart.ledger import Agreement
 from ncclops.restart.state import State
 
 # In the order in which they happen.
-PHASES = ("detect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
+PHASES = ("detect", "collect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +104,16 @@ def _unknown(agreement: Agreement, before: State) -> Fault:
 
 
 def write(incident: Incident, directory: Path) -> Path:
-    """Write ``<directory>/<iteration>/incident.json``, whole or not at all; returns the path.
+    """Write ``incident.json`` in ``directory``, whole or not at all; returns the path.
 
-    A rank that left writes ``left-rank<initial>.json`` next to it.
+    A rank that left writes ``left-rank<initial>.json`` next to it. A lost rank of which nobody has
+    left a picture, as its node is gone, gets the reason for that.
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
-    path = directory / str(incident.iteration) / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(incident.to_dict(), indent=2) + "\n")
-    draft.replace(path)
+    path = directory / f"{name}.json"
+    layout.write_json(path, incident.to_dict())
+    for fault in incident.faults:
+        rank_dir = layout.rank_dir(directory, fault.initial_rank)
+        if fault.gone and incident.rank is not None and not rank_dir.exists():
+            layout.add_missing(rank_dir, fault.summary, list(layout.PICTURE))
     return path

@@ -45,6 +45,7 @@ class GuardianSettings:
     termination_grace_time: timedelta
     logfile: str | None
     pidfile: str | None
+    incident_dir: str | None
 
 
 class MonitorProcess:
@@ -86,10 +87,12 @@ class MonitorProcess:
         """Start the guardian, or another one after the last was lost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        fds = (self._page_fd, theirs.fileno(), self._listener.fileno())
+        # Opened here, so that a death is seen that comes before the guardian has come up.
+        pidfd = os.pidfd_open(os.getpid())
+        fds = (self._page_fd, theirs.fileno(), self._listener.fileno(), pidfd)
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
         command = [sys.executable, "-I", "-S", "-c", boot, json.dumps(self._config(*fds))]
-        with theirs:
+        try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -98,8 +101,13 @@ class MonitorProcess:
                 pass_fds=fds,
                 start_new_session=True,
             )
+        finally:
+            theirs.close()
+            os.close(pidfd)
         with self._lock:
             self._link, self._process = ours, process
+        if self._settings.pidfile is not None:
+            _write_pid(process.pid, Path(self._settings.pidfile))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send to the guardian. One that is gone or does not read is the watchdog's business."""
@@ -154,23 +162,31 @@ class MonitorProcess:
         if link is not None:
             link.close()
 
-    def _config(self, page_fd: int, link_fd: int, listen_fd: int) -> dict[str, Any]:
+    def _config(self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int) -> dict[str, Any]:
         settings = self._settings
         return {
             "rank": settings.rank,
-            "main_pid": os.getpid(),
             "page_fd": page_fd,
             "link_fd": link_fd,
             "listen_fd": listen_fd,
+            "pidfd": pidfd,
             "token": self._token,
             "monitor_process_interval_s": settings.monitor_process_interval.total_seconds(),
             "heartbeat_interval_s": settings.heartbeat_interval.total_seconds(),
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
-            "pidfile": settings.pidfile,
+            "main_pid": os.getpid(),
+            "incident_dir": settings.incident_dir,
             "log_level": log.getEffectiveLevel(),
         }
+
+
+def _write_pid(pid: int, path: Path) -> None:
+    """The file always holds a whole number: whoever reads it may be about to send a signal."""
+    draft = path.with_name(f".{path.name}.{pid}")
+    draft.write_text(f"{pid}\n")
+    draft.replace(path)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -62,8 +62,7 @@ class Settings:
         _check_types(self)
         if not distributed.is_available():
             raise ValueError("torch.distributed is not available in this build of torch")
-        for low, high in _ORDERED:
-            _check_order(self, low, high)
+        _check_orders(self)
         for name in ("monitor_process_logfile", "monitor_process_pidfile", "incident_dir"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_absolute():
@@ -94,12 +93,16 @@ _OPTIONAL_CALLBACKS: dict[str, type] = {
 }
 
 
-def _check_order(settings: Settings, low: str, high: str) -> None:
-    smaller, larger = getattr(settings, low), getattr(settings, high)
-    if not smaller < larger:
-        raise ValueError(
-            f"{low} < {high} must hold, and {low}={_show(smaller)}, {high}={_show(larger)}"
-        )
+def _check_orders(settings: Settings) -> None:
+    """Name every pair that is wrong: what mends one may break another."""
+    wrong = []
+    for low, high in _ORDERED:
+        smaller, larger = getattr(settings, low), getattr(settings, high)
+        if not smaller < larger:
+            values = f"{low}={_show(smaller)}, {high}={_show(larger)}"
+            wrong.append(f"{low} < {high} must hold, and {values}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 def _show(duration: timedelta) -> str:

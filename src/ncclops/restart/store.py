@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+import random
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -112,8 +115,16 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
         port = port if port is not None else int(_required("MASTER_PORT", "port"))
         if world_size is None:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        if not external and os.environ.get("RANK", "0") == "0":
-            _host_server(port)
+        hosts = not external and os.environ.get("RANK", "0") == "0"
+        reap = _host_server(port) if hosts else None
+        with _first_contact(host, port, timeout):
+            self._connect(host, port, timeout, use_libuv)
+        if reap is not None:
+            reap()
+        if wait_for_workers:
+            self._wait_for_workers(world_size, timeout)
+
+    def _connect(self, host: str, port: int, timeout: timedelta, use_libuv: bool) -> None:
         super().__init__(
             host,
             port,
@@ -123,8 +134,6 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
             wait_for_workers=False,
             use_libuv=use_libuv,
         )
-        if wait_for_workers:
-            self._wait_for_workers(world_size, timeout)
 
     def _wait_for_workers(self, world_size: int, timeout: timedelta) -> None:
         if self.add("ncclops/workers", 1) >= world_size:
@@ -183,14 +192,44 @@ def parse_address(text: str, source: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _host_server(port: int) -> None:
-    """Start a server on ``port``, unless there is one already, as under torchrun."""
+def _host_server(port: int) -> Callable[[], object] | None:
+    """Start a server on ``port``, unless there is one already, as under torchrun.
+
+    See ``store_server.start`` for what is returned.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return
+        return None
     listener = store_server.bind(port)
-    if listener is not None:
-        with listener:
-            store_server.start(listener)
+    if listener is None:
+        return None
+    with listener:
+        return store_server.start(listener, dist.TCPStore)
+
+
+# Between two attempts to reach a server that does not listen yet.
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.5
+
+
+@contextlib.contextmanager
+def _first_contact(host: str, port: int, timeout: timedelta) -> Iterator[None]:
+    """A connection to the server, held while torch makes its own.
+
+    torch pauses for seconds when it is refused, which a rank is that comes before rank 0.
+    """
+    contact = None
+    pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + timeout.total_seconds()
+    while contact is None and (left_s := deadline - time.monotonic()) > 0:
+        try:
+            contact = socket.create_connection((host, port), left_s)
+        except ConnectionRefusedError:
+            # Nothing announces that another machine begins to listen.
+            time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        except OSError:
+            break  # torch knows how to wait for a name or a route, and what to say
+    with contact or contextlib.nullcontext():
+        yield
 
 
 def _required(variable: str, parameter: str) -> str:

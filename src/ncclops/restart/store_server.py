@@ -1,9 +1,12 @@
 """The process that hosts the store's server, so that the server outlives every rank.
 
 Rank 0 binds the port itself (nobody can take it in between) and hands the listening socket to
-this process, which is started like the guardian, in a session of its own, and reparented to init
-at once. It needs torch's TCPStore but not torch: loading only the extension module takes a tenth
-of the time and half of the memory of ``import torch``, and falls back to that where it fails.
+this process, which has a session of its own and is reparented to init at once. It comes up
+
+* in some 15 ms as a fork of rank 0, where that is safe: see ``_process.fork_is_safe``;
+* in some 300 ms as a fresh interpreter anywhere else. It needs torch's TCPStore but not torch:
+  loading only the extension module takes a tenth of the time and half of the memory of ``import
+  torch``, and falls back to that where it fails.
 
 It goes by itself when nobody has been connected for a moment.
 """
@@ -11,11 +14,11 @@ It goes by itself when nobody has been connected for a moment.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import importlib
 import importlib.machinery
-import json
 import os
 import resource
 import signal
@@ -30,6 +33,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.restart._process import fork_detached, fork_is_safe
 from ncclops.restart._sockets import duplicate_socket
 
 # The ranks of a large job may take this long to come up before the first one connects.
@@ -76,25 +80,34 @@ def _unbound(host: str) -> tuple[socket.socket, str]:
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM), host
 
 
-def start(listener: socket.socket) -> None:
+def start(listener: socket.socket, tcp_store: Any) -> Callable[[], object]:
     """Start the server on ``listener`` and return while it comes up: connections queue.
 
-    Should it fail, ``NCCLOPS_STORE_LOG`` names the file that it complains to.
+    ``tcp_store`` is torch's class. What is returned has to be called once the server answers: it
+    reaps the process that has started it. Should the server fail, ``NCCLOPS_STORE_LOG`` names
+    the file that it complains to.
     """
+    log = os.environ.get("NCCLOPS_STORE_LOG", os.devnull)
+    fd = listener.fileno()
+    if fork_is_safe():
+        starter = fork_detached("ncclops-store", lambda: _host(fd, tcp_store), keep=fd, log=log)
+        return lambda: os.waitpid(starter, 0)
+    return _start_interpreter(fd, log).wait
+
+
+def _start_interpreter(fd: int, log: str) -> subprocess.Popen[bytes]:
     import ncclops
 
     boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]), path=list(sys.path))
-    config = {"fd": listener.fileno(), "linger": True}
-    with Path(os.environ.get("NCCLOPS_STORE_LOG", os.devnull)).open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
+    with Path(log).open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", boot, str(fd)],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[listener.fileno()],
+            stdout=output,
+            stderr=output,
+            pass_fds=[fd],
             start_new_session=True,
         )
-    process.wait()  # it forks and returns, so that it is nobody's child
 
 
 def load_tcp_store() -> Any:
@@ -125,16 +138,16 @@ def _load_extension_only() -> Any:
 def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
-    handed_over = {} if listener_fd is None else {"master_listen_fd": listener_fd}
-    return tcp_store(
-        "localhost",
-        port,
-        None,
-        True,
-        timedelta(seconds=300),
-        wait_for_workers=False,
-        **handed_over,
-    )
+    look_up_no_names()
+    address = ("localhost", port, None, True, timedelta(seconds=300))
+    if listener_fd is None:
+        return tcp_store(*address, wait_for_workers=False)
+    try:
+        return tcp_store(*address, wait_for_workers=False, master_listen_fd=listener_fd)
+    except NotImplementedError:  # torch 2.5: its faster server cannot take over a socket
+        return tcp_store(
+            *address, wait_for_workers=False, master_listen_fd=listener_fd, use_libuv=False
+        )
 
 
 def raise_fd_limit() -> None:
@@ -144,6 +157,16 @@ def raise_fd_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def look_up_no_names() -> None:
+    """Keep this process from asking a name server.
+
+    torch's server looks up the name of each client that connects, in the thread that serves all
+    of them: a query that gets lost would hold up the whole job, for 5 s with the usual resolver.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
+
+
 def wait_until_deserted(port: int) -> None:
     """Return when no client but our own has been connected to ``port`` for a moment.
 
@@ -151,10 +174,15 @@ def wait_until_deserted(port: int) -> None:
     poll.
     """
     patience_s = _FIRST_CLIENT_WITHIN_S
-    empty_since = time.monotonic()
-    while time.monotonic() - empty_since < patience_s:
+    empty_since: float | None = None  # by two looks: this process may have been stopped meanwhile
+    while True:
+        now = time.monotonic()
         if _has_clients(port):
-            patience_s, empty_since = _LINGER_S, time.monotonic()
+            patience_s, empty_since = _LINGER_S, None
+        elif empty_since is None:
+            empty_since = now
+        elif now - empty_since >= patience_s:
+            return
         time.sleep(_POLL_S)
 
 
@@ -202,18 +230,22 @@ def serve_until_signalled(
 
 
 def main(path: list[str]) -> None:
-    """Entry of the detached process; ``path`` is where the starter finds its modules."""
-    config = json.loads(sys.argv[1])
+    """Entry of the fresh interpreter; ``path`` is where the starter finds its modules."""
     if os.fork():
         os._exit(0)
     sys.path.extend(place for place in path if place not in sys.path)
-    # What ends the ranks must not end the store under those that remain.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    port = socket.socket(fileno=os.dup(config["fd"])).getsockname()[1]
     faulthandler.enable()
-    server = serve(config["fd"], port, load_tcp_store())
+    _host(int(sys.argv[1]), load_tcp_store())
+
+
+def _host(listener_fd: int, tcp_store: Any) -> None:
+    """Serve until deserted."""
+    # What ends the ranks must not end the store under those that remain.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        port = listener.getsockname()[1]
+    server = serve(listener_fd, port, tcp_store)
     wait_until_deserted(port)
     del server
 
