@@ -3,6 +3,8 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
+<run>/control/              http.sock, token, server.log (``ncclops.control``), stop (a page of
+                            memory, ``ncclops.receipts.stop``)
 <run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
 <run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
                             worker.jsonl (what the worker tells the agent), environment.json
