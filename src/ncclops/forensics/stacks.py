@@ -19,6 +19,10 @@ _MOST_FRAMES = 100
 _MOST_THREADS = 200
 _MAIN = "MainThread"
 
+# What our own code, on the way out of the script, calls: formatting, mostly.
+_PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
+_OURS = re.compile(r"/ncclops/(worker|restart)/\w+\.py$")
+
 _HEADER = re.compile(
     r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*?)\])?"
     r"(?: \(.*\))?:?.*\(most recent call first\):"
@@ -62,9 +66,22 @@ def render_own(
     main = threading.main_thread().ident
     order = sorted(current, key=lambda ident: ident != main)[:_MOST_THREADS]
     rendered = [_render(ident, names.get(ident), current[ident]) for ident in order]
+    if left_by is None and main in current:
+        left_by = _leaving_by(current[main])
     if left_by is not None and left_by.__traceback__ is not None and main in order:
         rendered[0] = _render_traceback(main or 0, left_by)
     return "\n".join(rendered)
+
+
+def _leaving_by(frame: FrameType | None) -> BaseException | None:
+    """The exception that the main thread handles in our own code, on its way out of the script."""
+    while frame is not None and _PLUMBING.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or not _OURS.search(frame.f_code.co_filename):
+        return None
+    handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = handled[1] if isinstance(handled, tuple) else handled  # 3.11: sys.exc_info()
+    return error if isinstance(error, BaseException) else None
 
 
 def _render_traceback(main: int, error: BaseException) -> str:

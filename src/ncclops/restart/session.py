@@ -258,7 +258,9 @@ class Session:
             summary=f"rank {message['rank']}: {message['detail']}",
             gone=message["gone"],
         )
-        if fault.gone:
+        if fault.initial_rank in self._membership.gone_before:
+            pass  # its guardian's end, noticed as well: everybody knows, and has restarted
+        elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self._iteration  # read after the note for ``enter`` is made
             ledger.record_fault(iteration, fault)
