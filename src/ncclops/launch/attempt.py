@@ -17,6 +17,8 @@ from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.launch import events, logs, proctree, store, workers
 from ncclops.launch.changes import Changes
+from ncclops.launch.hang_action import Hang, HangAction
+from ncclops.launch.hang_watch import HangWatch
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.printed import PrintedReceipts
@@ -62,6 +64,13 @@ class RunningAttempt:
         self._stop_page: StopPage | None = None
         self._scan = LiveScan(logs.output(self._run, self._job.ranks), scene.printed)
         self.watching = Watching(self._job, scene.say)
+        self.hang: Hang | None = None  # where the attempt came to nothing because of one
+        self._hang_watch = HangWatch(
+            self._job,
+            self.team,
+            self.watching.steps_printed,
+            HangAction(self._job, self.team, scene.say, self._on_hang).on_hung,
+        )
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -75,6 +84,7 @@ class RunningAttempt:
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._spawn_all(self._store_address())
+            self._hang_watch.start()
         except (NcclopsError, OSError) as error:
             self.cannot_start = f"cannot start attempt {self.number + 1}: {error}"
 
@@ -86,9 +96,18 @@ class RunningAttempt:
                 not team.running()
                 or team.final_failure() is not None
                 or stop.asked
+                or self.hang
                 or self.cannot_start
             )
         )
+        self._hang_watch.close()
+
+    def failure(self) -> tuple[int, str] | None:
+        """Which rank's failure has ended the attempt and how it failed, if one has."""
+        if self.hang is not None:
+            return self.hang.ranks[0], f"hung: {self.hang.reason}"
+        failed = self.team.final_failure()
+        return None if failed is None else (failed.rank, str(failed.exit))
 
     async def stop_workers(self) -> None:
         """End the workers that are still there: together if we are to stop, else by signals."""
@@ -100,7 +119,9 @@ class RunningAttempt:
         if not team.running():
             return
         stop = TeamStop(self._job, team, scene.stop, scene.changes, self._stop_page, scene.say)
-        if scene.stop.asked and team.final_failure() is None:
+        if self.hang is not None:
+            await stop.force(f"rank {self.hang.ranks[0]} hangs")
+        elif scene.stop.asked and team.final_failure() is None:
             await stop.run()
         else:
             await stop.signal_all(self._job.stop_grace)
@@ -116,6 +137,7 @@ class RunningAttempt:
         diagnosis = await asyncio.to_thread(
             self._scan.finish,
             self.team.failed_statuses(),
+            {} if self.hang is None else self.hang.lines(),
             starting_up=not self.team.bootstrapped,
         )
         self._scene.collect_receipts()
@@ -130,6 +152,12 @@ class RunningAttempt:
             self._scene.collect_receipts()
             self.watching.flush()
         events.take_over(self._run, self.team, rank, record)
+        self._scene.changes.tell()
+
+    def _on_hang(self, hang: Hang) -> None:
+        self.hang = hang
+        self.team.hung = set(hang.ranks)
+        self.team.last_faulty = hang.ranks[0]
         self._scene.changes.tell()
 
     def own_pids(self) -> set[int]:

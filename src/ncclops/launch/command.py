@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         stop_grace=prepared.ladder.stop_grace,
         ladder=prepared.ladder,
         watch=_watch_rules(prepared),
+        hang=_hang_windows(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
@@ -219,6 +220,17 @@ def _watch_rules(prepared: Prepared) -> WatchRules:
     return WatchRules(
         windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
         straggler=watch.straggler,
+    )
+
+
+def _hang_windows(prepared: Prepared) -> hang.Windows:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    usual = hang.Windows()
+    return replace(
+        usual,
+        hang=watch.hang,
+        quiet=max(watch.quiet, watch.hang),
+        compile=max(compiling or usual.compile, watch.hang),
     )
 
 
