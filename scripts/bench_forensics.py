@@ -1,4 +1,4 @@
-"""What forensics costs: a restart while it collects, undisturbed training, one collective.
+"""What forensics costs: a restart that collects, a worker that nothing happens to, a collective.
 
     python scripts/bench_forensics.py [--ranks 8] [--repeat 5] [--json]
 

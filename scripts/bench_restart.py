@@ -1,17 +1,22 @@
-"""Restart latency and cost, ncclops and nvidia-resiliency-ext (NVRx) side by side.
+"""Restart latency and cost: ncclops, nvidia-resiliency-ext (NVRx) and torchrun side by side.
 
     python scripts/bench_restart.py [--worlds 2 4] [--repeat 3] [--peer-python PYTHON]
+    python scripts/bench_restart.py --costs [--worlds 4]
 
 ``--peer-python`` is an interpreter that can import ``nvidia_resiliency_ext`` and the same torch;
-without it only ncclops is measured. Every rank runs the same function on Gloo with one OpenMP
-thread; only the import of the wrapper and its parameters differ. For each fault:
+without it the peer is torchrun alone. Every rank runs the same function on Gloo with one OpenMP
+thread (``bench_restart_worker.py``); only the wrapper and its parameters differ. Peers take turns
+within each repetition. For each fault:
 
 * ``enter``: from the fault until the *last* surviving rank is back in the function;
 * ``reduce``: until the first ``all_reduce`` after it is complete there.
 
-and per run: ``start``, from the call of the wrapped function until the last rank is in it, the
-CPU time of a rank and the memory (proportional set size) of the processes that the wrapper adds
-to it; with ncclops, rank 0's include the store's server.
+With torchrun every rank is a survivor, as its agent starts all of them again.
+
+``--costs`` measures ``start`` (all ranks call the wrapped function at the same moment; until the
+last one is in it), the CPU time and the memory (proportional set size) of what the wrapper adds
+to a rank, and the operations on its store: per rank in a job without a fault, and per rank for
+one restart. Rank 0's memory includes ncclops' store server.
 """
 
 from __future__ import annotations
@@ -27,14 +32,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import timedelta
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-FAULTS = ("exception", "kill", "blocked")
-STEADY_S = 3.0
-DEADLINE_S = 120.0
-PEERS = ("ncclops", "nvrx-default", "nvrx-best")
+from bench_restart_proxy import CountingProxy
+
+FAULTS = ("exception", "kill", "kill0", "blocked")
+WORKER = str(Path(__file__).with_name("bench_restart_worker.py"))
+IDLE_S = 5.0
+# A restart that takes longer is reported as none.
+DEADLINE_S = 60.0
 
 
 def main() -> None:
@@ -43,123 +52,326 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--faults", choices=FAULTS, nargs="+", default=list(FAULTS))
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peer-python")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, help="exceptions in each job")
+    parser.add_argument("--peer-python", help="an interpreter with NVRx")
+    parser.add_argument("--best-ms", type=float, nargs="+", default=[10], help="NVRx's intervals")
+    parser.add_argument("--without", nargs="+", default=[], help="peers to leave out")
+    parser.add_argument("--costs", action="store_true")
+    parser.add_argument("--json", help="append the rows to this file")
     arguments = parser.parse_args()
-    if arguments.worker:
-        work(json.loads(arguments.worker))
-        return
-    peers = PEERS if arguments.peer_python else PEERS[:1]
-    rows = []
-    for world in arguments.worlds:
-        for fault in arguments.faults:
-            for peer in peers:
-                python = sys.executable if peer == "ncclops" else arguments.peer_python
-                row = measure(python, peer, world, fault, arguments.repeat)
-                rows.append(row)
-                show(row, rows)
-    if arguments.json:
-        print(json.dumps(rows, indent=1))
+    peers = ["ncclops"]
+    if arguments.peer_python:
+        peers += ["nvrx-default", *(f"nvrx-best-{ms:g}ms" for ms in arguments.best_ms)]
+    peers += [] if arguments.costs else ["torchrun"]
+    bench = Bench(arguments, [p for p in peers if p not in arguments.without])
+    with contextlib.closing(bench):
+        for world in arguments.worlds:
+            if arguments.costs:
+                bench.show(bench.costs(world), COST_COLUMNS)
+            else:
+                for fault in arguments.faults:
+                    bench.show(bench.latencies(world, fault), LATENCY_COLUMNS)
 
 
-def measure(python: str, peer: str, world: int, fault: str, repeat: int) -> dict[str, Any]:
-    """Medians over ``repeat`` runs, in milliseconds (``start`` included) and MiB."""
-    runs = [run(python, peer, world, fault) for _ in range(repeat)]
-    done = [r for r in runs if r is not None]
-    row: dict[str, Any] = {"world": world, "fault": fault, "peer": peer, "runs": len(done)}
-    for key in ("start", "enter", "reduce", "cpu_ms_per_s", "helper_mib"):
-        values = [r[key] for r in done if r.get(key) is not None]
-        row[key] = round(statistics.median(values), 1) if values else None
-    return row
+LATENCY_COLUMNS = ("enter", "reduce")
+COST_COLUMNS = ("start", "cpu_ms_per_s", "helper_mib", "ops_per_s", "ops_per_restart")
 
 
-def show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """One line, with the ratio to ncclops in the same run."""
-    ours = next(
-        r
-        for r in rows
-        if r["peer"] == "ncclops" and (r["world"], r["fault"]) == (row["world"], row["fault"])
-    )
-    ratio = ""
-    if row is not ours and row["enter"] and ours["enter"]:
-        ratio = f"  = {row['enter'] / ours['enter']:.1f} x ncclops"
-    print(
-        f"world {row['world']:>2}  {row['fault']:<9}  {row['peer']:<12}  start {row['start']} ms  "
-        f"enter {row['enter']} ms  reduce {row['reduce']} ms  "
-        f"cpu {row['cpu_ms_per_s']} ms/s/rank  helper {row['helper_mib']} MiB/rank{ratio}",
-        flush=True,
-    )
+class Bench:
+    """One run of the script."""
 
+    def __init__(self, arguments: argparse.Namespace, peers: list[str]) -> None:
+        self.arguments = arguments
+        self.peers = peers
+        self._zygotes: dict[str, subprocess.Popen[str]] = {}
+        self._spawned: list[subprocess.Popen[bytes]] = []
 
-def run(python: str, peer: str, world: int, fault: str) -> dict[str, Any] | None:
-    """One job with one fault; ``None`` when it did not come back."""
-    with tempfile.TemporaryDirectory() as directory, rendezvous_server() as rendezvous:
-        given = {"peer": peer, "fault": fault, "directory": directory, "rendezvous": rendezvous}
-        command = [python, "-W", "ignore", __file__, "--worker", json.dumps(given)]
-        port = free_port()
-        workers = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment(rank, world, port)},
-                stdout=subprocess.DEVNULL,
-                stderr=(Path(directory) / f"stderr-{rank}").open("w"),
-                start_new_session=True,
-            )
-            for rank in range(world)
+    def close(self) -> None:
+        """End the zygotes."""
+        for process in [*self._zygotes.values(), *self._spawned]:
+            process.kill()
+            process.wait()
+
+    def python_of(self, peer: str) -> str:
+        return self.arguments.peer_python if peer.startswith("nvrx") else sys.executable
+
+    def latencies(self, world: int, fault: str) -> list[dict[str, Any]]:
+        """A row per peer, in milliseconds."""
+        found: dict[str, list[dict[str, float]]] = {peer: [] for peer in self.peers}
+        lost: set[str] = set()
+        for _ in range(self.arguments.repeat):
+            for peer in (p for p in self.peers if p not in lost):
+                samples = self.latency(peer, world, fault)
+                found[peer] += samples
+                if not samples:
+                    lost.add(peer)  # once is enough: it costs a minute
+        keys = {"world": world, "fault": fault}
+        return [
+            {**keys, "peer": peer, "samples": len(samples), **medians(samples, LATENCY_COLUMNS)}
+            for peer, samples in found.items()
         ]
-        try:
-            return collect(Path(directory), world, fault)
-        finally:
-            end(workers, port)
+
+    def latency(self, peer: str, world: int, fault: str) -> list[dict[str, float]]:
+        """The faults of one job; empty when the job did not survive."""
+        several = fault == "exception" and peer != "torchrun"
+        rounds = self.arguments.rounds if several else 1
+        with self.job(peer, world, fault, rounds) as job:
+            return [found for k in range(rounds) if (found := job.restart(k)) is not None]
+
+    def costs(self, world: int) -> list[dict[str, Any]]:
+        """A row per peer."""
+        found: dict[str, list[dict[str, float]]] = {peer: [] for peer in self.peers}
+        for _ in range(self.arguments.repeat):
+            for peer in self.peers:
+                found[peer].append(self.cost(peer, world))
+        return [
+            {"world": world, "peer": peer, "samples": len(s), **medians(s, COST_COLUMNS)}
+            for peer, s in found.items()
+        ]
+
+    def cost(self, peer: str, world: int) -> dict[str, float]:
+        """One job of processes of their own, and one with a proxy before the store."""
+        with self.job(peer, world, "exception", 0, idle_s=IDLE_S, zygote=False) as job:
+            job.wait_for([f"cost-{rank}" for rank in range(world)])
+            each = [json.loads(job.read(f"cost-{rank}")) for rank in range(world)]
+            start = job.latest("entered-0") - min(job.mark(f"called-{r}") for r in range(world))
+        cost = {"start": 1000 * start}
+        for key in ("cpu_ms_per_s", "helper_mib"):
+            cost[key] = statistics.mean(rank[key] for rank in each)
+        return cost | self.operations(peer, world)
+
+    def operations(self, peer: str, world: int) -> dict[str, float]:
+        """On the wrapper's store, per rank: in a second without faults, and for a restart."""
+        with (
+            counting_store() as (proxy, port),
+            self.job(peer, world, "exception", 1, idle_s=2 * IDLE_S, port=port) as job,
+        ):
+            job.wait_for([f"idle-{rank}" for rank in range(world)])
+            time.sleep(1)  # what the start has to say is said by then
+            before, began = proxy.total(), time.monotonic()
+            time.sleep(IDLE_S)
+            rate = (proxy.total() - before) / (time.monotonic() - began)
+            job.wait_for([f"cost-{rank}" for rank in range(world)])
+            before, began = proxy.total(), time.monotonic()
+            job.restart(0)
+            during = proxy.total() - before - rate * (time.monotonic() - began)
+        return {"ops_per_s": rate / world, "ops_per_restart": max(0.0, during) / world}
+
+    @contextlib.contextmanager
+    def job(
+        self,
+        peer: str,
+        world: int,
+        fault: str,
+        rounds: int,
+        *,
+        idle_s: float = 0,
+        zygote: bool = True,
+        port: int | None = None,
+    ) -> Iterator[Job]:
+        """A job, all ranks of which have been released."""
+        with tempfile.TemporaryDirectory() as name, rendezvous_server() as rendezvous:
+            given = {
+                "peer": peer,
+                "fault": fault,
+                "directory": name,
+                "rendezvous": rendezvous,
+                "rounds": rounds,
+                "idle_s": idle_s,
+            }
+            job = Job(Path(name), peer, world, fault)
+            try:
+                if peer == "torchrun":
+                    job.start_torchrun(given)
+                else:
+                    port = port or free_port()
+                    spawn = self._fork if zygote else self._spawn
+                    for rank in range(world):
+                        job.pids.append(spawn(peer, environment(rank, world, port, job.tag), given))
+                    job.wait_for([f"ready-{rank}" for rank in range(world)])
+                (Path(name) / "go").touch()
+                yield job
+            finally:
+                job.end()
+
+    def _fork(self, peer: str, env: dict[str, str], given: dict[str, Any]) -> int:
+        zygote = self._zygotes.get(peer)
+        if zygote is None:
+            zygote = self._zygotes[peer] = subprocess.Popen(
+                [self.python_of(peer), "-W", "ignore", WORKER, "zygote", peer],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "error"},
+            )
+            assert zygote.stdout is not None
+            zygote.stdout.readline()
+        assert zygote.stdin is not None
+        assert zygote.stdout is not None
+        zygote.stdin.write(json.dumps({"env": env, "given": given}) + "\n")
+        zygote.stdin.flush()
+        return int(zygote.stdout.readline())
+
+    def _spawn(self, peer: str, env: dict[str, str], given: dict[str, Any]) -> int:
+        process = subprocess.Popen(
+            [self.python_of(peer), "-W", "ignore", WORKER, "rank", json.dumps(given)],
+            env={**os.environ, **env},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._spawned.append(process)
+        return process.pid
+
+    def show(self, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+        """A line per peer, with its ratios to ncclops in the same run."""
+        ours = rows[0]
+        for row in rows:
+            cells = [f"world {row['world']:>2}", f"{row.get('fault', 'costs'):<9}"]
+            cells.append(f"{row['peer']:<14}")
+            for column in columns:
+                cells.append(f"{column} {show_number(row[column]):>7}{ratio(row, ours, column)}")
+            print("  ".join(cells), f" n={row['samples']}", flush=True)
+        if self.arguments.json:
+            with Path(self.arguments.json).open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def collect(directory: Path, world: int, fault: str) -> dict[str, Any] | None:
-    """Wait for the job's marks and turn them into durations."""
-    survivors = [r for r in range(world) if fault == "exception" or r != 1]
-    if not wait_for_marks(directory, [f"reduced-1-{r}" for r in survivors]):
-        return None
-    start = max(mark(directory, f"entered-0-{r}") for r in range(world))
-    began = max(mark(directory, f"called-{r}") for r in range(world))
-    at = mark(directory, "fault")
-    enter = max(mark(directory, f"entered-1-{r}") for r in survivors)
-    reduce = max(mark(directory, f"reduced-1-{r}") for r in survivors)
-    costs = [json.loads((directory / f"cost-{r}").read_text()) for r in survivors]
+class Job:
+    """The ranks of one job and the marks that they leave."""
+
+    def __init__(self, directory: Path, peer: str, world: int, fault: str) -> None:
+        self.directory = directory
+        self.tag = uuid.uuid4().hex
+        self.pids: list[int] = []
+        self._peer = peer
+        self._world = world
+        self._fault = fault
+
+    def start_torchrun(self, given: dict[str, Any]) -> None:
+        """One agent, which restarts once."""
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(self._world), "--max-restarts", "1"),
+                *("--monitor-interval", "0.1", WORKER, "rank", json.dumps(given)),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "BENCH_JOB": self.tag},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def restart(self, number: int) -> dict[str, float] | None:
+        """Milliseconds of one restart; ``None`` when it did not come about."""
+        back = self.survivors()
+        if not self.wait_for([f"reduced-{number + 1}-{rank}" for rank in back], give_up=True):
+            return None
+        victim = 0 if self._fault == "kill0" else 1
+        at = self.mark(f"fault-{number}-{victim}")
+        latest = {
+            name: max(self.mark(f"{name}-{number + 1}-{rank}") for rank in back)
+            for name in ("entered", "reduced")
+        }
+        return {
+            "enter": 1000 * (latest["entered"] - at),
+            "reduce": 1000 * (latest["reduced"] - at),
+        }
+
+    def survivors(self) -> list[int]:
+        """Initial ranks that come back."""
+        everybody = list(range(self._world))
+        if self._peer == "torchrun" or self._fault == "exception":
+            return everybody
+        return [rank for rank in everybody if rank != (0 if self._fault == "kill0" else 1)]
+
+    def wait_for(self, names: list[str], *, give_up: bool = False) -> bool:
+        """Until the marks are there. ``give_up``: they may not come, which is an answer."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not all((self.directory / name).exists() for name in names):
+            if time.monotonic() > deadline or (give_up and not self.processes()):
+                if give_up:
+                    return False
+                raise TimeoutError(f"{self._peer}: no {names} in {self.directory}")
+            time.sleep(0.05)  # files of other processes announce nothing
+        return True
+
+    def latest(self, name: str) -> float:
+        return max(self.mark(f"{name}-{rank}") for rank in range(self._world))
+
+    def mark(self, name: str) -> float:
+        return float(self.read(name))
+
+    def read(self, name: str) -> str:
+        return (self.directory / name).read_text()
+
+    def processes(self) -> list[int]:
+        """Everything that descends from this job: known, or with its tag in the environment."""
+        tag = f"BENCH_JOB={self.tag}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not entry.name.isdigit() or "Z" in (entry / "stat").read_text().split()[2]:
+                    continue
+                if int(entry.name) in self.pids or tag in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever state the job is in."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)  # they are not our children
+
+
+def medians(samples: list[dict[str, float]], columns: tuple[str, ...]) -> dict[str, float | None]:
     return {
-        "start": 1000 * (start - began),
-        "enter": 1000 * (enter - at),
-        "reduce": 1000 * (reduce - at),
-        "cpu_ms_per_s": statistics.mean(c["cpu_ms_per_s"] for c in costs),
-        "helper_mib": statistics.mean(c["helper_mib"] for c in costs),
+        column: round(statistics.median(s[column] for s in samples), 2) if samples else None
+        for column in columns
     }
 
 
-def wait_for_marks(directory: Path, names: list[str]) -> bool:
-    deadline = time.monotonic() + DEADLINE_S
-    while not all((directory / name).exists() for name in names):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)  # files of other processes announce nothing
-    return True
+def show_number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f}"
 
 
-def end(workers: list[subprocess.Popen[bytes]], port: int) -> None:
-    """Leave nothing behind, whatever state the job is in."""
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    tag = f"MASTER_PORT={port}".encode()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and tag in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
+def ratio(row: dict[str, Any], ours: dict[str, Any], column: str) -> str:
+    """In words, unless it is our own row."""
+    if row is ours:
+        return ""
+    if row[column] is None or ours[column] is None:
+        return " (-)"
+    return f" ({row[column] / ours[column]:.2g}x)" if ours[column] else " (ours: 0)"
 
 
-def environment(rank: int, world: int, port: int) -> dict[str, str]:
+@contextlib.contextmanager
+def counting_store() -> Iterator[tuple[CountingProxy, int]]:
+    """A TCPStore behind a counting proxy, and the port to reach it; peers use what is there."""
+    with rendezvous_server() as target:
+        port = free_port()
+        with contextlib.closing(CountingProxy(port, target)) as proxy:
+            yield proxy, port
+
+
+@contextlib.contextmanager
+def rendezvous_server() -> Iterator[int]:
+    """A TCPStore for the process groups of the function, so that all peers use the same."""
+    import torch.distributed as dist
+
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield server.port
+    del server
+
+
+def environment(rank: int, world: int, port: int, tag: str) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "BENCH_RANK": str(rank),
+        "BENCH_JOB": tag,
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -168,130 +380,10 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def rendezvous_server() -> Any:
-    """A TCPStore for the process groups of the function, so that both peers use the same."""
-    import torch.distributed as dist
-
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    yield server.port
-    del server
-
-
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def mark(directory: Path, name: str) -> float:
-    return float((directory / name).read_text())
-
-
-# --- in the worker ----------------------------------------------------------------------------
-
-
-def work(given: dict[str, Any]) -> None:
-    """One rank: enter, reduce, be idle for a while, fault, and the same again."""
-    import torch
-    import torch.distributed as dist
-
-    inprocess, parameters = peer_of(given["peer"])
-    rank, directory = int(os.environ["RANK"]), Path(given["directory"])
-
-    def note(name: str) -> None:
-        draft = directory / f".{name}-{rank}"
-        draft.write_text(repr(time.time()))
-        draft.rename(directory / name)
-
-    def function(call: Any = None) -> None:
-        note(f"entered-{call.iteration}-{rank}")
-        store = dist.TCPStore("127.0.0.1", given["rendezvous"], None, False, wait_for_workers=False)
-        dist.init_process_group(
-            "gloo",
-            store=dist.PrefixStore(str(call.iteration), store),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=20),
-        )
-        dist.all_reduce(torch.ones(1))
-        note(f"reduced-{call.iteration}-{rank}")
-        if call.iteration == 0:
-            be_idle_then_fault(rank)
-        time.sleep(600)
-
-    def be_idle_then_fault(rank: int) -> None:
-        before = cpu_s()
-        time.sleep(STEADY_S)
-        cost = {"cpu_ms_per_s": 1000 * (cpu_s() - before) / STEADY_S, "helper_mib": helper_mib()}
-        (directory / f"cost-{rank}").write_text(json.dumps(cost))
-        dist.barrier()
-        if rank == 1:
-            time.sleep(0.5)
-            note("fault")
-            if given["fault"] == "exception":
-                raise ValueError("the fault")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if given["fault"] == "blocked":
-            dist.all_reduce(torch.ones(1))
-        while True:
-            time.sleep(0.005)
-
-    function.__annotations__["call"] = Optional[inprocess.CallWrapper]  # noqa: UP045 - NVRx looks for it
-    note(f"called-{rank}")
-    inprocess.Wrapper(**parameters)(function)()
-
-
-def peer_of(peer: str) -> tuple[Any, dict[str, Any]]:
-    """The module and the parameters of the wrapper."""
-    if peer == "ncclops":
-        from ncclops import restart
-
-        return restart, {}
-    import nvidia_resiliency_ext.inprocess as nvrx
-
-    if peer == "nvrx-default":
-        return nvrx, {}
-    interval = timedelta(milliseconds=10)
-    return nvrx, {
-        "monitor_thread_interval": interval,
-        "monitor_process_interval": interval,
-        "progress_watchdog_interval": interval,
-        "heartbeat_interval": timedelta(milliseconds=100),
-        "last_call_wait": timedelta(0),
-    }
-
-
-def helpers() -> list[int]:
-    """The processes that the wrapper has started for this rank: they share its environment."""
-    mine = {f"{name}={os.environ[name]}".encode() for name in ("MASTER_PORT", "BENCH_RANK")}
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            other = entry.name.isdigit() and int(entry.name) != os.getpid()
-            if other and mine <= set((entry / "environ").read_bytes().split(b"\0")):
-                found.append(int(entry.name))
-    return found
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process and its helpers so far."""
-    tick = os.sysconf("SC_CLK_TCK")
-    total = 0
-    for pid in [os.getpid(), *helpers()]:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / tick
-
-
-def helper_mib() -> float:
-    """Memory of the helpers, shared pages divided among those that share them."""
-    total_kib = 0
-    for pid in helpers():
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total_kib += int(line.split()[1])
-    return total_kib / 1024
 
 
 if __name__ == "__main__":

@@ -85,12 +85,12 @@ def test_a_rank_is_read_from_its_page_its_receipts_and_its_process(run: Path) ->
 def test_phases_of_a_start(run: Path) -> None:
     assert phases(run) == ["running", "running", "running"]  # no page: a script that tells nothing
     pages_held = [page_of(run, 0), page_of(run, 1)]
-    assert phases(run) == ["compiling", "compiling", "compiling"]
+    assert phases(run) == ["warming-up", "warming-up", "warming-up"]
     for page in pages_held:
         page.numbers[progress.STEPS] = 1
     assert phases(run) == ["training", "training", "training"]
     pages_held[1].numbers[progress.WARMUP] = Warmup.RUNNING  # it warms up again
-    assert phases(run) == ["compiling", "training", "compiling"]
+    assert phases(run) == ["warming-up", "training", "warming-up"]
     pages_held[1].numbers[progress.WARMUP] = Warmup.OVER
     pages_held[0].set_phase("checkpoint", time.monotonic_ns(), 10**12)
     assert phases(run) == ["training", "checkpoint", "training"]

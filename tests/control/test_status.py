@@ -149,7 +149,7 @@ def test_ranks_that_have_ended_are_compared_with_nobody() -> None:
     [
         ((), "starting"),
         (("starting", "training"), "starting"),
-        (("compiling", "training"), "compiling"),
+        (("warming-up", "training"), "warming-up"),
         (("training", "running"), "training"),
         (("running", "running"), "running"),
         (("checkpoint", "checkpoint"), "training"),
@@ -235,12 +235,12 @@ def test_a_node_that_is_silent_is_named() -> None:
         ("training", "restarting", "restarting"),
         ("stopping", "training", "stopping"),
         ("ended", "training", "ended"),
-        ("training", "training", "compiling"),
-        ("training", "lost", "compiling"),
+        ("training", "training", "warming-up"),
+        ("training", "lost", "warming-up"),
     ],
 )
 def test_what_is_amiss_anywhere_is_the_run_s_phase(first: Any, second: Any, together: str) -> None:
-    statuses = [run(rank(0), phase=first), run(rank(1, phase="compiling"), phase=second)]
+    statuses = [run(rank(0), phase=first), run(rank(1, phase="warming-up"), phase=second)]
     assert merge(statuses).phase == together
 
 

@@ -84,6 +84,27 @@ def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
     ]
 
 
+def test_a_fault_that_is_told_after_its_restart_is_no_second_one() -> None:
+    events = [
+        *TRAINING,
+        event(80, "restart", faulty_ranks=[1], phases_ms={"abort": 1000.0}),
+        event(81, "fault") | {"rank": 1},
+        event(83, "compile-warmup", seconds=1.0),
+        event(103, "step", step=60, step_s=1.0),
+        event(110, "fault") | {"rank": 1},
+        event(111, "verdict"),
+    ]
+    assert told(events)[3:] == [
+        ("steps", 25, 79),
+        ("restart", 79, 80),
+        ("start-up", 80, 82),
+        ("compile", 82, 83),
+        ("redone", 83, 93),  # steps 41 to 50 of 41 to 60
+        ("steps", 93, 110),
+        ("restart", 110, 111),
+    ]
+
+
 def test_a_retry_with_new_processes() -> None:
     events = [
         *TRAINING,

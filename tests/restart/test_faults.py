@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job
+from .conftest import Job, wait_until
 
 
 def returned_from(job: Job, iteration: int) -> list[int]:
@@ -125,8 +125,6 @@ def test_a_guardian_that_is_lost_is_replaced_without_a_restart(
 
 
 def wait_for_other_pid(path: Path, before: int) -> None:
-    from .conftest import wait_until
-
     def changed() -> bool:
         text = path.read_text().strip()
         return bool(text) and int(text) != before
@@ -137,6 +135,10 @@ def wait_for_other_pid(path: Path, before: int) -> None:
 def test_a_rank_killed_together_with_its_guardian_is_missed_by_its_neighbour(job: Job) -> None:
     job.start(3, "waiting", busy=0).wait_for("entered", count=3)
     guardian = job.guardian(1)
+    log = job.directory / "guardian-log-0"
+    wait_until(
+        lambda: log.exists() and "watching the guardian of rank 1" in log.read_text(), "link"
+    )
     job.kill(1, signal.SIGSTOP)  # so that it cannot start another guardian in between
     job.kill_guardian(1)
     job.kill(1)

@@ -56,7 +56,8 @@ def _headline(status: RunStatus) -> Text:
     line = Text(f"run {status.run_id}: ")
     line.append(status.outcome or status.phase, style=_STYLES.get(status.phase, "bold"))
     if status.reason:
-        line.append(f" ({status.reason})")
+        reason = status.reason.removeprefix(f"{status.outcome}: ")
+        line.append(f" ({reason})")
     if status.seconds is not None:
         line.append(f" after {_duration(status.seconds)}")
     if status.world_size is not None:

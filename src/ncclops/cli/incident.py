@@ -80,6 +80,8 @@ def _facts(told: Told) -> list[tuple[str, str]]:
     if told.classification is not None:
         found = told.classification
         rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
+    if told.recorded is not None and told.recorded.sentence not in told.sentence:
+        rows.append(("recorders", told.recorded.sentence))
     rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in told.timeline_ms)))
     why = f", because {told.decision.why}" if told.decision.why else ""
     rows.append(("decided", told.decision.what + why))

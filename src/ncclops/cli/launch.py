@@ -105,6 +105,14 @@ def launch(
             help="The run directory itself. Default: runs/<run id>.",
         ),
     ] = None,
+    control_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            rich_help_panel=_OURS,
+            help="Serve status and metrics over TCP too, on loopback unless HOST says otherwise.",
+        ),
+    ] = None,
     require_receipt: Annotated[
         bool,
         typer.Option(
@@ -284,6 +292,7 @@ def launch(
             redirects=redirects,
             local_ranks=local_ranks_filter,
             require_receipt=require_receipt,
+            control_listen=control_listen,
             stdout_is_data=as_json,
         )
     )

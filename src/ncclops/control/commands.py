@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from ncclops.durations import parse_duration
 
-TIMEOUT_NAMES = ("soft", "hard", "barrier", "process_group")  # of `ncclops.launch.ladder`
+# Of `ncclops.launch.ladder`: those that can be changed while a run is under way.
+TimeoutName = Literal["soft", "hard", "process_group"]
 
 
 class ControlRefused(Exception):
@@ -34,7 +35,7 @@ class Controls(Protocol):
         """Start the script again on all ranks."""
 
     def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
-        """Shorten the timeouts named in ``limits`` (of :data:`TIMEOUT_NAMES`) from now on."""
+        """Shorten the timeouts in ``limits`` (by :data:`TimeoutName`) from now on."""
 
 
 def _one_line(text: str) -> str:
@@ -83,7 +84,7 @@ class TightenTimeouts(_Command):
 
     action: Literal["tighten-timeouts"] = "tighten-timeouts"
     timeouts: dict[
-        Literal["soft", "hard", "barrier", "process_group"],
+        TimeoutName,
         Annotated[str, Field(max_length=40), AfterValidator(_checked)],
     ] = Field(min_length=1)
 

@@ -41,8 +41,8 @@ def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
     phases = {rank.phase for rank in ranks} - set(_GONE)
     if "starting" in phases or not ranks:
         return "starting"
-    if "compiling" in phases:
-        return "compiling"
+    if "warming-up" in phases:
+        return "warming-up"
     return "running" if phases <= {"running"} else "training"
 
 

@@ -75,7 +75,7 @@ def _path(run_dir: Path) -> Path:
 
 def _phase(first: RunStatus, others: Sequence[RunStatus], ranks: Sequence[RankStatus]) -> RunPhase:
     """What is amiss anywhere is the phase of the run; else it is as far as its last rank."""
-    usual = ("starting", "compiling", "training", "running")
+    usual = ("starting", "warming-up", "training", "running")
     if first.phase not in usual:
         return first.phase
     amiss = [other.phase for other in others if other.phase in ("restarting", "stopping")]

@@ -109,10 +109,11 @@ def _phase(facts: RankFacts, page: Progress | None, step: int | None) -> str:
         return "running" if facts.bootstrapped else "starting"
     if page.phase is not None:
         return page.phase
-    if page.steps and page.warmup is not Warmup.RUNNING:
+    if page.warmup is Warmup.RUNNING:
+        return "warming-up"
+    if page.steps or page.updates or step is not None or facts.warm:
         return "training"
-    begun = facts.bootstrapped or page.warmup is not Warmup.NOT_BEGUN
-    return "compiling" if begun else "starting"
+    return "warming-up" if facts.bootstrapped else "starting"
 
 
 def _step(
@@ -122,8 +123,6 @@ def _step(
     if page is not None and page.step is not None:
         return page.step, moment.ago(page.step_ns)
     age = None if facts.step_at is None else round(max(0.0, moment.now - facts.step_at), 3)
-    if page is not None or facts.started is None:
-        return facts.step, age
     # Events tell a step a minute; the log has the newest.
     log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
     printed = _printed_step(log)
@@ -134,8 +133,11 @@ def _step(
 
 
 def _printed_step(log: Path) -> int | None:
+    lines = last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10)
+    if not lines:
+        return None
     scan, step = LogScan(str(log)), None
-    for line in last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10):
+    for line in lines:
         for seen in scan.feed(line):
             step = seen.step if seen.kind == "step" and seen.step is not None else step
     return step

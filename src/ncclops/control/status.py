@@ -9,7 +9,7 @@ from typing import Any, Literal
 SCHEMA = "ncclops.status/1"
 
 # starting    workers have no process group yet
-# compiling   they have, and no step has ended since they started
+# warming-up  they have, and no step or update has been made yet: compiling, mostly
 # training    steps come
 # running     they have a process group, and show nothing of steps
 # restarting  a fault is behind, the next step is not there yet
@@ -19,7 +19,7 @@ SCHEMA = "ncclops.status/1"
 # lost        no verdict and no agent: it was killed, or its host is gone
 RunPhase = Literal[
     "starting",
-    "compiling",
+    "warming-up",
     "training",
     "running",
     "restarting",
@@ -43,7 +43,7 @@ class LastEvent:
 class RankStatus:
     """One rank, by its initial number. What is not known is None.
 
-    ``phase`` is ``starting``, ``compiling``, ``training`` or ``running`` as for the run, ``ended``
+    ``phase`` is ``starting``, ``warming-up``, ``training`` or ``running`` as for the run, ``ended``
     or ``failed`` for a worker that has exited, or what the script has declared (``checkpoint``).
     ``step_s`` is the median duration of its last steps,
     ``own_step_s`` the same without waiting for others (the whole step where the script does not

@@ -130,9 +130,8 @@ def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | N
                 line = stream.readline(64 << 10)
         answer = json.loads(line) if line else {"ok": False, "reason": "refused (another user?)"}
     except TimeoutError:
-        return (
-            f"no Python thread of it ran for {patience_s:g} s (the GIL is held, or it is stopped)"
-        )
+        why = "the GIL is held, it is stopped, or it is ending"
+        return f"no Python thread of it ran for {patience_s:g} s: {why}"
     except (OSError, ValueError) as error:
         return f"it cannot be asked from here ({error})"
     return None if answer["ok"] else f"it failed to take its picture: {answer['reason']}"

@@ -40,6 +40,8 @@ class Collector:
         self._first = 0
         self._writers: list[threading.Thread] = []
         self._may_write = threading.Event()
+        # What the main thread left the function with, if it has: its stack there is of interest.
+        self.left_by: BaseException | None = None
         contact, page = self._witness.contact, guardian.page
         page.witness_tid, page.witness_signal = contact.tid, contact.signal
         page.witness_stacks_fd, page.main_thread = contact.stacks_fd, contact.main_thread
@@ -60,6 +62,7 @@ class Collector:
     def begin(self) -> None:
         """An iteration begins: what the recorder holds from before belongs to another one."""
         self._witness.since_ns = time.time_ns()
+        self.left_by = None
         self._may_write.set()
         self._may_write = threading.Event()
 
@@ -69,8 +72,9 @@ class Collector:
         The guardian adds its view at the same time. Called in the monitor thread.
         """
         started = time.monotonic()
-        self._guardian.send({"op": "observe"})
+        self._guardian.send({"op": "observe", "iteration": iteration})
         picture = Picture(self._witness.who, self._witness.since_ns)
+        picture.left_by = self.left_by
         gpu = threading.Thread(target=picture.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
         picture.take(_TAKE_WITHIN_S)

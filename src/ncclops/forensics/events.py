@@ -58,7 +58,8 @@ def decision_on(incident: Mapping[str, Any], events: list[dict[str, Any]]) -> De
         name = event.get("event")
         if event.get("ts", 0) < at:
             continue
-        if name == "restart" and event.get("iteration") == incident["iteration"] + 1:
+        in_place = incident.get("rank_before") is not None  # or the agent's own
+        if name == "restart" and in_place and event.get("iteration") == incident["iteration"] + 1:
             return _restarted(incident)
         if name == "retry":
             return Decision(

@@ -34,9 +34,12 @@ class Observer:
         self._page = page
         self._silent_in: float | None = None  # the iteration; once in each is enough
 
-    def look(self) -> None:
-        """The main process takes its picture: add the view from outside."""
-        self._write_later(self._view())
+    def look(self, iteration: int) -> None:
+        """The main process takes its picture as ``iteration`` ends: add the view from outside.
+
+        When a guardian that has just started hears of it, another iteration may have begun.
+        """
+        self._write_later(self._view(), iteration=iteration)
 
     def look_at_silent(self, why: str) -> None:
         """No Python thread runs there: the kernel's view, and the stacks by a signal.
@@ -90,9 +93,11 @@ class Observer:
         stacks: str | None = None,
         reason: str | None = None,
         missing: list[str] | None = None,
+        iteration: int | None = None,
     ) -> None:
         """Write in a thread: the guardian's own work cannot wait for a slow disk."""
-        iteration, first = int(self._page.iteration), int(self._page.incidents_from)
+        iteration = int(self._page.iteration) if iteration is None else iteration
+        first = int(self._page.incidents_from)
         if iteration < 0 or not first:
             return  # before the first iteration there is no incident
         directory = layout.rank_dir(self._incidents / str(first - 1 + iteration), self._rank)

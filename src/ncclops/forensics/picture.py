@@ -46,6 +46,7 @@ class Picture:
     def __init__(self, who: Identity, since_ns: int) -> None:
         self.who = who
         self.at = time.time()
+        self.left_by: BaseException | None = None  # what the main thread left the script with
         self.stacks = ""
         self.groups: list[dict[str, Any]] = []
         self.dumps: list[recorder.RawDump] = []
@@ -59,7 +60,7 @@ class Picture:
 
         The GPU may be read in another thread meanwhile (:meth:`read_gpu`).
         """
-        self.stacks = stacks.render_own()
+        self.stacks = stacks.render_own(left_by=self.left_by)
         self.groups = groups.groups()
         self.logs = _log_sizes(self.who.rank_dir)
         # In a thread: on a GPU the dump asks the driver about each operation.

@@ -13,7 +13,7 @@ from ncclops.forensics.stacks import Frame, main_stack, parse
 
 # Code that is not the user's, on whatever machine the stack was taken.
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[.\d]*/|^<frozen |^<string>|^<torch|"
+    r"/(site|dist)-packages/|/lib/python3[.\d]*/(?!site-|dist-)|^<frozen |^<string>|^<torch|"
     r"/ncclops/(restart|worker|receipts|forensics|classify|env|cli|launch|profiles|flight)/|"
     r"/ncclops/(__main__|receipt)\.py$|/torch/_\w+/eval_frame"
 )

@@ -79,7 +79,7 @@ def view(pid: int) -> dict[str, Any] | None:
         "name": stat.name,
         "state": stat.state,
         "state_name": _STATES.get(stat.state, "unknown"),
-        "wait_channel": _wait_channel(root),
+        "wchan": _wait_channel(root),
         "cpu_user_s": stat.user_s,
         "cpu_system_s": stat.system_s,
         "rss_bytes": stat.rss_bytes,
@@ -115,7 +115,7 @@ def _threads(root: Path) -> list[dict[str, Any]]:
                     "tid": thread_id,
                     "name": stat.name,
                     "state": stat.state,
-                    "wait_channel": _wait_channel(task),
+                    "wchan": _wait_channel(task),
                     "cpu_s": round(stat.user_s + stat.system_s, 2),
                 }
             )

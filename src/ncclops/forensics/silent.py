@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclops.forensics import proc
 
@@ -42,8 +42,12 @@ def dump_stacks(dumper: StackDumper, limit_s: float) -> str | None:
     Nothing happens to a process that has not (or no longer) registered the signal: it would
     otherwise be ended by it.
     """
-    bit = 1 << (dumper.signal - 1)
-    if not dumper.is_set or not proc.signal_sets(dumper.pid, dumper.tid)[2] & bit:
+    if not dumper.is_set:
+        return None
+    if not any(proc.signal_sets(dumper.pid, dumper.tid)):
+        # The interpreter is ending, and its threads have gone but for the main one.
+        dumper = replace(dumper, tid=dumper.pid)
+    if not proc.signal_sets(dumper.pid, dumper.tid)[2] & 1 << (dumper.signal - 1):
         return None
     try:
         fd = os.open(f"/proc/{dumper.pid}/fd/{dumper.stacks_fd}", os.O_RDWR | os.O_CLOEXEC)

@@ -13,6 +13,7 @@ from ncclops.forensics import layout, places, proofs
 from ncclops.forensics.events import Decision, decision_on, exit_status, read_events
 from ncclops.forensics.places import Cluster, RankView, shown_ranks
 from ncclops.forensics.proc import describe_end
+from ncclops.forensics.recorded import Recorded, analyse
 from ncclops.forensics.stacks import Frame
 
 _HANGS = ("soft-timeout", "completion-timeout")
@@ -38,6 +39,7 @@ class Told:
     sentence: str
     culprit: Culprit
     classification: dict[str, Any] | None
+    recorded: Recorded | None
     decision: Decision
     next_steps: tuple[str, ...]
     views: tuple[RankView, ...]
@@ -63,6 +65,7 @@ class Told:
                 "how": culprit.how,
             },
             "classification": self.classification,
+            "recorded": None if self.recorded is None else self.recorded.to_json(),
             "decision": vars(self.decision),
             "next_steps": list(self.next_steps),
             "clusters": [cluster.to_json() for cluster in self.clusters],
@@ -79,7 +82,8 @@ def tell(run: Path, number: int | None) -> Told:
     record = _record(directory)
     views = tuple(places.read_rank(directory, rank) for rank in layout.ranks_in(directory))
     events = read_events(run)
-    culprit = _culprit(record, views)
+    recorded = analyse(directory)
+    culprit = _culprit(record, views, recorded)
     status = None
     if culprit.rank in record.get("ranks_lost", []) and not _is_hang(record):
         status = exit_status(events, culprit.rank, record["at"] - 60)
@@ -94,9 +98,10 @@ def tell(run: Path, number: int | None) -> Told:
         number=int(directory.name),
         directory=directory,
         record=record,
-        sentence=_sentence(record, culprit, views, status),
+        sentence=_sentence(record, culprit, views, recorded, status),
         culprit=culprit,
         classification=found,
+        recorded=recorded,
         decision=decision_on(record, events),
         next_steps=_next_steps(run, directory, record, culprit.rank, found),
         views=views,
@@ -137,10 +142,15 @@ def _is_hang(record: dict[str, Any]) -> bool:
 # --- who ------------------------------------------------------------------------------------------
 
 
-def _culprit(record: dict[str, Any], views: Sequence[RankView]) -> Culprit:
+def _culprit(
+    record: dict[str, Any], views: Sequence[RankView], recorded: Recorded | None
+) -> Culprit:
     by_rank = {view.rank: view for view in views}
     rank, how = record["first_faulty_rank"], "its fault was the first that follows from no other"
-    if _is_hang(record) and (behind := _behind(views)) is not None:
+    if _explains(recorded, record):
+        assert recorded is not None
+        rank, how = recorded.culprits[0], f"by the flight recorders and stacks: {recorded.kind}"
+    elif _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
     return Culprit(
@@ -149,6 +159,14 @@ def _culprit(record: dict[str, Any], views: Sequence[RankView]) -> Culprit:
         frame=_raised_at(record, rank) or (view.frame if view is not None else None),
         how=how,
     )
+
+
+def _explains(recorded: Recorded | None, record: dict[str, Any]) -> bool:
+    """Whether what the recorders say is what the incident is about."""
+    if recorded is None or not recorded.culprits or not recorded.hung:
+        return False
+    # That a rank which its guardian has ended is gone, explains nothing.
+    return _is_hang(record) and recorded.kind != "rank-died"
 
 
 def _raised_at(record: dict[str, Any], rank: int) -> Frame | None:
@@ -186,13 +204,20 @@ def _reached(view: RankView) -> int:
 
 
 def _sentence(
-    record: dict[str, Any], culprit: Culprit, views: Sequence[RankView], status: int | None
+    record: dict[str, Any],
+    culprit: Culprit,
+    views: Sequence[RankView],
+    recorded: Recorded | None,
+    status: int | None,
 ) -> str:
     who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" at {culprit.frame}" if culprit.frame is not None else ""
     if _is_hang(record):
         ended = culprit.rank in record.get("ranks_lost", [])
-        return _hang_sentence(who, culprit, views) + ("; its guardian ended it" if ended else "")
+        said = _hang_sentence(who, culprit, views)
+        if recorded is not None and _explains(recorded, record):
+            said = recorded.sentence
+        return said + ("; its guardian ended it" if ended else "")
     if record["cause"] in ("died", "lost"):
         how = "" if status is None else f" ({_ended(status)})"
         return f"{who} is gone{how}: {_after_rank(record['summary'])}" + (at and f"; it was{at}")

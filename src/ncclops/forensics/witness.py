@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import secrets
 import signal
 import socket
 import struct
@@ -53,7 +52,7 @@ class Witness:
     def __init__(self, who: Identity) -> None:
         self.who = who
         self.since_ns = 0
-        self._address = f"ncclops-witness-{secrets.token_hex(12)}"
+        self._address = f"ncclops-witness-{os.urandom(12).hex()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self._address)
         self._listener.listen(8)

@@ -69,6 +69,7 @@ class _Timeline:
         self._lost_until = -1  # steps up to this one are done again
         self._last_step: tuple[int, float] | None = None  # of this iteration: number, time
         self._exited: float | None = None  # the first worker's end, unless the others went on
+        self._restarted: tuple[Any, ...] = ()  # ranks whose faults the last restart was for
 
     def take(self, event: Event, ts: float) -> None:
         """One more event, in order of time."""
@@ -83,13 +84,12 @@ class _Timeline:
                 self._warmed_up(ts, _number(event.get("seconds")))
             case "step":
                 self._step(event, ts)
+            case "fault" if event.get("rank") in self._restarted:
+                pass  # each rank tells for itself, and this one after the restart was told
             case "fault" if self._kind not in ("cool-down", "restart"):
                 self._turn("restart", ts if self._exited is None else self._exited)
             case "restart":
-                phases = event.get("phases_ms")
-                taken = sum(map(_number, phases.values())) if isinstance(phases, dict) else 0.0
-                self._turn("restart", ts - taken / 1000)
-                self._begin_iteration("start-up", ts)
+                self._restart(event, ts)
             case "retry":
                 self._turn("cool-down", ts)
             case "worker-exited" if self._exited is None:
@@ -103,6 +103,13 @@ class _Timeline:
         if self._exited is not None:
             self._turn("end", self._exited)
         self._turn(self._kind, ts)
+
+    def _restart(self, event: Event, ts: float) -> None:
+        phases, faulty = event.get("phases_ms"), event.get("faulty_ranks")
+        taken = sum(map(_number, phases.values())) if isinstance(phases, dict) else 0.0
+        self._turn("restart", ts - taken / 1000)
+        self._begin_iteration("start-up", ts)
+        self._restarted = tuple(faulty) if isinstance(faulty, list) else ()
 
     def _begin_iteration(self, kind: SpanKind, ts: float) -> None:
         self._lost_until = self._furthest
@@ -118,26 +125,30 @@ class _Timeline:
         number = event.get("step")
         if not isinstance(number, int) or self._kind in ("restart", "cool-down"):
             return
-        self._exited = None  # the others go on
+        self._exited, self._restarted = None, ()
         if self._kind in ("start-up", "unmeasured", "compile"):
             self._turn(self._steps_kind(), ts - _number(event.get("step_s")))
         if self._kind == "redone" and number > self._lost_until:
-            self._turn("steps", self._passed(self._lost_until, number, ts))
+            self._turn("steps", self._passed(number, ts, _number(event.get("step_s"))))
         self._last_step = (number, ts)
         self._furthest = max(self._furthest, number)
 
     def _steps_kind(self) -> SpanKind:
         return "redone" if self._lost_until >= 0 else "steps"
 
-    def _passed(self, lost_until: int, number: int, ts: float) -> float:
-        """When step ``lost_until`` ended, if steps took equally long since the last one told."""
+    def _passed(self, number: int, ts: float, step_s: float) -> float:
+        """When the last lost step was done again, if steps took equally long since one was told.
+
+        ``step_s`` is how long, for the first that is told in an iteration.
+        """
+        assert self._since is not None
+        new = number - self._lost_until
         if self._last_step is None:
-            # The first step told is a new one: a checkpoint of the very step before.
-            return self._since if self._since is not None else ts
+            return max(self._since, ts - new * step_s)
         before, then = self._last_step
         if number <= before:
             return ts
-        share = max(0, lost_until - before) / (number - before)
+        share = max(0, self._lost_until - before) / (number - before)
         return then + share * (ts - then)
 
     def _turn(self, kind: SpanKind, ts: float) -> None:

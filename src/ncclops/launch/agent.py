@@ -35,6 +35,7 @@ from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.retrying import NextAttempt, next_attempt
 from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.team import Team
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
 from ncclops.receipts.observation import Observation
@@ -65,11 +66,16 @@ class _Agent:
         logs.make(run, job.ranks)
         self._terminal = Terminal(job)
         self._terminal.open()
-        steering = Steering(job, self._stop, lambda: self._attempt)
-        self._control = ControlServer(run.path, steering, say=self._terminal.say)
+        self._control = ControlServer(
+            run.path,
+            Steering(job, self._stop, self._team),
+            say=self._terminal.say,
+            tcp=job.control_listener,
+        )
         self._stop.take(self._on_child_end)
         self._listen()
-        self._control.start()
+        if job.layout.nodes.rank == 0:
+            self._control.start()
         last, diagnosis = await self._run_attempts()
         self._inbox.close()
         self._receipts.close()
@@ -86,7 +92,7 @@ class _Agent:
                 seconds=time.monotonic() - self._began,
             )
         )
-        await self._control.close()
+        await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
             self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
@@ -206,6 +212,9 @@ class _Agent:
             from_thread,
             self._job.trainers,
         )
+
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()

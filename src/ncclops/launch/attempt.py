@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
+from ncclops.forensics.ended import record_end
 from ncclops.launch import events, logs, proctree, store, workers
 from ncclops.launch.changes import Changes
 from ncclops.launch.hang_action import Hang, HangAction
@@ -124,7 +125,21 @@ class RunningAttempt:
         elif scene.stop.asked and team.final_failure() is None:
             await stop.run()
         else:
+            await self._collect_pictures()
             await stop.signal_all(self._job.stop_grace)
+
+    async def _collect_pictures(self) -> None:
+        """Of the ranks that are about to be ended because one has failed."""
+        failure = self.team.final_failure()
+        if failure is None or self._job.restarts_in_process:
+            return  # the restart core takes its own
+        failed = [failure, *(w for w in self.team.ended if w is not failure)]
+        ended = {worker.rank: str(worker.exit) for worker in failed}
+        running = [worker.rank for worker in self.team.running()]
+        with suppress(OSError):  # a full disk keeps nobody from ending
+            await asyncio.to_thread(
+                record_end, self._run.path, ended=ended, running=running, attempt=self.number
+            )
 
     async def close(self) -> Diagnosis:
         """End what is left of the attempt, and say what its output shows."""

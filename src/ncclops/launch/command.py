@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.classify.policy import default_rules
+from ncclops.control.address import listen_tcp
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
 from ncclops.launch import options, store, warden, workers
@@ -55,6 +56,7 @@ class Request:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    control_listen: str | None  # [HOST:]PORT
     stdout_is_data: bool
 
     @property
@@ -148,7 +150,9 @@ def _check_overrides(overrides: Overrides) -> None:
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
     request, layout = prepared.request, prepared.layout
-    listener = None
+    listener = control_listener = None
+    if request.control_listen is not None and layout.nodes.rank == 0:
+        control_listener = listen_tcp(request.control_listen)
     if layout.nodes.rank == 0:
         listener = store.listen(host=layout.nodes.master_host, port=layout.nodes.master_port)
     run = RunDirectory.create(
@@ -156,14 +160,18 @@ def start(prepared: Prepared) -> int:
     )
     _record_start(run, prepared)
     _greet(run, prepared)
-    job = _job(run, prepared, listener)
+    if control_listener is not None:
+        host, port = control_listener.getsockname()[:2]
+        sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
+    job = replace(_job(run, prepared, listener), control_listener=control_listener)
 
     def agent() -> int:
         from ncclops.launch.agent import run_agent
 
         return run_agent(job)
 
-    code = warden.hold(agent, handed_over=listener)
+    listeners = [each for each in (listener, control_listener) if each is not None]
+    code = warden.hold(agent, handed_over=listeners)
     pages.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -203,7 +211,7 @@ def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) 
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
-        ladder=prepared.ladder,
+        limits=prepared.ladder.for_workers(request.profile.growth),
         watch=_watch_rules(prepared),
         hang=_hang_windows(prepared),
         trainers=prepared.trainers,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from ncclops.launch.history import JobHistory
-from ncclops.launch.ladder import Ladder
 from ncclops.launch.options import Shown
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
@@ -17,6 +16,7 @@ from ncclops.receipts import gpu
 from ncclops.receipts.forms import Form
 from ncclops.receipts.hang import Windows
 from ncclops.receipts.live import WatchRules
+from ncclops.worker.limits import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,14 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
-    ladder: Ladder
+    limits: Limits  # the timeouts that workers were started with
     watch: WatchRules
     hang: Windows
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None
+    control_listener: socket.socket | None = None  # where the control plane is reached over TCP
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 

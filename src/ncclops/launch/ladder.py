@@ -25,7 +25,7 @@ from ncclops.worker.limits import Limits, Window
 # torch's default for NCCL groups (Gloo's is 30 min): where the ladder hangs if nobody says more.
 _TORCH_DEFAULT = timedelta(minutes=10)
 # Fractions of the group timeout: room for the hard timeout's signals before the watchdog acts.
-_SOFT, _HARD, _BARRIER = 0.8, 0.9, 1.2
+SOFT, HARD, _BARRIER = 0.8, 0.9, 1.2
 # A guardian that is silent for so long is taken for lost: the restart core's own default.
 _HEARTBEAT = timedelta(seconds=30)
 # Compile windows of the playbook: cold compiles take 15 to 20 minutes, 2 hours are beyond doubt.
@@ -229,7 +229,7 @@ def build_ladder(timeouts: Timeouts, around: Surroundings | None = None) -> Ladd
     """
     around = around or Surroundings()
     group = timeouts.process_group or _TORCH_DEFAULT
-    soft, hard = timeouts.soft or group * _SOFT, timeouts.hard or group * _HARD
+    soft, hard = timeouts.soft or group * SOFT, timeouts.hard or group * HARD
     steady = timeouts.steady_process_group
     # A compile window of its own is what a profile means that tightens afterwards.
     compiling = timeouts.compile or (min(_COMPILE, group) if steady is not None else None)
@@ -240,8 +240,8 @@ def build_ladder(timeouts: Timeouts, around: Surroundings | None = None) -> Ladd
         compile=compiling,
         soft=soft,
         hard=hard,
-        steady_soft=None if steady is None else min(soft, steady * _SOFT),
-        steady_hard=None if steady is None else min(hard, steady * _HARD),
+        steady_soft=None if steady is None else min(soft, steady * SOFT),
+        steady_hard=None if steady is None else min(hard, steady * HARD),
         heartbeat=timeouts.heartbeat or min(_HEARTBEAT, group / 4),
         barrier=timeouts.barrier or group * _BARRIER,
         completion=timeouts.completion or max(_COMPLETION, group),

@@ -3,7 +3,9 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
-<run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
+<run>/incidents/<n>/        incident.json: why an iteration ended, and what the restart took; the
+                            picture of each rank (``ncclops.forensics.layout``)
+<run>/where/<n>/            pictures of a look from outside (``ncclops where``)
 <run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
                             worker.jsonl (what the worker tells the agent), environment.json
                             (its environment, secrets redacted), receipt.jsonl

@@ -29,6 +29,7 @@ from ncclops.receipts.writer import Writer
 from ncclops.worker.variables import RUN_DIR
 
 StepListener = Callable[[int], None]
+UpdateListener = Callable[[], None]
 WarmupBeginListener = Callable[[], None]
 WarmupListener = Callable[[timedelta | None], None]
 PhaseListener = Callable[[timedelta | None], None]
@@ -69,6 +70,8 @@ class Silent:
     def end(self) -> None: ...
 
     def on_step(self, listener: StepListener) -> None: ...
+
+    def on_update(self, listener: UpdateListener) -> None: ...
 
     def on_warmup_begin(self, listener: WarmupBeginListener) -> None: ...
 
@@ -115,6 +118,7 @@ class Recorder(Silent):
         self._iteration = 0
         self._highest_step: int | None = None
         self._step_listeners: list[StepListener] = []
+        self._update_listeners: list[UpdateListener] = []
         self._warmup_begin_listeners: list[WarmupBeginListener] = []
         self._warmup_listeners: list[WarmupListener] = []
         self._phase_listeners: list[PhaseListener] = []
@@ -195,6 +199,8 @@ class Recorder(Silent):
     def update(self) -> None:
         """An optimizer has updated: the clock of a stop where a script reports no steps."""
         self._numbers[progress.UPDATES] += 1
+        for listener in self._update_listeners:
+            listener()
         if self._stop_updates is not None:
             updates = self._numbers[progress.UPDATES]
             if self._ends_here(self._stop_updates, updates):
@@ -254,6 +260,10 @@ class Recorder(Silent):
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""
         self._step_listeners.append(listener)
+
+    def on_update(self, listener: UpdateListener) -> None:
+        """Call ``listener()`` within every update of an optimizer, in the thread that trains."""
+        self._update_listeners.append(listener)
 
     def on_warmup_begin(self, listener: WarmupBeginListener) -> None:
         """Call ``listener()`` when the script reports a warm-up, in the thread that trains."""

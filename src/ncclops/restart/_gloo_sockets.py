@@ -45,6 +45,8 @@ _EPOLL_WAITS = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.ma
 
 # A Gloo thread that is busy is not waiting; it will be within a moment.
 _LOOKS = 20
+# torch 2.5 does not name them: then any other thread is a suspect, and most never wait like that.
+_LOOKS_UNNAMED = 4
 _BETWEEN_LOOKS_S = 0.0005
 
 
@@ -126,13 +128,13 @@ def socket_inodes() -> dict[int, int]:
 def _gloo_epolls() -> set[int]:
     """The epoll instances that Gloo's threads wait in."""
     found: set[int] = set()
-    for _ in range(_LOOKS):
+    for look in range(1, _LOOKS + 1):
         names = _thread_names()
         named = [task for task, name in names.items() if name == _THREAD_NAME]
         suspects = named or [task for task, name in names.items() if name == names[os.getpid()]]
         waits = {task: _epoll_of(task) for task in suspects}
         found |= {epoll for epoll in waits.values() if epoll is not None}
-        if not named or None not in waits.values():
+        if None not in waits.values() if named else look == _LOOKS_UNNAMED:
             break
         time.sleep(_BETWEEN_LOOKS_S)  # a thread's return to its wait announces nothing
     return found

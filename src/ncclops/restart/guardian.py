@@ -240,9 +240,9 @@ class Guardian:
             self._link.close()
             self._link = None
 
-    def _on_observe(self, _message: Message) -> None:
+    def _on_observe(self, message: Message) -> None:
         if self._observer is not None:
-            self._observer.look()
+            self._observer.look(message["iteration"])
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True

@@ -177,6 +177,7 @@ class RestartLoop:
         session.interrupter.settle()
         self._page.watch = Watch.NONE
         if caught is not None:
+            session.note_exit(caught)
             return self._await_abort(self._sort_out(caught))
         if state.mode is Mode.ACTIVE:
             assert state.active_world_size is not None

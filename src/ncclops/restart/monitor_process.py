@@ -176,6 +176,7 @@ class MonitorProcess:
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
+            "main_pid": os.getpid(),
             "incident_dir": settings.incident_dir,
             "log_level": log.getEffectiveLevel(),
         }

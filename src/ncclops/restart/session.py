@@ -197,6 +197,11 @@ class Session:
             else:
                 del self._reported[rank]
 
+    def note_exit(self, error: BaseException) -> None:
+        """The main thread has left the function with ``error``, which this rank's picture shows."""
+        if self.collector is not None:
+            self.collector.left_by = error
+
     @property
     def iteration(self) -> int:
         """The present iteration; ``INITIAL`` before the first."""
@@ -253,7 +258,9 @@ class Session:
             summary=f"rank {message['rank']}: {message['detail']}",
             gone=message["gone"],
         )
-        if fault.gone:
+        if fault.initial_rank in self._membership.gone_before:
+            pass  # its guardian's end, noticed as well: everybody knows, and has restarted
+        elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self._iteration  # read after the note for ``enter`` is made
             ledger.record_fault(iteration, fault)

@@ -69,7 +69,7 @@ class Ring:
         self._target: Address | None = None
         self._link: Peer | None = None
         self._connected = False
-        self._was_linked = False  # with the present target
+        self._was_connected = self._was_linked = False  # with the present target
         self._last_rank = rank  # the last one that was tried
         self._lost_host: str | None = None  # the host of the loss we are walking away from
         self._deadline = 0.0
@@ -100,7 +100,7 @@ class Ring:
     def _walk(self, now: float) -> None:
         """Turn to the next candidate."""
         self._drop_link()
-        self._was_linked = False
+        self._was_connected = self._was_linked = False
         self._target = self._candidates.popleft() if self._candidates else None
         if self._target is not None:
             self._connect(now)
@@ -121,7 +121,7 @@ class Ring:
         if failure in (0, errno.EINPROGRESS):
             self._actions.watch(self._link, self._on_connect, True)
         else:
-            self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
+            self._on_failure(failure, now)
 
     def _on_link(self) -> None:
         link = self._link
@@ -139,7 +139,7 @@ class Ring:
             return
         failure = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failure:
-            self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
+            self._on_failure(failure, now)
             return
         assert self._target is not None
         self._connected = True
@@ -151,6 +151,7 @@ class Ring:
         now = self.clock()
         self._deadline = now + self._timeout_s
         if message["op"] == "hello":
+            log.info("watching the guardian of rank %d", self._last_rank)
             link.trusted = self._was_linked = True
             self._lost_host = None
             self._next_ping = now + self._interval_s
@@ -162,12 +163,19 @@ class Ring:
 
     def _on_broken_link(self) -> None:
         """The other end closed: see whether its process is really gone before saying so."""
-        now = self.clock()
+        now, again = self.clock(), self._was_connected
         self._drop_link()
-        if self._was_linked:
+        self._was_connected = True
+        if self._was_linked or not again:
             self._connect(now)
         else:
             self._give_up("closed the connection", now)
+
+    def _on_failure(self, failure: int, now: float) -> None:
+        """Connecting has failed with this error number."""
+        if failure == errno.ECONNREFUSED and self._was_connected:
+            self._was_linked = True  # it listened before: lost, even if it never said a word
+        self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
 
     def _give_up(self, evidence: str, now: float) -> None:
         """The target cannot be reached: report it where that proves something, and walk on."""

@@ -39,11 +39,10 @@ match sys.argv[1:]:
 limits = Limits.from_environ(os.environ)
 timeouts = None if limits is None else GroupTimeouts(limits)
 groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
-if timeouts is not None:
-    orders.on("group-timeout", timeouts.obey)
 windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
 if windows is not None:
     windows.follow(recorder.current())
+    orders.on("tighten", windows.on_order)
 if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
     from ncclops.worker import in_process
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +42,10 @@ class GroupTimeouts:
             return self._limits.steady_group(description or _UNDESCRIBED)
         return self._limits.first.process_group
 
+    def use(self, limits: Limits) -> None:
+        """Go by ``limits`` from the next change of the window on."""
+        self._limits = limits
+
     def begin_iteration(self) -> None:
         """The script starts again, and may compile again: groups that it makes wait longer."""
         self._known.clear()
@@ -67,11 +70,6 @@ class GroupTimeouts:
         self.is_steady = False
         for group in _all_groups():
             _change(group, self._limits.first.process_group, longer=True)
-
-    def obey(self, order: Mapping[str, Any]) -> None:
-        """The agent's order: no group that there is shall wait longer than ``limit_s``."""
-        for group in _all_groups():
-            _change(group, timedelta(seconds=order["limit_s"]))
 
     def look_for_new(self) -> None:
         """Groups that came up without a call that we know of get the steady timeout too."""

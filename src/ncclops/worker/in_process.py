@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -155,13 +154,6 @@ class _Attempts:
 def _obey(call: restart.CallWrapper) -> None:
     """Do what the agent asks, by means of ``call``."""
     orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
-    orders.on(
-        "timeouts",
-        lambda order: call.set_timeouts(
-            soft_timeout=timedelta(seconds=order["soft_s"]),
-            hard_timeout=timedelta(seconds=order["hard_s"]),
-        ),
-    )
 
 
 def _escalate(escalation: Escalation) -> NoReturn:

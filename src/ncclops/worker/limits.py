@@ -61,14 +61,30 @@ class Limits:
     @classmethod
     def _from_numbers(cls, said: Mapping[str, Any]) -> Limits:
         return cls(
-            first=_window(said["first"]),
-            steady=None if said["steady"] is None else _window(said["steady"]),
+            first=window_from(said["first"]),
+            steady=None if said["steady"] is None else window_from(said["steady"]),
             groups={name: _seconds(value) for name, value in said["groups"].items()},
             heartbeat=_seconds(said["heartbeat"]),
             barrier=_seconds(said["barrier"]),
             completion=_seconds(said["completion"]),
             growth=Growth(**said["growth"]),
         )
+
+
+def window_from(said: Mapping[str, float | None]) -> Window:
+    """A window from its numbers of seconds, as :func:`numbers_of` gives them."""
+    group = said["process_group"]
+    return Window(
+        process_group=None if group is None else _seconds(group),
+        soft=_seconds(said["soft"] or 0),
+        hard=_seconds(said["hard"] or 0),
+    )
+
+
+def numbers_of(window: Window) -> dict[str, float | None]:
+    """``window`` in seconds, by name."""
+    numbers: dict[str, float | None] = _numbers(asdict(window))
+    return numbers
 
 
 def _numbers(value: Any) -> Any:
@@ -78,15 +94,6 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _numbers(item) for key, item in value.items()}
     return value
-
-
-def _window(said: Mapping[str, float | None]) -> Window:
-    group = said["process_group"]
-    return Window(
-        process_group=None if group is None else _seconds(group),
-        soft=_seconds(said["soft"] or 0),
-        hard=_seconds(said["hard"] or 0),
-    )
 
 
 def _seconds(value: float) -> timedelta:

@@ -3,10 +3,9 @@
 A thread waits for them. Handlers run in it: they must be quick, and they cannot count on the main
 thread, which may hang.
 
-    restart        have all ranks start the script again (``in_process``)
-    timeouts       change the restart core's timeouts on all ranks (``in_process``)
-    group-timeout  shorten the timeouts of this rank's process groups (``group_timeouts``)
-    abort          abort all groups, since the process is about to be ended (``last_resort``)
+    restart   have all ranks start the script again (``in_process``)
+    tighten   shorten timeouts (``windows``)
+    abort     abort all process groups, since the process is about to be ended (``stopping``)
 """
 
 from __future__ import annotations

@@ -9,14 +9,16 @@ nobody compiles any more, since the collectives of a step need all ranks.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncclops.receipts.progress import WARM_AFTER_STEPS
 from ncclops.receipts.recorder import Silent
 from ncclops.worker import record
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.limits import Limits
+from ncclops.worker.limits import Limits, Window, window_from
 from ncclops.worker.meeting import meet
 
 if TYPE_CHECKING:
@@ -40,13 +42,23 @@ class Windows:
         self._is_phase_open = False
         self._warmups = 0  # in this iteration
         self._steps_left: int | None = None  # until the steady window without a meeting
+        self._wish: Window | None = None  # of an operator, not granted yet
 
     def follow(self, recorder: Silent) -> None:
         """Move with what ``recorder`` is told."""
         recorder.on_warmup_begin(self._begin_warmup)
         recorder.on_warmup_end(self._end_warmup)
         recorder.on_step(self._step)
+        recorder.on_update(self._grant)
         recorder.on_phase(self._declare)
+
+    def on_order(self, order: Mapping[str, Any]) -> None:
+        """An operator asks for shorter timeouts: the steady window from now on. From any thread.
+
+        It holds from the next step or update on, which shows that no rank compiles: their
+        collectives need all ranks. After a restart, when warm-up is over again.
+        """
+        self._wish = window_from(order["window"])
 
     def begin_iteration(self, call: CallWrapper | None = None) -> None:
         """The script starts (again), under ``call`` if in-process restart looks after it."""
@@ -97,7 +109,19 @@ class Windows:
             self._declared.pop()
         self._tell_restart_core()
 
+    def _grant(self) -> None:
+        if self._wish is None:
+            return
+        steady, self._wish = self._wish, None
+        groups = self._limits.groups
+        if (most := steady.process_group) is not None:
+            groups = {pattern: min(limit, most) for pattern, limit in groups.items()}
+        self._limits = replace(self._limits, steady=steady, groups=groups)
+        self._groups.use(self._limits)
+        self._be_steady()
+
     def _step(self, _n: int) -> None:
+        self._grant()
         if self._call is not None:
             self._call.beat()
         if self._steps_left is None:

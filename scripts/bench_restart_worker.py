@@ -1,0 +1,203 @@
+"""The rank that ``bench_restart.py`` measures; the same function for every peer.
+
+    bench_restart_worker.py zygote PEER     import once, then fork a rank for each line on stdin
+    bench_restart_worker.py rank GIVEN      one rank (JSON), as a process of its own
+
+It leaves marks in a directory, each a file with the time: ``called``, ``entered-<k>``,
+``reduced-<k>`` and ``fault-<k>``, with the initial rank behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Optional
+
+# Everybody has to be in place before the fault.
+SETTLE_S = 0.3
+
+
+def main() -> None:
+    """See the module."""
+    role, argument = sys.argv[1:]
+    if role == "zygote":
+        serve(argument)
+    else:
+        given = json.loads(argument)
+        Rank(given, *peer_of(given["peer"])).run()
+
+
+def serve(peer: str) -> None:
+    """Fork a rank for each line, ``{"env", "given"}``; imports are paid for once."""
+    module, _ = peer_of(peer)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+            os.dup2(os.open(os.environ.get("BENCH_LOG", os.devnull), os.O_WRONLY | os.O_APPEND), 1)
+            os.dup2(1, 2)
+            os.environ.update(request["env"])
+            with contextlib.suppress(BaseException):
+                Rank(request["given"], *peer_of(request["given"]["peer"])).run()
+            os._exit(0)
+        print(pid, flush=True)
+    del module
+
+
+def peer_of(peer: str) -> tuple[Any, dict[str, Any]]:
+    """The wrapper's module and its parameters; ``None`` for torchrun, which wraps nothing."""
+    import torch.distributed  # noqa: F401 - part of what the zygote imports
+
+    if peer == "torchrun":
+        return None, {}
+    if peer == "ncclops":
+        restart = importlib.import_module("ncclops.restart")
+        restart.Wrapper  # noqa: B018 - loads it
+        return restart, {}
+    nvrx = importlib.import_module("nvidia_resiliency_ext.inprocess")
+    if peer == "nvrx-default":
+        return nvrx, {}
+    interval = timedelta(milliseconds=float(peer.removeprefix("nvrx-best-").removesuffix("ms")))
+    return nvrx, {
+        "monitor_thread_interval": interval,
+        "monitor_process_interval": interval,
+        "progress_watchdog_interval": interval,
+        "heartbeat_interval": timedelta(milliseconds=100),
+        "last_call_wait": timedelta(0),
+    }
+
+
+class Rank:
+    """One rank: enter, reduce, be idle for a while, fault, and the same again."""
+
+    def __init__(self, given: dict[str, Any], module: Any, parameters: dict[str, Any]) -> None:
+        self.given = given
+        self.module = module
+        self.parameters = parameters
+        self.rank = int(os.environ.get("BENCH_RANK", os.environ["RANK"]))
+        self.directory = Path(given["directory"])
+
+    def run(self) -> None:
+        """Until somebody ends the process."""
+        if self.module is None:
+            self.iterate(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+            return
+
+        def function(call: Any = None) -> None:
+            self.iterate(call.iteration)
+
+        # NVRx looks for the annotation as an object
+        function.__annotations__["call"] = Optional[self.module.CallWrapper]  # noqa: UP045
+        self.note("ready")
+        while not (self.directory / "go").exists():
+            time.sleep(0.001)  # the file of another process announces nothing
+        self.note("called")
+        self.module.Wrapper(**self.parameters)(function)()
+
+    def note(self, name: str) -> None:
+        """Leave a mark, complete as soon as it is there."""
+        draft = self.directory / f".{name}-{self.rank}"
+        draft.write_text(repr(time.time()))
+        draft.rename(self.directory / f"{name}-{self.rank}")
+
+    def iterate(self, iteration: int) -> None:
+        """The wrapped function."""
+        import torch
+        import torch.distributed as dist
+
+        self.note(f"entered-{iteration}")
+        store = dist.TCPStore(
+            "127.0.0.1", self.given["rendezvous"], None, False, wait_for_workers=False
+        )
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore(str(iteration), store),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=20),
+        )
+        dist.all_reduce(torch.ones(1))
+        self.note(f"reduced-{iteration}")
+        if iteration == 0 and self.given["idle_s"]:
+            self.be_idle(self.given["idle_s"])
+        if iteration < self.given["rounds"]:
+            dist.barrier()
+            self.fault(iteration)
+        time.sleep(600)
+
+    def fault(self, iteration: int) -> None:
+        """One rank faults; the others are in a collective, or in Python."""
+        import torch
+        import torch.distributed as dist
+
+        kind = self.given["fault"]
+        if self.rank == (0 if kind == "kill0" else 1):
+            time.sleep(SETTLE_S)
+            self.note(f"fault-{iteration}")
+            if kind == "exception":
+                raise ValueError("the fault")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "blocked":
+            dist.all_reduce(torch.ones(1))
+        while True:
+            time.sleep(0.005)
+
+    def be_idle(self, duration_s: float) -> None:
+        """Measure what the wrapper costs while nothing happens."""
+        self.note("idle")
+        before = cpu_ns()
+        time.sleep(duration_s)
+        cost = {
+            "cpu_ms_per_s": (cpu_ns() - before) / 1e6 / duration_s,
+            "helper_mib": helper_mib(),
+        }
+        (self.directory / f".cost-{self.rank}").write_text(json.dumps(cost))
+        (self.directory / f".cost-{self.rank}").rename(self.directory / f"cost-{self.rank}")
+
+
+def helpers() -> list[int]:
+    """The processes that the wrapper has started for this rank: they share its environment."""
+    mine = {f"{name}={os.environ[name]}".encode() for name in ("BENCH_JOB", "BENCH_RANK")}
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            other = entry.name.isdigit() and int(entry.name) != os.getpid()
+            if other and mine <= set((entry / "environ").read_bytes().split(b"\0")):
+                found.append(int(entry.name))
+    return found
+
+
+def cpu_ns() -> int:
+    """CPU time of this process and its helpers so far."""
+    total = 0
+    for pid in [os.getpid(), *helpers()]:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+def helper_mib() -> float:
+    """Memory of the helpers, shared pages divided among those that share them."""
+    total_kib = 0
+    for pid in helpers():
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total_kib += int(line.split()[1])
+    return total_kib / 1024
+
+
+if __name__ == "__main__":
+    main()
