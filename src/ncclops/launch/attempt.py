@@ -121,6 +121,7 @@ class RunningAttempt:
             return
         stop = TeamStop(self._job, team, scene.stop, scene.changes, self._stop_page, scene.say)
         if self.hang is not None:
+            await self._collect_pictures()
             await stop.force(f"rank {self.hang.ranks[0]} hangs")
         elif scene.stop.asked and team.final_failure() is None:
             await stop.run()
@@ -129,16 +130,21 @@ class RunningAttempt:
             await stop.signal_all(self._job.stop_grace)
 
     async def _collect_pictures(self) -> None:
-        """Of the ranks that are about to be ended because one has failed."""
+        """Of the ranks that are about to be ended because one has failed, or hangs."""
         failure = self.team.final_failure()
-        if failure is None or self._job.restarts_in_process:
+        if self.hang is None and (failure is None or self._job.restarts_in_process):
             return  # the restart core takes its own
-        failed = [failure, *(w for w in self.team.ended if w is not failure)]
-        ended = {worker.rank: str(worker.exit) for worker in failed}
-        running = [worker.rank for worker in self.team.running()]
+        failed = [] if failure is None else [failure]
+        failed += [worker for worker in self.team.ended if worker is not failure]
+        hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
         with suppress(OSError):  # a full disk keeps nobody from ending
             await asyncio.to_thread(
-                record_end, self._run.path, ended=ended, running=running, attempt=self.number
+                record_end,
+                self._run.path,
+                ended={worker.rank: str(worker.exit) for worker in failed},
+                running=[worker.rank for worker in self.team.running()],
+                attempt=self.number,
+                hung=hung,
             )
 
     async def close(self) -> Diagnosis:
