@@ -3,8 +3,8 @@
     python scripts/soak_stop.py [--runs 20] [--ranks 4] [--burners 2] [--silent]
 
 Each run is `ncclops launch` of a Gloo training whose ranks write down where they are before and
-after each all_reduce, beside processes that keep the CPU busy. It is stopped with `ncclops stop` at a
-random moment. A run counts as good when all ranks ended at the same point, none within an
+after each all_reduce, beside processes that keep the CPU busy. It is stopped with `ncclops stop`
+at a random moment. A run counts as good when all ranks ended at the same point, none within an
 all_reduce, with exit code 0. ``--silent`` leaves the receipts out, so that optimizers have to do
 as the clock. Prints one line a run, and exits with 1 if one was not good.
 """

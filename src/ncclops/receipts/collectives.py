@@ -4,6 +4,10 @@ Only where the recorder runs (profiles switch it on) and torch is loaded. For ea
 the number of the last collective enqueued and completed; reading that takes a tenth of a
 millisecond, and neither stacks nor entries. The numbers of groups that are gone stay, so those of
 an earlier start of the script are left out.
+
+Other recorders than NCCL's take completions in the order in which threads come to report them, so
+that the last one reported need not be the last one. There, "all are completed" can be believed, and
+"one is not" cannot.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from typing import Any
 from ncclops.receipts.recorder import Silent
 
 _MODULE = "torch._C._distributed_c10d"
-# NCCL's recorder first; the other one is for the rest, from torch 2.8 on.
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_NCCL = "_dump_nccl_trace_json"
+# The other one is for the rest, from torch 2.8 on.
+_DUMPS = (_NCCL, "_dump_fr_trace_json")
 # Nothing announces a collective; and what is looked for is that none comes any more.
 _EVERY_S = 1.0
 
+Counted = tuple[int, int | None]
 Statuses = Mapping[str, Mapping[str, Any]]
 
 
@@ -55,21 +61,23 @@ class CollectiveCounter:
                 self._recorder.note_collectives(counted)
 
 
-def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> tuple[int, int] | None:
-    """Collectives enqueued and completed in all groups but ``earlier``; None: nobody counts."""
+def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted | None:
+    """Collectives enqueued and completed in all groups but ``earlier``; None: nobody counts.
+
+    What was completed is None where nobody can say.
+    """
     enqueued = completed = 0
-    known = False
+    known, in_doubt = False, False
     for name, status in statuses.items():
-        if name in earlier:
-            continue
         last = _number(status, "last_enqueued_collective")
-        done = _number(status, "last_completed_collective")
-        if last is None:
+        if name in earlier or last is None:
             continue
+        done = min(_number(status, "last_completed_collective") or 0, last)
+        in_doubt = in_doubt or (done < last and not name.startswith(_NCCL))
         known = True
         enqueued += last
-        completed += min(done or 0, last)
-    return (enqueued, completed) if known else None
+        completed += done
+    return (enqueued, None if in_doubt else completed) if known else None
 
 
 def read_statuses() -> Statuses:

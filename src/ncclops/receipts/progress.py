@@ -50,7 +50,7 @@ class Progress:
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
     in this iteration, and ``updates`` how often an optimizer has updated in it.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
-    ``collectives`` how many were enqueued and completed, None where nobody counts them.
+    ``collectives`` how many were enqueued and completed (``receipts.collectives``).
     """
 
     pid: int
@@ -68,7 +68,7 @@ class Progress:
     ended: bool
     updates: int
     stop_callbacks: int
-    collectives: tuple[int, int] | None
+    collectives: tuple[int, int | None] | None
 
 
 class Page:
@@ -122,6 +122,12 @@ def read(path: Path) -> Progress | None:
         ended=numbers[ENDED_NS] > 0,
         updates=numbers[UPDATES],
         stop_callbacks=numbers[STOP_CALLBACKS],
-        # Each number plus one, so that 0 is "not known".
-        collectives=(numbers[ENQUEUED] - 1, numbers[COMPLETED] - 1) if numbers[ENQUEUED] else None,
+        collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
     )
+
+
+def _collectives(enqueued: int, completed: int) -> tuple[int, int | None] | None:
+    # Each number is one more than it says, so that 0 is "not known".
+    if not enqueued:
+        return None
+    return enqueued - 1, completed - 1 if completed else None

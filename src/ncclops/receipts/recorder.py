@@ -85,7 +85,7 @@ class Silent:
 
     def leave(self) -> None: ...
 
-    def note_collectives(self, counted: tuple[int, int] | None) -> None: ...
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
 
     @property
     def highest_step(self) -> int | None:
@@ -289,10 +289,10 @@ class Recorder(Silent):
         """The script is over on this rank, which may wait for others now: it is not watched."""
         self._numbers[progress.ENDED_NS] = time.monotonic_ns()
 
-    def note_collectives(self, counted: tuple[int, int] | None) -> None:
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None:
         """How many collectives were enqueued and completed; see ``collectives``."""
-        enqueued, completed = counted or (-1, -1)
-        self._numbers[progress.COMPLETED] = completed + 1
+        enqueued, completed = counted or (-1, None)
+        self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
         self._numbers[progress.ENQUEUED] = enqueued + 1
 
     @property
