@@ -39,8 +39,9 @@ class _Look:
 
 
 class HangWatch:
-    """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`; ``hung`` is called with each verdict,
-    again and again while it stands.
+    """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`.
+
+    ``hung`` is called with each verdict, again and again while it stands.
     """
 
     def __init__(
