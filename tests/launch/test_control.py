@@ -176,7 +176,8 @@ def test_any_program_can_be_seen_and_stopped(sleeping: tuple[Live, Background, s
         urllib.request.urlopen(f"{url}/control", b'{"action": "stop"}', timeout=LIMIT_S)
     with pytest.raises(NcclopsError, match="does not restart in place"):
         client.send(live.path, {"action": "restart"})
-    assert "by force after 2s" in client.send(live.path, {"action": "stop"})
+    stop = {"action": "stop", "grace": "2s"}
+    assert "by force after 2s" in client.send(live.path, stop)
     job.wait(LIMIT_S)
     assert client.status_of(live.path).outcome == "stopped"
 

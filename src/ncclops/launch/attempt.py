@@ -66,11 +66,9 @@ class RunningAttempt:
         self._scan = LiveScan(logs.output(self._run, self._job.ranks), scene.printed)
         self.watching = Watching(self._job, scene.say)
         self.hang: Hang | None = None  # where the attempt came to nothing because of one
+        self._hang_action = HangAction(self._job, self.team, scene.say, self._on_hang)
         self._hang_watch = HangWatch(
-            self._job,
-            self.team,
-            self.watching.steps_printed,
-            HangAction(self._job, self.team, scene.say, self._on_hang).on_hung,
+            self._job, self.team, self.watching.steps_printed, self._hang_action.on_hung
         )
 
     # --- phases -----------------------------------------------------------------------------
@@ -102,6 +100,7 @@ class RunningAttempt:
             )
         )
         self._hang_watch.close()
+        self._hang_action.close()
 
     def failure(self) -> tuple[int, str] | None:
         """Which rank's failure has ended the attempt and how it failed, if one has."""
