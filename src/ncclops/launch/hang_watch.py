@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,12 +39,18 @@ class _Look:
 
 
 class HangWatch:
-    """Watches ``team`` from :meth:`start` to :meth:`close`; ``hung`` is called with each verdict,
-    again and again while it stands.
+    """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`.
+
+    ``hung`` is called with each verdict, again and again while it stands.
     """
 
     def __init__(
-        self, job: Job, team: Team, steps_printed: Callable[[int], int], hung: Judged
+        self,
+        job: Job,
+        ranks: Iterable[int],
+        team: Team,
+        steps_printed: Callable[[int], int],
+        hung: Judged,
     ) -> None:
         self._job, self._team = job, team
         self._windows: Windows = job.hang
@@ -52,7 +58,7 @@ class HangWatch:
         self._hung = hung
         self._loop = asyncio.get_running_loop()
         self._trackers: dict[int, Tracker] = {}
-        self._gpus = {rank: _GpuActivity(job.device_of(rank)) for rank in job.ranks}
+        self._gpus = {rank: _GpuActivity(job.device_of(rank)) for rank in ranks}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-hangs", daemon=True)
 

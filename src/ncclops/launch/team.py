@@ -57,6 +57,14 @@ class Team:
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]
         return next(iter(blamed + failed), None)
 
+    def ends_all(self, worker: Worker) -> bool:
+        """Whether the failure of ``worker`` ends the attempt on all nodes of the job.
+
+        Under in-process restart the others go on without it, on this node or elsewhere, once it
+        had reached the point from which they can.
+        """
+        return not self.restarts_in_process or worker.rank not in self.entered
+
     def endings(self) -> list[Ending]:
         """How the workers ended: first those that did, in their order, then the rest."""
         rest = [worker for worker in self.workers if worker not in self.ended]

@@ -24,10 +24,10 @@ _NOWHERE = Where("receipt.jsonl", 0, "")  # only facts are quoted with their lin
 
 
 class Watching:
-    """From the start of an attempt's workers until :meth:`close`."""
+    """From the start of an attempt's workers, which are ``ranks``, until :meth:`close`."""
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
+    def __init__(self, job: Job, ranks: Sequence[int], say: Callable[[str], None]) -> None:
+        self._job, self._ranks, self._say = job, ranks, say
         self._loop = asyncio.get_running_loop()
         self._watch = LiveWatch(job.watch, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class Watching:
 
     def _updates_silently(self) -> bool:
         """Whether the optimizers of a script at work are all that shows it."""
-        pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._job.ranks)
+        pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._ranks)
         return any(page is not None and page.updates > 0 for page in pages)
 
     def _tell(self, notes: Sequence[Note]) -> None:

@@ -25,7 +25,9 @@ class Incident:
     first; ``ranks_lost`` those that left for good in this iteration. ``phases_ms`` has the
     milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from the fault, by the wall
     clock of the rank that had it, until it was known here. World sizes count healthy ranks;
-    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left).
+    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
+    exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout,
+    of all its threads (with ``incident_dir``) at the hard one.
     """
 
     iteration: int
@@ -77,7 +79,7 @@ def describe(
         first_faulty_rank=cause.initial_rank,
         faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *agreement.faulty])),
         ranks_lost=tuple(sorted(lost)),
-        exception=cause.summary if cause.traceback else None,
+        exception=cause.summary if cause.traceback and cause.is_exception else None,
         traceback=cause.traceback,
         faults=faults,
         world_size_before=before.world_size,
