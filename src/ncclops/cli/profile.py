@@ -144,6 +144,7 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
             "restart": None if when.restart is None else sorted(when.restart),
             "torch": when.torch,
             "absent": list(when.absent),
+            "host": None if when.host is None else list(when.host),
         },
         "why": entry.why,
         "reference": entry.reference,
@@ -194,6 +195,8 @@ def _entry_line(entry: Entry) -> str:
         conditions.append(f"restart {' or '.join(sorted(entry.when.restart))}")
     if entry.when.torch is not None:
         conditions.append(f"torch {entry.when.torch}")
+    if entry.when.host is not None:
+        conditions.append(f"host {' or '.join(entry.when.host)}")
     if entry.when.absent:
         conditions.append(f"{' and '.join(entry.when.absent)} not set")
     if entry.follows is not None:

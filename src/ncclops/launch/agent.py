@@ -18,23 +18,28 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ncclops.classify.policy import Attempt, Decision
+from ncclops.classify.model import Verdict as ClassifiedAs
+from ncclops.classify.policy import Decision
 from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError
 from ncclops.launch import conclusion, logs, proctree, report
 from ncclops.launch.attempt import RunningAttempt, Scene
 from ncclops.launch.changes import Changes
+from ncclops.launch.company import Alone, Company, LocalEnd, Settled
 from ncclops.launch.inbox import Inbox
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.place import Place
 from ncclops.launch.printed import PrintedReceipts
-from ncclops.launch.retrying import NextAttempt, next_attempt
+from ncclops.launch.retrying import Escalated, NextAttempt, next_attempt
 from ncclops.launch.steering import Steering
 from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.store import NOWHERE
 from ncclops.launch.team import Team
 from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
@@ -58,12 +63,12 @@ class _Agent:
             pass_on=self._pass_on,
         )
         self._attempt: RunningAttempt | None = None
-        self._decision: Decision | None = None
+        self._company: Company | None = None
+        self._settled = Settled()
         self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
         job, run = self._job, self._run
-        logs.make(run, job.ranks)
         self._terminal = Terminal(job)
         self._terminal.open()
         self._control = ControlServer(
@@ -74,9 +79,10 @@ class _Agent:
         )
         self._stop.take(self._on_child_end)
         self._listen()
-        if job.layout.nodes.rank == 0:
-            self._control.start()
-        last, diagnosis = await self._run_attempts()
+        self._control.start()
+        self._company = self._find_company()
+        last, diagnosis = await self._run_attempts(self._company)
+        await self._company.leave()
         self._inbox.close()
         self._receipts.close()
         pages.settle_all(run.path)
@@ -85,7 +91,7 @@ class _Agent:
                 job=job,
                 last=last,
                 diagnosis=diagnosis,
-                decision=self._decision,
+                settled=self._settled,
                 receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
                 stopped_by=self._stopped_by,
                 launcher_lost=self._stop.launcher_lost,
@@ -102,7 +108,24 @@ class _Agent:
 
     # --- phases -----------------------------------------------------------------------------
 
-    async def _run_attempts(self) -> tuple[RunningAttempt, Diagnosis]:
+    def _find_company(self) -> Company:
+        """The agents of the other nodes, or nobody."""
+        job = self._job
+        if job.party is None:
+            assert job.listener is not None  # a single node hosts its store itself
+            return Alone(job, job.listener, self._choose)
+        from ncclops.launch.together import Together
+
+        return Together(
+            job,
+            job.party,
+            changes=self._changes,
+            stop=self._stop,
+            say=self._terminal.say,
+            choose=self._choose,
+        )
+
+    async def _run_attempts(self, company: Company) -> tuple[RunningAttempt, Diagnosis]:
         """Start all workers until they end well or no attempt may follow; the last attempt."""
         scene = Scene(
             job=self._job,
@@ -112,68 +135,112 @@ class _Agent:
             collect=self._inbox.collect,
             collect_receipts=self._receipts.collect,
             printed=self._printed,
-            spared=lambda: self._control.pids,
+            spared=lambda: company.pids() | self._control.pids,
+            company=company,
         )
         number, environ = 0, dict[str, str]()
         while True:
-            attempt = self._attempt = RunningAttempt(scene, number, environ)
+            attempt = self._attempt = await self._assemble(scene, number, environ)
             failed, diagnosis = await self._run_attempt(attempt)
-            if not failed or self._stop.asked or attempt.cannot_start:
+            end = await self._local_end(attempt, failed, diagnosis)
+            settled = self._settled = await company.settle(end)
+            if settled.attempt is not None:
+                self._job.history.add(settled.attempt)
+            following = settled.following
+            if following is None or self._stop.asked or attempt.cannot_start:
+                self._tell_end_of_escalation(attempt, failed)
                 return attempt, diagnosis
-            following = self._decide(attempt, diagnosis)
-            if following is None or not await self._cool_down(following.cooldown):
+            self._announce(settled.decided or {}, following)
+            if not await self._cool_down(following.cooldown):
                 return attempt, diagnosis
-            number, environ = number + 1, following.environ
+            number, environ = attempt.number + 1, following.environ
+
+    async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
+        """The next attempt, at its place; one that cannot start where there is none to be had."""
+        refusal = None
+        try:
+            place = await scene.company.assemble(number)
+        except (NcclopsError, OSError) as error:
+            refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
+            place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        self._follow(place.ranks)
+        attempt = RunningAttempt(scene, place, environ)
+        attempt.cannot_start = refusal
+        return attempt
 
     async def _run_attempt(self, attempt: RunningAttempt) -> tuple[bool, Diagnosis]:
         """From the start of the workers until none is left; whether the attempt has failed."""
         attempt.start()
         await attempt.watch()
         self._stopped_by = self._stop.first
-        failed = attempt.team.final_failure()
+        failed = attempt.failure()
         await attempt.stop_workers()
         if failed is not None:
             # The first to end need not be the one to blame; by now all have ended.
-            failed = attempt.team.final_failure() or failed
+            rank, cause = attempt.failure() or failed
             self._receipts.collect()
             attempt.watching.flush()
-            self._run.event(
-                "fault", rank=failed.rank, cause=str(failed.exit), attempt=attempt.number
-            )
+            self._run.event("fault", rank=rank, cause=cause, attempt=attempt.number)
         return failed is not None, await attempt.close()
 
-    def _decide(self, attempt: RunningAttempt, diagnosis: Diagnosis) -> NextAttempt | None:
-        """Classify the attempt that has failed, add it to the history, and say what follows."""
-        history, found, progressed = self._job.history, diagnosis.report, diagnosis.steps > 0
-        self._run.event(
-            "classified", **found.verdict.as_json(), evidence=conclusion.evidence(found)
+    async def _local_end(
+        self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis
+    ) -> LocalEnd:
+        """How the attempt ended here, which the others may have to know."""
+        found, team = diagnosis.report, attempt.team
+        evidence = conclusion.evidence(found)
+        if failed and not self._stop.asked:
+            self._run.event("classified", **found.verdict.as_json(), evidence=evidence)
+        receipt = None
+        if self._job.require_receipt:
+            receipt = await asyncio.to_thread(report.judge_receipt, self._run.path, self._printed)
+        return LocalEnd(
+            failed=failed or attempt.cannot_start is not None,
+            well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
+            verdict=found.verdict.as_json() | {"evidence": evidence},
+            escalated=team.escalation,
+            progressed=diagnosis.steps > 0,
+            healthy=conclusion.is_healthy(receipt),
+            failure=report.first_failure(self._run, team.blamed_first(), attempt.number)
+            if failed
+            else None,
+            stopped=self._stop.asked,
         )
-        escalated = attempt.team.escalation
-        decision, following = next_attempt(
+
+    def _choose(
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
+    ) -> tuple[Decision, NextAttempt | None]:
+        """The retry policy's word on an attempt that has failed, and what follows it."""
+        history = self._job.history
+        return next_attempt(
             self._job.retry,
-            found.verdict,
+            ClassifiedAs.from_json(verdict),
             escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
+            replaces=replaces,
         )
-        self._decision = decision
-        if escalated is not None and escalated.to == "respawn" and following is None:
+
+    def _tell_end_of_escalation(self, attempt: RunningAttempt, failed: bool) -> None:
+        escalated = attempt.team.escalation
+        if failed and escalated is not None and escalated.to == "respawn":
             reason = f"no further attempt is allowed after: {escalated.reason}"
             self._run.event("escalation", to="stop", reason=reason)
-        history.add(Attempt.of(found.verdict, progressed=progressed))
-        if following is not None:
-            self._announce(decision, following)
-        return following
 
-    def _announce(self, decision: Decision, following: NextAttempt) -> None:
+    def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         told = {"reason": following.reason, "changes": following.environ}
-        self._run.event("retry", **decision.as_json() | told)
+        self._run.event("retry", **{**decided, **told})
         changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
         pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
         self._terminal.say(
-            f"attempt {decision.attempt}{pause}: {following.reason}"
+            f"attempt {decided['attempt']}{pause}: {following.reason}"
             + (f" ({changes})" if changes else "")
         )
 
@@ -187,7 +254,7 @@ class _Agent:
 
     def _listen(self) -> None:
         """Follow what workers tell, record and print; the present attempt gets it all."""
-        run, ranks, loop = self._run, self._job.ranks, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
         def on_told(rank: int, record: dict[str, Any]) -> None:
             if self._attempt is not None:
@@ -204,22 +271,27 @@ class _Agent:
         def from_thread(rank: int, seen: Sequence[Observation]) -> None:
             loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        self._inbox = Inbox({rank: run.worker_events(rank) for rank in ranks}, on_told)
-        self._receipts = Inbox({rank: run.receipt(rank) for rank in ranks}, on_record)
+        self._inbox, self._receipts = Inbox(on_told), Inbox(on_record)
         self._inbox.open()
         self._receipts.open()
-        self._printed = PrintedReceipts(
-            run.path,
-            logs.output(run, ranks),
-            from_thread,
-            self._job.trainers,
-        )
+        self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
+
+    def _follow(self, ranks: Sequence[int]) -> None:
+        """Make the files of these ranks, and follow them from now on."""
+        run = self._run
+        logs.make(run, ranks)
+        self._terminal.follow(ranks)
+        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
+        self._receipts.follow({rank: run.receipt(rank) for rank in ranks})
+        self._printed.follow(logs.output(run, ranks))
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
+        if self._company is not None:
+            own |= self._company.pids()
         proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
@@ -234,6 +306,8 @@ class _Agent:
         if request.signum is not None:
             fields |= {"signal": request.signum.name}
         self._run.event("stop-requested", **fields)
+        if self._company is not None:
+            self._company.tell_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from ncclops.classify.policy import default_rules
 from ncclops.control.address import listen_tcp
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
-from ncclops.launch import options, store, warden, workers
+from ncclops.launch import affinity, joining, options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
 from ncclops.launch.job import Job
 from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.launch.options import Nodes, Shown, Target
+from ncclops.launch.party import Party
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
+from ncclops.nodes.meeting import Meeting
 from ncclops.profiles import Profile, RestartMode
 from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts import hang, pages, stalls
@@ -45,7 +48,9 @@ class Request:
     remarks: list[str]  # what was chosen for the user while parsing
     overrides: Overrides
     timeouts: list[str]  # NAME=DURATION
-    nodes: Nodes
+    meeting: Meeting | None  # None: a single node
+    master_port: int  # of a single node's store; 0 for any
+    allowed_differences: tuple[str, ...]
     nproc: str
     restart: RestartMode
     max_restarts: int
@@ -88,13 +93,26 @@ class Prepared:
             "profile": {"name": profile.name, "files": list(profile.sources)},
             "restart": self.request.mode,
             "max_restarts": self.request.max_restarts,
-            "nodes": {"count": self.layout.nodes.count, "rank": self.layout.nodes.rank},
+            "nodes": self._nodes_json(),
             "nproc_per_node": self.layout.nproc,
             "world_size": self.layout.world_size,
             "command": self.argv,
             "stack": asdict(self.stack),
             "timeouts": self.ladder.shown(),
             "plan": self.plan.to_json()["changes"],
+        }
+
+    def _nodes_json(self) -> dict[str, Any]:
+        meeting, nodes = self.request.meeting, self.layout.nodes
+        if meeting is None:
+            return {"count": nodes.count, "rank": nodes.rank}
+        return {
+            "count": meeting.active,
+            "spares": meeting.most - meeting.active,
+            "rank": meeting.rank,
+            "backend": meeting.backend,
+            "store": meeting.address,
+            "id": meeting.job_id,
         }
 
 
@@ -110,9 +128,11 @@ def prepare(request: Request) -> Prepared:
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)
-    if request.nodes.count > 1 and request.max_restarts:
-        remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
-    request.profile.require_nodes(request.nodes.count)
+    meeting = request.meeting
+    nodes = Nodes() if meeting is None else Nodes(count=meeting.active, rank=meeting.rank or 0)
+    if remark := affinity.remark(nproc, os.sched_getaffinity(0), os.cpu_count() or 1, os.environ):
+        remarks.append(remark)
+    request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
     around = Surroundings(
@@ -131,7 +151,7 @@ def prepare(request: Request) -> Prepared:
         ladder=ladder,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
-        layout=workers.Layout(nodes=request.nodes, nproc=nproc),
+        layout=workers.Layout(nodes=nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
         remarks=remarks,
@@ -149,29 +169,34 @@ def _check_overrides(overrides: Overrides) -> None:
 
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
-    request, layout = prepared.request, prepared.layout
-    listener = control_listener = None
-    if request.control_listen is not None and layout.nodes.rank == 0:
+    request, meeting = prepared.request, prepared.request.meeting
+    listener = party = control_listener = None
+    if request.control_listen is not None:
         control_listener = listen_tcp(request.control_listen)
-    if layout.nodes.rank == 0:
-        listener = store.listen(host=layout.nodes.master_host, port=layout.nodes.master_port)
+    if meeting is None:
+        listener = store.listen(host=None, port=request.master_port)
+    else:
+        party = joining.bring(prepared, meeting)
     run = RunDirectory.create(
-        exact=request.run_dir, parent=request.log_dir, node=socket.gethostname()
+        exact=request.run_dir,
+        parent=request.log_dir,
+        node=socket.gethostname(),
+        several=meeting is not None,
     )
     _record_start(run, prepared)
     _greet(run, prepared)
     if control_listener is not None:
         host, port = control_listener.getsockname()[:2]
         sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
-    job = replace(_job(run, prepared, listener), control_listener=control_listener)
+    job = replace(_job(run, prepared, listener, party), control_listener=control_listener)
 
     def agent() -> int:
         from ncclops.launch.agent import run_agent
 
         return run_agent(job)
 
-    listeners = [each for each in (listener, control_listener) if each is not None]
-    code = warden.hold(agent, handed_over=listeners)
+    sockets = (listener if party is None else party.listener, control_listener)
+    code = warden.hold(agent, handed_over=[each for each in sockets if each is not None])
     pages.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -185,9 +210,13 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _greet(run: RunDirectory, prepared: Prepared) -> None:
-    layout = prepared.layout
+    layout, meeting = prepared.layout, prepared.request.meeting
     workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
-    where = f", node {layout.nodes.rank} of {layout.nodes.count}" if layout.nodes.count > 1 else ""
+    where = ""
+    if meeting is not None:
+        spares = meeting.most - meeting.active
+        more = f" and {spares} spare{'s' * (spares > 1)}" if spares else ""
+        where = f", one of {meeting.active} nodes{more} that meet at {meeting.address}"
     changed = sum(change.action != "keep" for change in prepared.plan.changes)
     lines = [
         prepared.stack.line(),
@@ -199,24 +228,28 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
     sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
 
 
-def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
+def _job(
+    run: RunDirectory, prepared: Prepared, listener: socket.socket | None, party: Party | None
+) -> Job:
     request, layout = prepared.request, prepared.layout
     return Job(
         run=run,
         argv=prepared.argv,
-        environs=[_environ(run, prepared, layout.rank(local)) for local in range(layout.nproc)],
+        environ_of=partial(_environ, run, prepared),
         layout=layout,
-        # All nodes must say the same, so several of them share torchrun's own default.
-        job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
+        job_id=request.job_id or (run.run_id if party is None else party.meeting.job_id),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
         limits=prepared.ladder.for_workers(request.profile.growth),
         watch=_watch_rules(prepared),
+        hang=_hang_windows(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         listener=listener,
+        master_port=request.master_port,
+        party=party,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
@@ -227,6 +260,17 @@ def _watch_rules(prepared: Prepared) -> WatchRules:
     return WatchRules(
         windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
         straggler=watch.straggler,
+    )
+
+
+def _hang_windows(prepared: Prepared) -> hang.Windows:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    usual = hang.Windows()
+    return replace(
+        usual,
+        hang=watch.hang,
+        quiet=max(watch.quiet, watch.hang),
+        compile=max(compiling or usual.compile, watch.hang),
     )
 
 
@@ -249,8 +293,7 @@ def _retry_plan(request: Request) -> RetryPlan:
         lane=lane,
         rules=default_rules().overridden(changes),
         granted=request.max_restarts,
-        # Several nodes would have to agree on an attempt before they start it.
-        allowed=request.nodes.count == 1 and request.restart != "none",
+        allowed=request.restart != "none",
     )
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclops.classify import Report
-from ncclops.classify.policy import Decision
 from ncclops.errors import ReceiptMissing
 from ncclops.launch import report
 from ncclops.launch.attempt import RunningAttempt
+from ncclops.launch.company import Settled
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis
 from ncclops.launch.stopping import StopRequest
-from ncclops.launch.verdict import Verdict, judge
+from ncclops.launch.verdict import FirstFailure, Verdict, judge
 
 _EVIDENCE_LINES = 5
 
@@ -26,7 +26,7 @@ class Ended:
     job: Job
     last: RunningAttempt
     diagnosis: Diagnosis
-    decision: Decision | None
+    settled: Settled
     receipt: dict[str, Any] | None
     stopped_by: StopRequest | None
     launcher_lost: bool
@@ -43,11 +43,15 @@ def conclude(ended: Ended) -> Verdict:
         launcher_lost=ended.launcher_lost,
         losses_allowed=job.restarts_in_process,
         cannot_start=last.cannot_start,
+        hung=None if last.hang is None else f"hang: {last.hang.reason}",
     )
-    if outcome == "completed" and job.require_receipt and not _is_healthy(ended.receipt):
+    agreed = ended.settled.agreed
+    if agreed is not None and ended.stopped_by is None:
+        outcome, code, reason = agreed.outcome, agreed.exit_code, agreed.reason
+    elif outcome == "completed" and job.require_receipt and not is_healthy(ended.receipt):
         outcome, code = "no-receipt", ReceiptMissing.exit_code
         reason += "; --require-receipt asked for a healthy receipt, and there is none"
-    failed = outcome == "failed"
+    failed = outcome == "failed" and last.cannot_start is None
     verdict = Verdict(
         run_id=job.run.run_id,
         outcome=outcome,
@@ -55,11 +59,9 @@ def conclude(ended: Ended) -> Verdict:
         reason=reason,
         attempts=last.number + 1,
         seconds=round(ended.seconds, 3),
-        first_failure=(
-            report.first_failure(job.run, last.team.blamed_first(), last.number) if failed else None
-        ),
+        first_failure=_first_failure(ended) if failed else None,
         workers=sorted(in_order, key=lambda ending: ending.rank),
-        classification=_classification(ended.diagnosis, ended.decision) if failed else None,
+        classification=_classification(ended) if failed else None,
         receipt=ended.receipt,
         goodput=report.measure_goodput(job.run),
     )
@@ -73,11 +75,21 @@ def evidence(found: Report) -> list[dict[str, Any]]:
     return [line.as_json() for line in found.evidence[:_EVIDENCE_LINES]]
 
 
-def _is_healthy(receipt: dict[str, Any] | None) -> bool:
+def is_healthy(receipt: dict[str, Any] | None) -> bool:
     return receipt is not None and receipt["verdict"] == "healthy"
 
 
-def _classification(diagnosis: Diagnosis, decision: Decision | None) -> dict[str, Any]:
-    found = diagnosis.report
-    decided = None if decision is None else decision.as_json()
-    return found.verdict.as_json() | {"evidence": evidence(found), "decision": decided}
+def _first_failure(ended: Ended) -> FirstFailure | None:
+    """The failure to show first: the one that all nodes have agreed on, or our own."""
+    agreed, last = ended.settled.agreed, ended.last
+    if agreed is not None:
+        return agreed.failure
+    return report.first_failure(ended.job.run, last.team.blamed_first(), last.number)
+
+
+def _classification(ended: Ended) -> dict[str, Any]:
+    decided = {"decision": ended.settled.decided}
+    if ended.settled.verdict is not None:
+        return {**ended.settled.verdict, **decided}
+    found = ended.diagnosis.report
+    return found.verdict.as_json() | {"evidence": evidence(found)} | decided

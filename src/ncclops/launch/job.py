@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from ncclops.launch.history import JobHistory
 from ncclops.launch.options import Shown
+from ncclops.launch.party import Party
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.workers import Layout
 from ncclops.receipts import gpu
 from ncclops.receipts.forms import Form
+from ncclops.receipts.hang import Windows
 from ncclops.receipts.live import WatchRules
 from ncclops.worker.limits import Limits
 
@@ -22,13 +24,14 @@ from ncclops.worker.limits import Limits
 class Job:
     """Everything the agent needs.
 
-    ``environs`` is the environment under the plan, one per local rank; what identifies a worker
-    is added at each attempt. ``listener`` is the store's socket where this node hosts the store.
+    ``environ_of`` gives a rank's environment under the plan; what identifies a worker is added at
+    each attempt. A single node has a ``listener``, the first attempt's store, on ``master_port``
+    (0: any); one of several has a ``party`` instead.
     """
 
     run: RunDirectory
     argv: list[str]
-    environs: list[Mapping[str, str]]
+    environ_of: Callable[[int], Mapping[str, str]]
     layout: Layout
     job_id: str
     retry: RetryPlan
@@ -36,20 +39,18 @@ class Job:
     stop_grace: timedelta
     limits: Limits  # the timeouts that workers were started with
     watch: WatchRules
+    hang: Windows
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
-    listener: socket.socket | None
+    listener: socket.socket | None = None
+    master_port: int = 0
+    party: Party | None = None
     control_listener: socket.socket | None = None  # where the control plane is reached over TCP
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks of this node, by local rank."""
-        return [self.layout.rank(local) for local in range(self.layout.nproc)]
-
     def device_of(self, rank: int) -> int | str | None:
         """The GPU of ``rank`` by the numbering of CUDA, as :mod:`ncclops.receipts.gpu` takes it."""
-        local = self.ranks.index(rank)
-        return gpu.visible_device(local, self.environs[local])
+        local = rank % self.layout.nproc  # all nodes run the same number
+        return gpu.visible_device(local, self.environ_of(rank))

@@ -10,19 +10,15 @@ from typing import Literal
 
 from ncclops.errors import UsageError
 
-# torchrun's default for --master-port, which other nodes need to know beforehand.
-DEFAULT_MASTER_PORT = 29500
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """This node's place in the job. ``master_host`` is None on a single node."""
+    """This node's place in the job."""
 
     count: int = 1
     rank: int = 0
-    master_host: str | None = None
-    master_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,47 +37,6 @@ class Shown:
 
     stdout: frozenset[int]
     stderr: frozenset[int]
-
-
-def parse_nnodes(text: str) -> int:
-    """The node count of ``N`` or ``N:N``. Raises ``UsageError`` for a real range."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None or int(match[1]) < 1:
-        raise UsageError(f"--nnodes {text}: give the number of nodes, as in --nnodes 2")
-    if match[2] is not None and match[2] != match[1]:
-        raise UsageError(
-            f"--nnodes {text}: a range of nodes is not supported yet; give a fixed number"
-        )
-    return int(match[1])
-
-
-def parse_nodes(
-    *,
-    nnodes: str,
-    node_rank: int,
-    master_addr: str | None,
-    master_port: int | None,
-    rdzv_backend: str,
-    rdzv_endpoint: str,
-    standalone: bool,
-) -> Nodes:
-    """Place this node by torchrun's options. Raises ``UsageError`` where they do not fit."""
-    count = 1 if standalone else parse_nnodes(nnodes)
-    if count == 1:
-        return Nodes(master_port=master_port or 0)
-    endpoint_host, _, endpoint_port = rdzv_endpoint.rpartition(":")
-    if rdzv_backend != "static" and rdzv_endpoint:
-        raise UsageError(
-            f"--rdzv-backend {rdzv_backend} with --nnodes {count}: membership by rendezvous is not"
-            " supported yet; give each node --node-rank, --master-addr and --master-port"
-        )
-    host = master_addr or endpoint_host
-    if not host:
-        raise UsageError(f"--nnodes {count} needs --master-addr: the address of node 0")
-    if not 0 <= node_rank < count:
-        raise UsageError(f"--node-rank {node_rank}: with --nnodes {count} it is 0 to {count - 1}")
-    port = master_port or (int(endpoint_port) if endpoint_port.isdecimal() else DEFAULT_MASTER_PORT)
-    return Nodes(count=count, rank=node_rank, master_host=host, master_port=port)
 
 
 def parse_nproc(text: str, gpu_count: int) -> tuple[int, str | None]:

@@ -17,20 +17,24 @@ Deliver = Callable[[int, Sequence[Observation]], None]
 
 
 class PrintedReceipts:
-    """The output files of a run (path to rank), over all its attempts.
+    """The output files of a run, over all its attempts.
 
     Fed from one thread, which is the one that ``deliver(rank, observations)`` is called in.
     """
 
-    def __init__(
-        self, run: Path, files: Mapping[Path, int], deliver: Deliver, forms: Sequence[Form] = ()
-    ) -> None:
+    def __init__(self, run: Path, deliver: Deliver, forms: Sequence[Form] = ()) -> None:
         self.broken = False  # some of the output was not read; set by who feeds
+        self._run = run
         self._deliver = deliver
-        self._streams = {
-            path: _Stream(rank, LogScan(str(path.relative_to(run)), extra_forms=forms))
-            for path, rank in files.items()
-        }
+        self._forms = forms
+        self._streams: dict[Path, _Stream] = {}
+
+    def follow(self, files: Mapping[Path, int]) -> None:
+        """Know these files too (path to rank); call it before anybody feeds from them."""
+        for path, rank in files.items():
+            if path not in self._streams:
+                name = str(path.relative_to(self._run))
+                self._streams[path] = _Stream(rank, LogScan(name, extra_forms=self._forms))
 
     def feed(self, path: Path, data: bytes) -> None:
         """Take what was appended to ``path``."""

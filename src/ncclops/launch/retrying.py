@@ -19,7 +19,7 @@ class RetryPlan:
     lane: Lane
     rules: RetryRules
     granted: int  # --max-restarts: whatever failed
-    allowed: bool = True  # False with --restart none, and with several nodes
+    allowed: bool = True  # False with --restart none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ def next_attempt(
     progressed: bool,
     random: Callable[[], float],
     escalated: Escalated | None = None,
+    replaces: bool = False,
 ) -> tuple[Decision, NextAttempt | None]:
     """The policy's decision, and the attempt that follows, if one does.
 
@@ -69,7 +70,8 @@ def next_attempt(
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
     stop: it is an order, and not evidence that the failure may be retried. It starts as the
     job's lane starts a retry. So does one for which the workers themselves have ``escalated``,
-    within the policy's limits for any retry.
+    within the policy's limits for any retry. With ``replaces``, the node to be replaced is gone,
+    and another one can take its place.
     """
     decision = decide(
         verdict,
@@ -82,7 +84,7 @@ def next_attempt(
     if not plan.allowed:
         return decision, None
     told = {RESPAWNED_FOR: escalated.failure} if escalated and escalated.failure else {}
-    if decision.action == "retry":
+    if decision.action == "retry" or (decision.action == "replace-node" and replaces):
         return decision, _following(decision, told)
     if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
         environ = start_environ(plan.rules.rows[plan.lane]) | told

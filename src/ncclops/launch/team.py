@@ -23,6 +23,7 @@ class Team:
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
+    hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
     last_faulty: int | None = None
 
     def running(self) -> list[Worker]:
@@ -56,6 +57,14 @@ class Team:
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]
         return next(iter(blamed + failed), None)
 
+    def ends_all(self, worker: Worker) -> bool:
+        """Whether the failure of ``worker`` ends the attempt on all nodes of the job.
+
+        Under in-process restart the others go on without it, on this node or elsewhere, once it
+        had reached the point from which they can.
+        """
+        return not self.restarts_in_process or worker.rank not in self.entered
+
     def endings(self) -> list[Ending]:
         """How the workers ended: first those that did, in their order, then the rest."""
         rest = [worker for worker in self.workers if worker not in self.ended]
@@ -68,7 +77,7 @@ class Team:
             for worker in self.ended
             if worker.exit is not None
             and not worker.exit.ok
-            and worker.rank not in self.asked_to_stop
+            and worker.rank not in self.asked_to_stop | self.hung
         }
 
     def blamed_first(self) -> list[Ending]:
@@ -82,5 +91,5 @@ class Team:
             exit_code=worker.exit.code if worker.exit else None,
             signal=worker.exit.signal if worker.exit else None,
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
-            asked_to_stop=worker.rank in self.asked_to_stop,
+            asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
         )

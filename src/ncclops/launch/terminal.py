@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ncclops.launch import logs
 from ncclops.launch.changes import Changes
@@ -15,15 +15,19 @@ from ncclops.launch.screen import Screen
 
 
 class Terminal:
-    """Shows what the workers of ``job`` write, from :meth:`open` until :meth:`finish`."""
+    """Shows what workers of ``job`` write, from :meth:`open` until :meth:`finish`."""
 
     def __init__(self, job: Job) -> None:
         stdout = sys.stderr if job.stdout_is_data else sys.stdout
-        sources = logs.shown(job.run, job.ranks, job.shown)
-        self._echo = Echo(sources, Screen(stdout.buffer, sys.stderr.buffer))
+        self._job = job
+        self._echo = Echo(Screen(stdout.buffer, sys.stderr.buffer))
 
     def open(self) -> None:
         self._echo.start()
+
+    def follow(self, ranks: Sequence[int]) -> None:
+        """Show what these write too, by local rank; those that are followed stay as they are."""
+        self._echo.follow(logs.shown(self._job.run, ranks, self._job.shown))
 
     def say(self, note: str) -> None:
         """Show a line of our own on stderr, between workers' lines; never blocks the caller."""

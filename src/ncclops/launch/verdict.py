@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ncclops.errors import NcclopsError
 from ncclops.goodput import Goodput
 from ncclops.launch.stopping import StopRequest
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
-_SIGNAL_EXIT_BASE = 128
+SIGNAL_EXIT_BASE = 128
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
@@ -97,7 +98,8 @@ def judge(
     stopped_by: StopRequest | None,
     launcher_lost: bool,
     losses_allowed: bool = False,
-    cannot_start: str | None = None,
+    cannot_start: NcclopsError | None = None,
+    hung: str | None = None,
 ) -> tuple[Outcome, int, str]:
     """Outcome, exit code and reason for a run whose workers ended as ``endings``.
 
@@ -109,7 +111,9 @@ def judge(
     if stopped_by is not None:
         return _judge_stop(endings, stopped_by)
     if cannot_start is not None:
-        return "failed", 1, cannot_start
+        return "failed", cannot_start.exit_code, str(cannot_start)
+    if hung is not None:
+        return "failed", 1, hung
     bad = [ending for ending in endings if not ending.ok]
     # One that ended well because we asked it to stop has not finished the job.
     well = sum(ending.ok and not ending.asked_to_stop for ending in endings)
@@ -124,7 +128,7 @@ def _judge_stop(endings: Sequence[Ending], by: StopRequest) -> tuple[Outcome, in
     forced = [ending for ending in endings if not ending.ok]
     how = f"; {_ranks(forced)} did not come to an end in good order" if forced else ""
     if by.signum is not None:
-        return "interrupted", _SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
+        return "interrupted", SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
     return "stopped", 1 if forced else 0, f"stopped: {by.reason}{how}"
 
 

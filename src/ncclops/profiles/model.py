@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ncclops.errors import ProfileError
@@ -25,19 +26,34 @@ RUN_PLACEHOLDERS = ("run_dir", "rank_dir")
 
 @dataclass(frozen=True)
 class Condition:
-    """When an entry applies; a field that is left out does not restrict."""
+    """When an entry applies; a field that is left out does not restrict.
+
+    ``host`` holds shell-style patterns, one of which the host's name has to match.
+    """
 
     restart: frozenset[RestartMode] | None = None
     torch: str | None = None
     absent: tuple[str, ...] = ()
+    host: tuple[str, ...] | None = None
 
     def holds(
-        self, *, restart: RestartMode, torch: str | None, operator: Mapping[str, str]
+        self,
+        *,
+        restart: RestartMode,
+        torch: str | None,
+        operator: Mapping[str, str],
+        host: str = "",
     ) -> bool:
         """Whether it applies; an unknown torch version meets no condition on it.
 
-        ``operator`` is what the operator has given, exported or on the command line.
+        ``operator`` is what the operator has given, exported or on the command line; ``host``
+        this host's name, with its domain or without.
         """
+        names = {host, host.partition(".")[0]}
+        if self.host is not None and not any(
+            fnmatchcase(name, pattern) for name in names for pattern in self.host
+        ):
+            return False
         if self.restart is not None and restart not in self.restart:
             return False
         if self.torch is not None and (torch is None or not satisfies(torch, self.torch)):
@@ -141,6 +157,15 @@ class Profile:
     sources: tuple[str, ...]
     watch: Watch = Watch()
     growth: Growth = Growth()
+
+    @property
+    def per_host(self) -> tuple[str, ...]:
+        """The variables for which a host's name decides."""
+        return tuple(
+            name
+            for name, entries in self.env.items()
+            if any(entry.when.host is not None for entry in entries)
+        )
 
     def require_nodes(self, nnodes: int) -> None:
         """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""

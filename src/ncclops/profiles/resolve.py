@@ -182,6 +182,7 @@ def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, P
             restart=None if when.restart is None else frozenset(when.restart),
             torch=when.torch,
             absent=tuple(when.absent),
+            host=None if when.host is None else tuple(when.host),
         ),
     )
 

@@ -64,6 +64,7 @@ class ConditionPart(_Part):
     restart: Annotated[list[RestartMode], BeforeValidator(_as_list)] | None = None
     torch: Annotated[str, AfterValidator(_is_version_spec)] | None = None
     absent: Annotated[list[str], BeforeValidator(_as_list)] = []
+    host: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] | None = None
 
 
 class EntryPart(_Part):

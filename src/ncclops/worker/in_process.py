@@ -19,13 +19,14 @@ from ncclops.worker import (
     orders,
     own_wrapper,
     record,
+    reserve,
     script,
     stopping,
 )
 from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
 from ncclops.worker.limits import Limits
 from ncclops.worker.resources import Balance, measure
-from ncclops.worker.variables import RESPAWNED_FOR, RUN_DIR, STARTED
+from ncclops.worker.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.worker.windows import Windows
 
 
@@ -80,6 +81,8 @@ class _Attempts:
             heartbeat_timeout=limits.heartbeat,
             barrier_timeout=limits.barrier,
             completion_timeout=limits.completion,
+            initialize=reserve.Entered(),
+            rank_assignment=reserve.assignment(os.environ.get(ACTIVE_RANKS)),
             on_incident=self._on_incident,
             incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
         )
@@ -101,6 +104,7 @@ class _Attempts:
         assert self._before is not None
         self._before.restore()
         recorder.current().begin_iteration(0)
+        orders.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:

@@ -19,6 +19,8 @@ BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
 LIMITS = "NCCLOPS_LIMITS"
 # Why the attempt before this one asked for new processes; absent where it did not.
 RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
+# How many ranks train, where more take part: the others are in reserve (``in_process``).
+ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 
 OURS = (
     AGENT_PID,
@@ -31,4 +33,5 @@ OURS = (
     BOOTSTRAP_BARRIER,
     LIMITS,
     RESPAWNED_FOR,
+    ACTIVE_RANKS,
 )
