@@ -10,6 +10,9 @@ model must read the step size off the first numbers to predict the rest. Runs un
 with NCCL where every rank has a GPU and Gloo otherwise. It can be stopped and started at any
 point: every start goes on from the last checkpoint. The global batch does not depend on the
 number of ranks, so neither does the loss, beyond rounding.
+
+To see what a fault does, inject one, once in a run: ``TRAIN_DDP_FAULT=raise:1:5`` raises on rank 1
+at step 5; ``kill`` ends the rank with SIGKILL, ``hang`` has it sleep for good.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -86,6 +90,20 @@ def default_checkpoint() -> Path:
     return Path(os.environ.get("NCCLOPS_RUN_DIR", ".")) / "checkpoints" / "train_ddp.pt"
 
 
+def inject_fault(step: int, rank: int, marker: Path) -> None:
+    """The fault that TRAIN_DDP_FAULT asks for, unless ``marker`` says that it has been."""
+    kind, victim, at = os.environ.get("TRAIN_DDP_FAULT", "none:0:0").split(":")
+    if kind == "none" or (rank, step) != (int(victim), int(at)) or marker.exists():
+        return
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    if kind == "raise":
+        raise RuntimeError(f"injected on rank {rank} at step {step}")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(24 * 3600)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small transformer with DDP.")
     parser.add_argument("--steps", type=int, default=150)
@@ -100,13 +118,16 @@ def train(arguments: argparse.Namespace, device: torch.device) -> float:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(Transformer().to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    # The usual eps of 1e-8 would turn rounding in gradients that are next to nothing into steps of
+    # full size, and another number of ranks into another loss.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-5)
     first = load(arguments.checkpoint, arguments.steps, model.module, optimizer)
     dist.barrier()  # nobody overwrites the checkpoint before everybody has read it
     if first and rank == 0:
         print(f"resumed from {arguments.checkpoint} at step {first}")
     loss_value = float("nan")
     for step in range(first, arguments.steps):
+        inject_fault(step, rank, arguments.checkpoint.with_suffix(".fault"))
         began = time.perf_counter()
         walk = batch_of(step, arguments.batch, rank, world_size, device)
         logits = model(walk[:, :-1])

@@ -140,3 +140,8 @@ def test_neither_torch_nor_pydantic_is_loaded_by_the_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_empty_log_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    assert document(str(tmp_path / "empty.log"))["verdict"]["summary"] == "the input is empty"

@@ -128,7 +128,7 @@ def test_a_running_process() -> None:
         ("pid:x", "write a process as pid:1234"),
         ("pid:4194304999", "there is no such process"),
         ("other.json", "not a snapshot: write one with"),
-        ("broken.json", "not a snapshot: Expecting"),
+        ("broken.json", "not a snapshot but other text .Expecting"),
         ("empty", "holds neither environment.json nor run.json"),
     ],
 )

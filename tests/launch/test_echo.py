@@ -22,7 +22,8 @@ def no_colour_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def show(path: Path, content: bytes, stream: BinaryIO, notes: tuple[str, ...] = ()) -> None:
     path.write_bytes(content)
-    echo = Echo([Source(3, path, to_stderr=False)], Screen(stream, stream))
+    echo = Echo(Screen(stream, stream))
+    echo.follow([Source(3, path, to_stderr=False)])
     echo.start()
     for note in notes:
         echo.say(note)
@@ -36,7 +37,8 @@ def test_a_progress_bar_moves_in_place_on_a_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     os.set_blocking(master, False)
     with os.fdopen(slave, "wb", buffering=0) as terminal:
-        echo = Echo([Source(3, path, to_stderr=False)], Screen(terminal, terminal))
+        echo = Echo(Screen(terminal, terminal))
+        echo.follow([Source(3, path, to_stderr=False)])
         echo.start()
         with path.open("ab", buffering=0) as log:
             shown = b""
@@ -73,7 +75,8 @@ def test_one_stream_may_go_and_the_other_stays(tmp_path: Path) -> None:
     err.write_bytes(b"two\n")
     with os.fdopen(writer, "wb", buffering=0) as gone, (tmp_path / "shown").open("w+b") as stream:
         sources = [Source(0, out, to_stderr=False), Source(0, err, to_stderr=True)]
-        echo = Echo(sources, Screen(gone, stream))
+        echo = Echo(Screen(gone, stream))
+        echo.follow(sources)
         echo.start()
         echo.finish()
         stream.seek(0)

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ncclops.errors import UsageError
 from ncclops.launch.options import (
-    Nodes,
     Shown,
     Target,
     check_target,
-    parse_nodes,
     parse_nproc,
     parse_shown,
+    target_of,
 )
 
 EVERYONE = frozenset(range(4))
 NOBODY: frozenset[int] = frozenset()
-
-
-def nodes(**given: Any) -> Nodes:
-    defaults = {
-        "nnodes": "1",
-        "node_rank": 0,
-        "master_addr": None,
-        "master_port": None,
-        "rdzv_backend": "static",
-        "rdzv_endpoint": "",
-        "standalone": False,
-    }
-    return parse_nodes(**(defaults | given))
 
 
 class TestNproc:
@@ -58,38 +43,6 @@ class TestNproc:
     def test_gpu_without_one_is_refused(self) -> None:
         with pytest.raises(UsageError, match="no GPU"):
             parse_nproc("gpu", 0)
-
-
-class TestNodes:
-    def test_one_node_needs_nothing_and_has_a_port_picked(self) -> None:
-        assert nodes() == Nodes(count=1, rank=0, master_host=None, master_port=0)
-
-    def test_one_node_ignores_the_rendezvous_that_torchrun_lines_carry(self) -> None:
-        assert nodes(nnodes="1:1", rdzv_backend="c10d", rdzv_endpoint="localhost:0").count == 1
-
-    def test_several_nodes_by_master_address(self) -> None:
-        assert nodes(nnodes="2", node_rank=1, master_addr="n0") == Nodes(
-            count=2, rank=1, master_host="n0", master_port=29500
-        )
-
-    def test_static_endpoint_is_the_master_address(self) -> None:
-        placed = nodes(nnodes="2", rdzv_endpoint="n0:1234")
-        assert (placed.master_host, placed.master_port) == ("n0", 1234)
-
-    @pytest.mark.parametrize(
-        ("given", "names"),
-        [
-            ({"nnodes": "0"}, "--nnodes"),
-            ({"nnodes": "two"}, "--nnodes"),
-            ({"nnodes": "1:4"}, "range"),
-            ({"nnodes": "2"}, "--master-addr"),
-            ({"nnodes": "2", "master_addr": "n0", "node_rank": 2}, "--node-rank"),
-            ({"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "n0:1"}, "--rdzv-backend"),
-        ],
-    )
-    def test_what_does_not_fit_is_refused_by_name(self, given: dict[str, Any], names: str) -> None:
-        with pytest.raises(UsageError, match=names):
-            nodes(**given)
 
 
 class TestShown:
@@ -144,3 +97,21 @@ class TestTarget:
         monkeypatch.chdir(tmp_path)
         check_target(Target("module", "trainer"))
         check_target(Target("module", "json.tool"))
+
+    def test_a_function_of_a_file_is_told_from_a_file_of_that_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "train.py").write_text("def main(): pass\nfrom os import getcwd as where\n")
+        (tmp_path / "odd.py:name").touch()
+        monkeypatch.chdir(tmp_path)
+        kinds = {
+            name: target_of(name, (), module=False, program=False).kind
+            for name in ("train.py", "train.py:main", "odd.py:name", "train.py:not-a-name")
+        }
+        assert list(kinds.values()) == ["script", "function", "script", "script"]
+        for found in ("main", "where"):
+            check_target(Target("function", f"train.py:{found}"))
+        with pytest.raises(UsageError, match=r"train.py has no function mian; it defines main"):
+            check_target(Target("function", "train.py:mian"))
+        with pytest.raises(UsageError, match=r"gone.py does not exist"):
+            check_target(Target("function", "gone.py:main"))

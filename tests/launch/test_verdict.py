@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from datetime import timedelta
 from typing import Any
 
+from ncclops.launch.stopping import StopRequest
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
 
 
@@ -28,10 +30,21 @@ def test_the_first_failure_is_the_one_nobody_asked_for() -> None:
     assert reason == "rank 1 exited with code 7"
 
 
-def test_a_stop_is_an_interruption_even_if_workers_then_end_well() -> None:
+def test_a_stop_by_a_signal_is_an_interruption_even_if_workers_then_end_well() -> None:
     for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        outcome, exit_code, _ = judge([ending(0)], stopped_by=signum, launcher_lost=False)
+        by = StopRequest(reason=signum.name, grace=timedelta(seconds=1), signum=signum)
+        outcome, exit_code, _ = judge([ending(0)], stopped_by=by, launcher_lost=False)
         assert (outcome, exit_code) == ("interrupted", code)
+
+
+def test_a_stop_on_demand_is_a_success_if_all_came_to_an_end_in_good_order() -> None:
+    by = StopRequest(reason="no more budget", grace=timedelta(seconds=1))
+    verdict = judge([ending(0)], stopped_by=by, launcher_lost=False)
+    assert verdict == ("stopped", 0, "stopped: no more budget")
+    endings = [ending(0), ending(1, None, signal="SIGTERM")]
+    outcome, code, reason = judge(endings, stopped_by=by, launcher_lost=False)
+    assert (outcome, code) == ("stopped", 1)
+    assert reason.endswith("rank 1 did not come to an end in good order")
 
 
 def test_a_killed_launcher_is_a_failure_not_an_interruption() -> None:

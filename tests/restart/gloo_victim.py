@@ -36,17 +36,23 @@ def main(how: str) -> None:
         time.sleep(1.0)  # ... and waits for ours
         os.kill(peer, signal.SIGSTOP)
 
+    about_to_block = threading.Event()
+
     def abort() -> None:
-        time.sleep(1.0)  # the main thread is certainly blocked by then, or is about to be
+        about_to_block.wait()
+        time.sleep(1.0)  # nothing announces that a thread is blocked in C
         print("connections", _gloo_sockets.shut_down_gloo_connections(), flush=True)
         print("listeners", _gloo_sockets.answer_gloo_rendezvous(3), flush=True)
 
     thread = threading.Thread(target=abort)
     thread.start()
     try:
+        if how == "rendezvous":
+            about_to_block.set()
         join(server.port, 0)
         if how == "collective":
             os.kill(peer, signal.SIGSTOP)
+            about_to_block.set()
             dist.all_reduce(torch.ones(1))
         print("went on")
     except RuntimeError:

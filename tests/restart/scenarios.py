@@ -223,7 +223,7 @@ def hanging(worker: Worker) -> Any:
         else:
             raise AssertionError(how)
 
-    return worker.wrap(main, **HANG)()
+    return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **HANG)()
 
 
 @scenario
@@ -510,81 +510,3 @@ def written_incidents(worker: Worker) -> Any:
         return worker.finish(call)
 
     return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **FAST)()
-
-
-@scenario
-def soak(worker: Worker) -> Any:
-    """A toy training with checkpoints, in which each fault of the schedule strikes once.
-
-    A fault is ``[step, rank, kind, place]``: it strikes ``rank`` when it first comes to ``place``
-    at or after ``step``. The result does not depend on the number of ranks, hence not on faults.
-    """
-    steps = worker.parameters["steps"]
-    mine = [fault for fault in worker.parameters["faults"] if fault[1] == worker.rank]
-    checkpoint = worker.directory / "checkpoint.json"
-    progress = {"step": 0}
-
-    def strike(place: str) -> None:
-        for number, (step, _, kind, where) in enumerate(mine):
-            done = worker.directory / f"struck-{worker.rank}-{number}"
-            if where == place and progress["step"] >= step and not done.exists():
-                done.touch()
-                worker.note("strike", kind=kind, place=place)
-                suffer(kind)
-
-    def suffer(kind: str) -> None:
-        if kind == "exception":
-            raise ValueError("soak")
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if kind == "sleep":
-            time.sleep(600)
-        if kind == "gil":
-            gil_holding_sleep(600)
-
-    class Initialize(inprocess.initialize.Initialize):
-        def __call__(self, state: FrozenState) -> FrozenState:
-            strike("initialize")
-            return state
-
-    class Check(inprocess.health_check.HealthCheck):
-        def __call__(self, state: FrozenState) -> FrozenState:
-            strike("health_check")
-            return state
-
-    def train(call: inprocess.CallWrapper) -> float:
-        dist.init_process_group("gloo")
-        start, weight = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, 0.0)
-        for step in range(start, steps):
-            progress["step"] = step
-            strike("step")
-            gradient = torch.tensor([float(step % 7)])
-            dist.all_reduce(gradient)
-            strike("reduced")
-            weight += float(gradient) / dist.get_world_size()
-            if dist.get_rank() == 0:
-                with call.atomic():
-                    draft = checkpoint.with_suffix(".tmp")
-                    draft.write_text(json.dumps([step + 1, weight]))
-                    draft.replace(checkpoint)
-            time.sleep(0.005)
-        dist.barrier()
-        dist.destroy_process_group()
-        worker.note(
-            "held",
-            fds=len(list(Path("/proc/self/fd").iterdir())),
-            threads=len(list(Path("/proc/self/task").iterdir())),
-        )
-        return weight
-
-    limit = inprocess.Compose(
-        inprocess.initialize.RetryController(max_iterations=200), Initialize()
-    )
-    # Eight ranks share what cores there are: a hard timeout that a busy machine can cause would
-    # take ranks away that nothing struck.
-    timing = {**HANG, "hard_timeout": seconds(40)}
-    return worker.wrap(
-        train, initialize=limit, health_check=Check(), barrier_timeout=seconds(80), **timing
-    )()

@@ -130,7 +130,8 @@ def test_calls_are_independent_and_repeatable(job: Job) -> None:
 def test_incidents_are_written_once_for_the_job_and_by_the_rank_that_left(job: Job) -> None:
     job.start(2, "written_incidents").wait()
     directory = job.directory / "incidents" / "0"
-    assert sorted(p.name for p in directory.iterdir()) == ["incident.json", "left-rank1.json"]
+    names = sorted(p.name for p in directory.iterdir())
+    assert names == ["incident.json", "left-rank1.json", "rank0", "rank1"]
     incident = json.loads((directory / "incident.json").read_text())
     assert incident["schema"] == "ncclops.incident/1"
     assert incident["cause"] == "left"

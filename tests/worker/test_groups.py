@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+
+from ncclops.launch.ladder import build_ladder
+from ncclops.profiles import Growth, Timeouts
 
 SCRIPT = """
 from datetime import timedelta
@@ -33,13 +37,15 @@ print("exported", dist.init_process_group is dist.distributed_c10d.init_process_
 dist.destroy_process_group()
 """
 
+LIMITS = build_ladder(Timeouts(process_group=timedelta(hours=2))).for_workers(Growth()).to_json()
+
 
 def test_the_script_keeps_what_it_names_and_gets_the_rest(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-m", "ncclops.worker", str(script)],
-        env={**os.environ, "NCCLOPS_PROCESS_GROUP_TIMEOUT_S": "7200"},
+        env={**os.environ, "NCCLOPS_LIMITS": LIMITS},
         capture_output=True,
         text=True,
         timeout=120,

@@ -29,7 +29,7 @@ _SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", 
 _ERROR_FILES = {"error.json", "reply.json"}
 _NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
 # Stacks and dumps taken after the failure: they quote code, not what happened.
-_NOT_LOG_FOLDERS = {"incidents"}
+_NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20
 
 

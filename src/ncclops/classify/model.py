@@ -7,6 +7,7 @@ decision; the signatures are data (``signatures/*.toml``) and the ranking is in 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -205,6 +206,23 @@ class Verdict:
         if self.class_ == "unknown":
             return 12
         return 10 if self.eligible else 11
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """The inverse of ``as_json``; what was added to the document is left out."""
+        retry = data["retry"]
+        return cls(
+            class_=data["class"],
+            signature=data["signature"],
+            confidence=data["confidence"],
+            rank=data["rank"],
+            rank_began_it=data["rank_began_it"],
+            phase=data["phase"],
+            summary=data["summary"],
+            retry_policy=retry["policy"],
+            retry_reason=retry["reason"],
+            remedy=tuple(data["remedy"]),
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {

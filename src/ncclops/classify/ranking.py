@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from ncclops.classify.model import Hit, Report, Stats
 from ncclops.classify.observations import COLLECTIVES_DONE, Observations
-from ncclops.classify.verdicts import evidence_for, verdict_on, verdict_without_failure
+from ncclops.classify.verdicts import (
+    evidence_for,
+    nothing_read,
+    verdict_on,
+    verdict_without_failure,
+)
 
 _RESTART = "context-restart"
 _INIT_PHASE = "context-init-phase"
@@ -26,7 +31,8 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
     crashes = _crashes_of_teardown(candidates, seen)
     ordered = sorted(candidates, key=lambda hit: _rank_key(hit, crashes, seen))
     if not ordered:
-        return Report(verdict_without_failure(seen), (), stats, notes)
+        verdict = verdict_without_failure(seen) if stats.bytes else nothing_read()
+        return Report(verdict, (), stats, notes)
     leader = ordered[0]
     verdict = verdict_on(leader, ordered, context, seen)
     return Report(verdict, tuple(evidence_for(leader, ordered)), stats, notes)

@@ -191,6 +191,11 @@ def verdict_without_failure(seen: Observations) -> Verdict:
     return _unknown("no known failure and no sign of a running job")
 
 
+def nothing_read() -> Verdict:
+    """Of input without a byte, nothing can be said."""
+    return _unknown("the input is empty")
+
+
 def _healthy(confidence: float, summary: str) -> Verdict:
     return Verdict(class_="healthy", confidence=confidence, summary=summary)
 

@@ -15,11 +15,18 @@ import typer
 
 from ncclops._version import __version__
 from ncclops.cli import env as env_commands
+from ncclops.cli import flight as flight_commands
 from ncclops.cli import profile as profile_commands
 from ncclops.cli import receipt as receipt_commands
 from ncclops.cli import store as store_commands
+from ncclops.cli.bundle import bundle
 from ncclops.cli.classify import classify
+from ncclops.cli.incident import incident
 from ncclops.cli.launch import launch
+from ncclops.cli.report import report
+from ncclops.cli.status import status
+from ncclops.cli.stop import stop
+from ncclops.cli.where import where
 from ncclops.errors import NcclopsError
 
 _EPILOG = """
@@ -40,8 +47,15 @@ app = typer.Typer(
 )
 # What follows the script belongs to the script, whatever it looks like.
 app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
+app.command()(status)
+app.command()(stop)
 app.command()(classify)
+app.command()(incident)
+app.command()(where)
+app.command()(bundle)
+app.command()(report)
 app.add_typer(env_commands.app, name="env")
+app.add_typer(flight_commands.app, name="flight")
 app.add_typer(profile_commands.app, name="profile")
 app.add_typer(receipt_commands.app, name="receipt")
 app.add_typer(store_commands.app, name="store")

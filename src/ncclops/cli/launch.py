@@ -29,7 +29,6 @@ TorchrunOnly = Annotated[str | None, typer.Option(hidden=True)]
 _NOTHING_TO_DO = {
     "--monitor-interval": "nothing is polled here",
     "--start-method": "each worker is a new process",
-    "--rdzv-conf": "there is no rendezvous to configure",
 }
 
 _MODES: dict[Restart, RestartMode] = {
@@ -47,7 +46,10 @@ _OUTPUT = "Output"
 def launch(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Training script, or with -m a module.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT", help="Training script, FILE.py:FUNCTION, or with -m a module."
+        ),
     ],
     profile: Annotated[
         list[str] | None,
@@ -78,6 +80,15 @@ def launch(
             "--keep", metavar="K", rich_help_panel=_OURS, help="Leave a variable as it is here."
         ),
     ] = None,
+    timeout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--timeout",
+            metavar="NAME=TIME",
+            rich_help_panel=_OURS,
+            help="Set a timeout of the profile, such as soft=90s; --dry-run lists them.",
+        ),
+    ] = None,
     restart: Annotated[
         Restart,
         typer.Option(
@@ -91,6 +102,14 @@ def launch(
             metavar="DIR",
             rich_help_panel=_OURS,
             help="The run directory itself. Default: runs/<run id>.",
+        ),
+    ] = None,
+    control_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            rich_help_panel=_OURS,
+            help="Serve status and metrics over TCP too, on loopback unless HOST says otherwise.",
         ),
     ] = None,
     require_receipt: Annotated[
@@ -116,20 +135,22 @@ def launch(
         ),
     ] = False,
     nproc_per_node: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="N|auto|gpu|cpu", rich_help_panel=_WORKERS, help="Workers on this node."
+            metavar="N|auto|gpu|cpu",
+            rich_help_panel=_WORKERS,
+            help="Workers on this node. Default: one per GPU (auto).",
         ),
-    ] = "auto",
+    ] = None,
     max_restarts: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             metavar="N",
             rich_help_panel=_WORKERS,
-            help="How often to start all workers again.",
+            help="How often to start all workers again. Default: 0.",
         ),
-    ] = 0,
+    ] = None,
     module: Annotated[
         bool,
         typer.Option(
@@ -151,11 +172,19 @@ def launch(
         ),
     ] = False,
     nnodes: Annotated[
-        str, typer.Option(metavar="N", rich_help_panel=_NODES, help="Number of nodes.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            metavar="N[:M]",
+            rich_help_panel=_NODES,
+            help="Number of nodes that train, and with spares in all. Default: 1, or the step's.",
+        ),
+    ] = None,
     node_rank: Annotated[
-        int, typer.Option(metavar="I", rich_help_panel=_NODES, help="This node's place, from 0.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0, metavar="I", rich_help_panel=_NODES, help="This node's place, from 0 (static)."
+        ),
+    ] = None,
     master_addr: Annotated[
         str | None,
         typer.Option(
@@ -173,23 +202,50 @@ def launch(
         ),
     ] = None,
     rdzv_backend: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME", rich_help_panel=_NODES, help="static, or any on a single node."
+            metavar="c10d|static",
+            rich_help_panel=_NODES,
+            help="How several nodes meet. Default: static, or c10d with --rdzv-endpoint alone.",
         ),
-    ] = "static",
+    ] = None,
     rdzv_endpoint: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HOST:PORT",
             rich_help_panel=_NODES,
-            help="The same as --master-addr and --master-port.",
+            help="Where they meet: a node, which then hosts the store, or a store elsewhere.",
         ),
-    ] = "",
+    ] = None,
     rdzv_id: Annotated[
         str | None,
         typer.Option(
             metavar="ID", rich_help_panel=_NODES, help="The job's name. Default: the run id."
+        ),
+    ] = None,
+    rdzv_conf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K=V,…",
+            rich_help_panel=_NODES,
+            help="join_timeout=600, last_call_timeout=30, keep_alive_interval=5,"
+            " keep_alive_max_attempt=3 (seconds), is_host.",
+        ),
+    ] = None,
+    local_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDR",
+            rich_help_panel=_NODES,
+            help="Address of this node for the others. Default: that of the route to the store.",
+        ),
+    ] = None,
+    allow_difference: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=_NODES,
+            help="Start although nodes differ in this variable or fact; counts on node 0.",
         ),
     ] = None,
     log_dir: Annotated[
@@ -223,7 +279,6 @@ def launch(
     ] = "0",
     monitor_interval: TorchrunOnly = None,
     start_method: TorchrunOnly = None,
-    rdzv_conf: TorchrunOnly = None,
     local_ranks_filter: Annotated[
         str,
         typer.Option(
@@ -238,36 +293,45 @@ def launch(
     A torchrun command line works with the first word changed. What follows SCRIPT is the script's.
     """
     from ncclops.cli.env import parse_overrides, resolve_profile
-    from ncclops.launch import command, options
+    from ncclops.launch import command, options, placing
 
-    given = (monitor_interval, start_method, rdzv_conf)
+    given = (monitor_interval, start_method)
     for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
         if value is not None:
             _output.note(f"{option} has no effect: {why}")
-    nodes = options.parse_nodes(
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        rdzv_backend=rdzv_backend,
-        rdzv_endpoint=rdzv_endpoint,
+    placed = placing.place(
+        placing.Given(
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            rdzv_backend=rdzv_backend,
+            rdzv_endpoint=rdzv_endpoint,
+            rdzv_id=rdzv_id,
+            rdzv_conf=rdzv_conf,
+            local_addr=local_addr,
+            nproc=nproc_per_node,
+            max_restarts=max_restarts,
+        ),
         standalone=standalone,
     )
-    remarks: list[str] = []
+    remarks = list(placed.remarks)
+    meeting = placed.meeting
     prepared = command.prepare(
         command.Request(
-            target=options.Target(
-                kind="module" if module else "program" if no_python else "script",
-                name=script,
-                arguments=tuple(context.args),
+            target=options.target_of(script, tuple(context.args), module=module, program=no_python),
+            profile=resolve_profile(
+                profile, nnodes=meeting.active if meeting else 1, say=remarks.append
             ),
-            profile=resolve_profile(profile, nnodes=nodes.count, say=remarks.append),
             remarks=remarks,
             overrides=parse_overrides(set_, unset, keep),
-            nodes=nodes,
-            nproc=nproc_per_node,
+            timeouts=timeout or [],
+            meeting=meeting,
+            master_port=master_port or 0,
+            allowed_differences=tuple(allow_difference or ()),
+            nproc=placed.nproc,
             restart=_MODES[restart],
-            max_restarts=max_restarts,
+            max_restarts=placed.max_restarts,
             job_id=rdzv_id,
             run_dir=run_dir,
             log_dir=log_dir,
@@ -275,6 +339,7 @@ def launch(
             redirects=redirects,
             local_ranks=local_ranks_filter,
             require_receipt=require_receipt,
+            control_listen=control_listen,
             stdout_is_data=as_json,
         )
     )
@@ -293,7 +358,9 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
     for remark in prepared.remarks:
         _output.note(remark)
     described = prepared.to_json()
-    timeouts = ", ".join(f"{name} {value or '-'}" for name, value in described["timeouts"].items())
+    timeouts = ", ".join(
+        f"{name} {value}" for name, value in described["timeouts"].items() if value
+    )
     lines = [
         f"stack     {prepared.stack.line()}",
         f"command   {shlex.join(prepared.argv)}",

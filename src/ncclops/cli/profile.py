@@ -114,7 +114,15 @@ def _document(profile: Profile) -> dict[str, Any]:
         "timeouts": {
             name: value and format_duration(value)
             for name, value in asdict(profile.timeouts).items()
+            if name != "groups"
+        }
+        | {
+            "groups": {
+                pattern: format_duration(value)
+                for pattern, value in profile.timeouts.groups.items()
+            }
         },
+        "growth": asdict(profile.growth),
         "env": {
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
@@ -136,6 +144,7 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
             "restart": None if when.restart is None else sorted(when.restart),
             "torch": when.torch,
             "absent": list(when.absent),
+            "host": None if when.host is None else list(when.host),
         },
         "why": entry.why,
         "reference": entry.reference,
@@ -153,8 +162,13 @@ def _print_profile(profile: Profile) -> None:
     console.print(Text(profile.description))
     for name, value in profile.parameters.items():
         console.print(Text(f"parameter {name} = {value}"))
+    groups = document["timeouts"].pop("groups")
     for name, value in document["timeouts"].items():
         console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
+    for pattern, value in groups.items():
+        console.print(Text(f"timeout of groups {pattern} = {value}, after warm-up"))
+    for name, value in document["growth"].items():
+        console.print(Text(f"growth over restarts {name} = {value}"))
     for section, value in profile.retry.items():
         console.print(Text(f"retry {section} = {value}"))
     for name, entries in profile.env.items():
@@ -181,6 +195,8 @@ def _entry_line(entry: Entry) -> str:
         conditions.append(f"restart {' or '.join(sorted(entry.when.restart))}")
     if entry.when.torch is not None:
         conditions.append(f"torch {entry.when.torch}")
+    if entry.when.host is not None:
+        conditions.append(f"host {' or '.join(entry.when.host)}")
     if entry.when.absent:
         conditions.append(f"{' and '.join(entry.when.absent)} not set")
     if entry.follows is not None:

@@ -63,6 +63,8 @@ def explain(
 
 
 def _unknown(name: str) -> str:
+    if not name.strip():
+        return "an empty name explains nothing: name a variable, such as NCCL_DEBUG"
     near = nearest_names(name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     scope = "not in the catalogue" if is_covered(name) or near else "not one the catalogue covers"

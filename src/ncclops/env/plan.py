@@ -6,6 +6,7 @@ Precedence, lowest first: profile ``default`` < what the operator has exported <
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -27,10 +28,11 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What conditions in a profile look at: the restart mode and the installed torch."""
+    """What conditions in a profile look at: restart mode, installed torch, this host's name."""
 
     restart: RestartMode = DEFAULT_RESTART_MODE
     torch: str | None = None
+    host: str = field(default_factory=socket.gethostname)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ def _first_match(
     entries: tuple[Entry, ...], context: PlanContext, operator: Mapping[str, str]
 ) -> Entry | None:
     for entry in entries:
-        if entry.when.holds(restart=context.restart, torch=context.torch, operator=operator):
+        if entry.when.holds(
+            restart=context.restart, torch=context.torch, operator=operator, host=context.host
+        ):
             return entry
     return None
 

@@ -111,7 +111,10 @@ def load(what: str) -> Snapshot:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"{what}: cannot be read: {reason}") from None
     except json.JSONDecodeError as error:
-        raise UsageError(f"{path}: not a snapshot: {error}") from None
+        raise UsageError(
+            f"{path}: not a snapshot but other text ({error}): write one with"
+            " `ncclops env snapshot`, or look at a job script with `ncclops env lint`"
+        ) from None
     return _from_document(document, what, path)
 
 

@@ -7,71 +7,43 @@ wait is for an event: a pidfd for a process's end, a signal, or a deadline.
          ^                                 +-> asked to stop -> stop all ----> verdict
          |                                 +-> one failed -> stop the others -> verdict
          +-------- while restarts are left ------------------------+
+
+This module composes: ``attempt`` is what happens between start and end of the workers, ``events``
+what workers tell meanwhile, ``conclusion`` the verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import socket
-import sys
-import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from ncclops.classify import Report
-from ncclops.classify.policy import Attempt, Decision
+from ncclops.classify.model import Verdict as ClassifiedAs
+from ncclops.classify.policy import Decision
+from ncclops.control.server_process import ControlServer
 from ncclops.durations import format_duration
-from ncclops.env import snapshot
-from ncclops.errors import NcclopsError, ReceiptMissing
-from ncclops.launch import logs, proctree, report, store, workers
-from ncclops.launch.echo import Echo
-from ncclops.launch.history import JobHistory
+from ncclops.errors import NcclopsError
+from ncclops.launch import conclusion, logs, proctree, report
+from ncclops.launch.attempt import RunningAttempt, Scene
+from ncclops.launch.changes import Changes
+from ncclops.launch.company import Alone, Company, LocalEnd, Settled
 from ncclops.launch.inbox import Inbox
-from ncclops.launch.livescan import Diagnosis, LiveScan
-from ncclops.launch.options import Shown
-from ncclops.launch.retrying import NextAttempt, RetryPlan, next_attempt
-from ncclops.launch.rundir import RunDirectory
-from ncclops.launch.screen import Screen
-from ncclops.launch.stopping import StopSignals
+from ncclops.launch.job import Job
+from ncclops.launch.livescan import Diagnosis
+from ncclops.launch.place import Place
+from ncclops.launch.printed import PrintedReceipts
+from ncclops.launch.retrying import Escalated, NextAttempt, next_attempt
+from ncclops.launch.steering import Steering
+from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.store import NOWHERE
 from ncclops.launch.team import Team
-from ncclops.launch.verdict import Verdict, judge
+from ncclops.launch.terminal import Terminal
 from ncclops.receipts import pages
-from ncclops.worker.variables import AGENT_PID, STARTED
-
-# For a worker's own children once it has ended: time to flush a log or finish an upload.
-_EVIDENCE_LINES = 5
-_LEFTOVER_GRACE = timedelta(seconds=5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Everything the agent needs, checked and settled before it starts.
-
-    ``environs`` is the environment under the plan, one per local rank; what identifies a worker
-    is added at each attempt. ``listener`` is the store's socket where this node hosts the store.
-    """
-
-    run: RunDirectory
-    argv: list[str]
-    environs: list[Mapping[str, str]]
-    layout: workers.Layout
-    job_id: str
-    retry: RetryPlan
-    history: JobHistory  # attempts of this job, under earlier agents too
-    stop_grace: timedelta
-    shown: Shown
-    restarts_in_process: bool  # a worker that ends does not end the others
-    listener: socket.socket | None
-    require_receipt: bool = False  # a run without a healthy receipt is not a success
-    stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
+from ncclops.receipts.observation import Observation
 
 
 def run_agent(job: Job) -> int:
@@ -81,338 +53,264 @@ def run_agent(job: Job) -> int:
 
 class _Agent:
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._run = job.run
-        self._team = Team(job.restarts_in_process)
-        self._diagnosis: Diagnosis | None = None
-        self._decision: Decision | None = None
-        self._receipt: dict[str, Any] | None = None
-        self._server: store.StoreServer | None = None
-        self._changed = asyncio.Event()  # a worker ended, or a signal came
-        self._interrupted_by: signal.Signals | None = None  # where the stop decided the outcome
-        self._cannot_start: str | None = None
+        self._job, self._run = job, job.run
         self._began = time.monotonic()
-        self._ranks = [job.layout.rank(local) for local in range(job.layout.nproc)]
-        self._stop = StopSignals(
-            self._changed,
-            on_first=self._on_first_stop,
+        self._changes = Changes()
+        self._stop = StopRequests(
+            self._changes,
+            job.stop_grace,
+            on_request=self._on_stop_request,
             pass_on=self._pass_on,
         )
+        self._attempt: RunningAttempt | None = None
+        self._company: Company | None = None
+        self._settled = Settled()
+        self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
-        logs.make(self._run, self._ranks)
-        stdout = sys.stderr if self._job.stdout_is_data else sys.stdout
-        self._echo = Echo(
-            logs.shown(self._run, self._ranks, self._job.shown),
-            Screen(stdout.buffer, sys.stderr.buffer),
+        job, run = self._job, self._run
+        self._terminal = Terminal(job)
+        self._terminal.open()
+        self._control = ControlServer(
+            run.path,
+            Steering(job, self._stop, self._team),
+            say=self._terminal.say,
+            tcp=job.control_listener,
         )
-        self._echo.start()
         self._stop.take(self._on_child_end)
-        events = {rank: self._run.worker_events(rank) for rank in self._ranks}
-        self._inbox = Inbox(events, self._on_worker_event)
-        self._inbox.open()
-        attempts = await self._run_attempts()
+        self._listen()
+        self._control.start()
+        self._company = self._find_company()
+        last, diagnosis = await self._run_attempts(self._company)
+        await self._company.leave()
         self._inbox.close()
-        pages.settle_all(self._run.path)
-        self._receipt = await asyncio.to_thread(report.judge_receipt, self._run.path)
-        verdict = self._conclude(attempts)
-        if await self._finish_echo():
-            report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
+        self._receipts.close()
+        pages.settle_all(run.path)
+        verdict = conclusion.conclude(
+            conclusion.Ended(
+                job=job,
+                last=last,
+                diagnosis=diagnosis,
+                settled=self._settled,
+                receipt=await asyncio.to_thread(report.judge_receipt, run.path, self._printed),
+                stopped_by=self._stopped_by,
+                launcher_lost=self._stop.launcher_lost,
+                seconds=time.monotonic() - self._began,
+            )
+        )
+        await self._control.close()  # from here on the run directory has it all
+        signals = self._stop.signals
+        if await self._terminal.finish(
+            self._changes, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
+        ):
+            report.print_verdict(verdict, run, as_json=job.stdout_is_data)
         return verdict.exit_code
 
     # --- phases -----------------------------------------------------------------------------
 
-    async def _run_attempts(self) -> int:
-        """Start all workers until they end well or no attempt may follow; how often that was."""
-        history, number = self._job.history, 0
-        environ: dict[str, str] = {}
-        while True:
-            scan = LiveScan(logs.output(self._run, self._ranks))
-            scan.start()
-            try:
-                self._spawn(number, environ)
-            except (NcclopsError, OSError) as error:
-                self._cannot_start = f"cannot start attempt {number + 1}: {error}"
-            await self._watch()
-            self._interrupted_by = self._stop.first
-            failed = self._team.final_failure()
-            await self._stop_workers()
-            if failed is not None:
-                # The first to end need not be the one to blame; by now all have ended.
-                failed = self._team.final_failure() or failed
-                self._run.event("fault", rank=failed.rank, cause=str(failed.exit), attempt=number)
-            self._close_store()
-            self._end_leftovers()
-            self._diagnosis = await asyncio.to_thread(
-                scan.finish,
-                self._team.failed_statuses(),
-                starting_up=not self._team.bootstrapped,
-            )
-            if failed is None or self._stop.first is not None or self._cannot_start:
-                return number + 1
-            following = self._decide(history)
-            number += 1
-            if following is None or not await self._cool_down(following.cooldown):
-                return number
-            environ = following.environ
+    def _find_company(self) -> Company:
+        """The agents of the other nodes, or nobody."""
+        job = self._job
+        if job.party is None:
+            assert job.listener is not None  # a single node hosts its store itself
+            return Alone(job, job.listener, self._choose)
+        from ncclops.launch.together import Together
 
-    def _decide(self, history: JobHistory) -> NextAttempt | None:
-        """Classify the attempt that has failed, add it to ``history``, and say what follows."""
-        assert self._diagnosis is not None
-        report, progressed = self._diagnosis.report, self._diagnosis.steps > 0
-        self._run.event("classified", **report.verdict.as_json(), evidence=_lines(report))
-        decision, following = next_attempt(
+        return Together(
+            job,
+            job.party,
+            changes=self._changes,
+            stop=self._stop,
+            say=self._terminal.say,
+            choose=self._choose,
+        )
+
+    async def _run_attempts(self, company: Company) -> tuple[RunningAttempt, Diagnosis]:
+        """Start all workers until they end well or no attempt may follow; the last attempt."""
+        scene = Scene(
+            job=self._job,
+            changes=self._changes,
+            stop=self._stop,
+            say=self._terminal.say,
+            collect=self._inbox.collect,
+            collect_receipts=self._receipts.collect,
+            printed=self._printed,
+            spared=lambda: company.pids() | self._control.pids,
+            company=company,
+        )
+        number, environ = 0, dict[str, str]()
+        while True:
+            attempt = self._attempt = await self._assemble(scene, number, environ)
+            failed, diagnosis = await self._run_attempt(attempt)
+            end = await self._local_end(attempt, failed, diagnosis)
+            settled = self._settled = await company.settle(end)
+            if settled.attempt is not None:
+                self._job.history.add(settled.attempt)
+            following = settled.following
+            if following is None or self._stop.asked or attempt.cannot_start:
+                self._tell_end_of_escalation(attempt, failed)
+                return attempt, diagnosis
+            self._announce(settled.decided or {}, following)
+            if not await self._cool_down(following.cooldown):
+                return attempt, diagnosis
+            number, environ = attempt.number + 1, following.environ
+
+    async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
+        """The next attempt, at its place; one that cannot start where there is none to be had."""
+        refusal = None
+        try:
+            place = await scene.company.assemble(number)
+        except (NcclopsError, OSError) as error:
+            refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
+            place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        self._follow(place.ranks)
+        attempt = RunningAttempt(scene, place, environ)
+        attempt.cannot_start = refusal
+        return attempt
+
+    async def _run_attempt(self, attempt: RunningAttempt) -> tuple[bool, Diagnosis]:
+        """From the start of the workers until none is left; whether the attempt has failed."""
+        attempt.start()
+        await attempt.watch()
+        self._stopped_by = self._stop.first
+        failed = attempt.failure()
+        await attempt.stop_workers()
+        if failed is not None:
+            # The first to end need not be the one to blame; by now all have ended.
+            rank, cause = attempt.failure() or failed
+            self._receipts.collect()
+            attempt.watching.flush()
+            self._run.event("fault", rank=rank, cause=cause, attempt=attempt.number)
+        return failed is not None, await attempt.close()
+
+    async def _local_end(
+        self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis
+    ) -> LocalEnd:
+        """How the attempt ended here, which the others may have to know."""
+        found, team = diagnosis.report, attempt.team
+        evidence = conclusion.evidence(found)
+        if failed and not self._stop.asked:
+            self._run.event("classified", **found.verdict.as_json(), evidence=evidence)
+        receipt = None
+        if self._job.require_receipt:
+            receipt = await asyncio.to_thread(report.judge_receipt, self._run.path, self._printed)
+        return LocalEnd(
+            failed=failed or attempt.cannot_start is not None,
+            well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
+            verdict=found.verdict.as_json() | {"evidence": evidence},
+            escalated=team.escalation,
+            progressed=diagnosis.steps > 0,
+            healthy=conclusion.is_healthy(receipt),
+            failure=report.first_failure(self._run, team.blamed_first(), attempt.number)
+            if failed
+            else None,
+            stopped=self._stop.asked,
+        )
+
+    def _choose(
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
+    ) -> tuple[Decision, NextAttempt | None]:
+        """The retry policy's word on an attempt that has failed, and what follows it."""
+        history = self._job.history
+        return next_attempt(
             self._job.retry,
-            report.verdict,
+            ClassifiedAs.from_json(verdict),
+            escalated=escalated,
             history=history.attempts,
             granted_used=len(history.attempts) - history.earlier,
             progressed=progressed,
             random=random.random,
+            replaces=replaces,
         )
-        self._decision = decision
-        history.add(Attempt.of(report.verdict, progressed=progressed))
-        if following is not None:
-            told = {"reason": following.reason, "changes": following.environ}
-            self._run.event("retry", **decision.as_json() | told)
-            changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
-            pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
-            self._echo.say(
-                f"attempt {decision.attempt}{pause}: {following.reason}"
-                + (f" ({changes})" if changes else "")
-            )
-        return following
+
+    def _tell_end_of_escalation(self, attempt: RunningAttempt, failed: bool) -> None:
+        escalated = attempt.team.escalation
+        if failed and escalated is not None and escalated.to == "respawn":
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
+
+    def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
+        told = {"reason": following.reason, "changes": following.environ}
+        self._run.event("retry", **{**decided, **told})
+        changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
+        pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
+        self._terminal.say(
+            f"attempt {decided['attempt']}{pause}: {following.reason}"
+            + (f" ({changes})" if changes else "")
+        )
 
     async def _cool_down(self, pause: timedelta) -> bool:
         """Wait before the next attempt; False when we are asked to stop meanwhile."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause.total_seconds()):
-                while self._stop.first is None:
-                    await self._next_change()
-        self._interrupted_by = self._stop.first
-        return self._stop.first is None
+        stopped = await self._changes.until(lambda: self._stop.asked, pause)
+        self._stopped_by = self._stop.first
+        return not stopped
 
-    def _spawn(self, number: int, environ: dict[str, str]) -> None:
-        # A store for each attempt: torch's keys carry no attempt, and those of the last one would
-        # be taken for answers.
-        self._server = self._start_store(number)
-        layout = self._job.layout
-        attempt = workers.Attempt(
-            number=number,
-            most=self._job.retry.granted,
-            job_id=self._job.job_id,
-            store=self._store_address(),
-        )
-        self._team = Team(self._job.restarts_in_process)
-        started = f"{time.time():.3f}"
+    # --- what happens meanwhile ---------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Follow what workers tell, record and print; the present attempt gets it all."""
         loop = asyncio.get_running_loop()
-        for local_rank, planned in enumerate(self._job.environs):
-            rank = layout.rank(local_rank)
-            full = {
-                **planned,
-                **environ,
-                **workers.identity(layout, attempt, local_rank),
-                "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, number)),
-                AGENT_PID: str(os.getpid()),
-                STARTED: started,
-            }
-            with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
-                snapshot.write(full, self._run.rank_dir(rank) / snapshot.FILE_NAME)
-            worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
-            self._team.workers.append(worker)
-            loop.add_reader(worker.pidfd, partial(self._on_worker_end, worker))
-            self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=number)
 
-    async def _watch(self) -> None:
-        """Return when all workers have ended, one has failed for good, or we are to stop."""
-        team = self._team
-        while team.running() and team.final_failure() is None and self._stop.first is None:
-            if self._cannot_start:
-                return
-            await self._next_change()
+        def on_told(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.take_over(rank, record)
 
-    async def _stop_workers(self) -> None:
-        """SIGTERM, the grace time, SIGKILL, for the workers that are still there."""
-        team = self._team
-        if team.gave_up and self._stop.first is None:
-            # All of them are on their way out, with something to say; most need no signal.
-            await self._wait_for_end(self._job.stop_grace, unless_stopped=True)
-        if not team.running():
-            return
-        team.asked_to_stop = {worker.rank for worker in team.running()}
-        team.send(signal.SIGTERM)
-        await self._wait_for_end(self._job.stop_grace)
-        if team.running():
-            ranks = [worker.rank for worker in team.running()]
-            self._run.event("stop-requested", signal="SIGKILL", ranks=ranks)
-            team.send(signal.SIGKILL)
-            await self._wait_for_end(proctree.KILL_DEADLINE, hurried=False)
+        def on_record(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_record(rank, record)
 
-    def _conclude(self, attempts: int) -> Verdict:
-        """The verdict, written down; the terminal may come later or never."""
-        in_order = self._team.endings()
-        outcome, code, reason = judge(
-            in_order,
-            stopped_by=self._interrupted_by,
-            launcher_lost=self._stop.launcher_lost,
-            losses_allowed=self._job.restarts_in_process,
-            cannot_start=self._cannot_start,
-        )
-        if outcome == "completed" and self._job.require_receipt and not self._is_healthy():
-            outcome, code = "no-receipt", ReceiptMissing.exit_code
-            reason += "; --require-receipt asked for a healthy receipt, and there is none"
-        failure = None
-        if outcome == "failed":
-            failure = report.first_failure(self._run, self._team.blamed_first(), attempts - 1)
-        verdict = Verdict(
-            run_id=self._run.run_id,
-            outcome=outcome,
-            exit_code=code,
-            reason=reason,
-            attempts=attempts,
-            seconds=round(time.monotonic() - self._began, 3),
-            first_failure=failure,
-            workers=sorted(in_order, key=lambda ending: ending.rank),
-            classification=self._classification() if outcome == "failed" else None,
-            receipt=self._receipt,
-        )
-        self._run.write_verdict(verdict.to_json())
-        self._run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
-        return verdict
+        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_printed(rank, seen)
 
-    async def _finish_echo(self) -> bool:
-        """Show what is left; False if the terminal does not take it and we are asked to end.
+        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
+            loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        In a thread of its own, which nobody waits for: a terminal may block for ever.
-        """
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-        signals_before = self._stop.count
+        self._inbox, self._receipts = Inbox(on_told), Inbox(on_record)
+        self._inbox.open()
+        self._receipts.open()
+        self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
 
-        def finish() -> None:
-            self._echo.finish()
-            loop.call_soon_threadsafe(done.set)
-            loop.call_soon_threadsafe(self._changed.set)
+    def _follow(self, ranks: Sequence[int]) -> None:
+        """Make the files of these ranks, and follow them from now on."""
+        run = self._run
+        logs.make(run, ranks)
+        self._terminal.follow(ranks)
+        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
+        self._receipts.follow({rank: run.receipt(rank) for rank in ranks})
+        self._printed.follow(logs.output(run, ranks))
 
-        threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
-        while not done.is_set() and self._stop.count == signals_before and not self._stop.is_orphan:
-            await self._next_change()
-        return done.is_set()
-
-    def _is_healthy(self) -> bool:
-        return self._receipt is not None and self._receipt["verdict"] == "healthy"
-
-    def _classification(self) -> dict[str, Any] | None:
-        if self._diagnosis is None:
-            return None
-        report = self._diagnosis.report
-        decision = None if self._decision is None else self._decision.as_json()
-        return report.verdict.as_json() | {"evidence": _lines(report), "decision": decision}
-
-    # --- what the phases are made of ----------------------------------------------------------
-
-    def _start_store(self, number: int) -> store.StoreServer | None:
-        listener, nodes = self._job.listener, self._job.layout.nodes
-        if listener is None:
-            return None
-        if number > 0:  # the first was bound before anything started, to refuse a taken port early
-            listener = store.listen(host=nodes.master_host, port=nodes.master_port)
-        server = store.serve(listener, nodes.master_host, self._run.store_log)
-        asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
-        return server
-
-    def _store_address(self) -> store.StoreAddress:
-        if self._server is not None:
-            return self._server.address
-        nodes = self._job.layout.nodes
-        assert nodes.master_host is not None  # a single node always hosts the store itself
-        return store.StoreAddress(nodes.master_host, nodes.master_port)
-
-    def _close_store(self) -> None:
-        if self._server is not None:
-            asyncio.get_running_loop().remove_reader(self._server.pidfd)
-            self._server.close()
-            self._server = None
-
-    def _on_store_end(self) -> None:
-        assert self._server is not None
-        asyncio.get_running_loop().remove_reader(self._server.pidfd)
-        # Groups that are up go on without it, so this is reported and not acted upon; workers
-        # that still need it fail by themselves, with this line above to explain it.
-        self._run.event("fault", cause="store-lost", log=str(self._run.store_log))
-        self._echo.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
-
-    def _on_worker_event(self, rank: int, record: dict[str, Any]) -> None:
-        team, event = self._team, record.get("event")
-        match event:
-            case "entered":
-                team.entered.add(rank)
-                return
-            case "ready-to-end":
-                team.ready_to_end.add(rank)
-                team.release()
-                return
-            case "bootstrapped":
-                team.bootstrapped.add(rank)
-            case "gave-up":
-                team.gave_up.add(rank)
-            case "fault":
-                team.last_faulty = rank
-            case "restart":
-                pass
-            case _:
-                return  # not ours: scripts may write to the directory too
-        fields = {k: v for k, v in record.items() if k not in ("event", "rank", "node")}
-        self._run.event(str(event), rank=rank, **fields)
-
-    def _on_worker_end(self, worker: workers.Worker) -> None:
-        asyncio.get_running_loop().remove_reader(worker.pidfd)
-        ended = worker.reap()
-        self._team.ended.append(worker)
-        self._inbox.collect()  # its last words, before anybody draws conclusions
-        self._team.release()
-        self._run.event(
-            "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
-        )
-        self._changed.set()
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
 
     def _on_child_end(self) -> None:
-        proctree.reap_adopted(self._own_pids())
-
-    def _own_pids(self) -> set[int]:
-        """Children with a waiter of their own."""
-        own = {worker.pid for worker in self._team.running()}
-        return own if self._server is None else own | {self._server.process.pid}
+        own = set() if self._attempt is None else self._attempt.own_pids()
+        if self._company is not None:
+            own |= self._company.pids()
+        proctree.reap_adopted(own | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
-        self._team.send(signum)  # whichever team there is by then
+        if self._attempt is not None:
+            self._attempt.team.send(signum)
 
-    def _on_first_stop(self, signum: signal.Signals) -> None:
-        self._run.event("stop-requested", signal=signum.name)
-        grace = format_duration(self._job.stop_grace)
-        self._echo.say(
-            f"{signum.name}: stopping {len(self._team.running())} workers with SIGTERM,"
-            f" SIGKILL after {grace} (once more to kill now)"
+    def _on_stop_request(self, request: StopRequest) -> None:
+        fields: dict[str, Any] = {
+            "reason": request.reason,
+            "grace_s": request.grace.total_seconds(),
+        }
+        if request.signum is not None:
+            fields |= {"signal": request.signum.name}
+        self._run.event("stop-requested", **fields)
+        if self._company is not None:
+            self._company.tell_stop(request)
+        running = 0 if self._attempt is None else len(self._attempt.team.running())
+        again = " (once more to kill now)" if request.signum is not None else ""
+        self._terminal.say(
+            f"{request.reason}: stopping {running} workers, by force after"
+            f" {format_duration(request.grace)}{again}"
         )
-
-    def _end_leftovers(self) -> None:
-        """End what the workers started and left running."""
-        if survivors := proctree.end_descendants(_LEFTOVER_GRACE, self._own_pids()):
-            self._echo.say(f"processes that SIGKILL did not end: {survivors}")
-
-    async def _next_change(self) -> None:
-        await self._changed.wait()
-        self._changed.clear()
-
-    async def _wait_for_end(
-        self, limit: timedelta, *, hurried: bool = True, unless_stopped: bool = False
-    ) -> None:
-        """Until no worker runs, ``limit``, or a signal that lets us wait no longer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit.total_seconds()):
-                while self._team.running() and not (hurried and self._stop.hurry):
-                    if unless_stopped and self._stop.first is not None:
-                        return
-                    await self._next_change()
-
-
-def _lines(report: Report) -> list[dict[str, Any]]:
-    return [line.as_json() for line in report.evidence[:_EVIDENCE_LINES]]

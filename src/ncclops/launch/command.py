@@ -5,34 +5,38 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclops.classify.policy import default_rules
-from ncclops.durations import format_duration
+from ncclops.control.address import listen_tcp
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
-from ncclops.launch import options, store, warden, workers
+from ncclops.launch import affinity, joining, options, store, warden, workers
 from ncclops.launch.hardware import find_gpus
 from ncclops.launch.history import JobHistory
-from ncclops.launch.ladder import Ladder, build_ladder
+from ncclops.launch.job import Job
+from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.launch.options import Nodes, Shown, Target
+from ncclops.launch.party import Party
 from ncclops.launch.retrying import RetryPlan
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.stack import Stack, find_stack
+from ncclops.nodes.meeting import Meeting
 from ncclops.profiles import Profile, RestartMode
-from ncclops.receipts import pages
+from ncclops.profiles.model import RUN_PLACEHOLDERS
+from ncclops.receipts import hang, pages, stalls
+from ncclops.receipts.forms import Form, parse_form
+from ncclops.receipts.live import WatchRules
 from ncclops.worker import variables
-
-if TYPE_CHECKING:
-    from ncclops.launch.agent import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,10 @@ class Request:
     profile: Profile
     remarks: list[str]  # what was chosen for the user while parsing
     overrides: Overrides
-    nodes: Nodes
+    timeouts: list[str]  # NAME=DURATION
+    meeting: Meeting | None  # None: a single node
+    master_port: int  # of a single node's store; 0 for any
+    allowed_differences: tuple[str, ...]
     nproc: str
     restart: RestartMode
     max_restarts: int
@@ -54,6 +61,7 @@ class Request:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    control_listen: str | None  # [HOST:]PORT
     stdout_is_data: bool
 
     @property
@@ -73,6 +81,7 @@ class Prepared:
     layout: workers.Layout
     ladder: Ladder
     retry: RetryPlan
+    trainers: Sequence[Form]
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -84,19 +93,26 @@ class Prepared:
             "profile": {"name": profile.name, "files": list(profile.sources)},
             "restart": self.request.mode,
             "max_restarts": self.request.max_restarts,
-            "nodes": {"count": self.layout.nodes.count, "rank": self.layout.nodes.rank},
+            "nodes": self._nodes_json(),
             "nproc_per_node": self.layout.nproc,
             "world_size": self.layout.world_size,
             "command": self.argv,
             "stack": asdict(self.stack),
-            "timeouts": {
-                name: format_duration(value)
-                for name, value in {
-                    **asdict(self.ladder),
-                    "stop_grace": profile.timeouts.stop_grace,
-                }.items()
-            },
+            "timeouts": self.ladder.shown(),
             "plan": self.plan.to_json()["changes"],
+        }
+
+    def _nodes_json(self) -> dict[str, Any]:
+        meeting, nodes = self.request.meeting, self.layout.nodes
+        if meeting is None:
+            return {"count": nodes.count, "rank": nodes.rank}
+        return {
+            "count": meeting.active,
+            "spares": meeting.most - meeting.active,
+            "rank": meeting.rank,
+            "backend": meeting.backend,
+            "store": meeting.address,
+            "id": meeting.job_id,
         }
 
 
@@ -112,18 +128,30 @@ def prepare(request: Request) -> Prepared:
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)
-    if request.nodes.count > 1 and request.max_restarts:
-        remarks.append("--max-restarts has no effect yet with several nodes: each failure is final")
-    request.profile.require_nodes(request.nodes.count)
+    meeting = request.meeting
+    nodes = Nodes() if meeting is None else Nodes(count=meeting.active, rank=meeting.rank or 0)
+    if remark := affinity.remark(nproc, os.sched_getaffinity(0), os.cpu_count() or 1, os.environ):
+        remarks.append(remark)
+    request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
+    plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    around = Surroundings(
+        restart=request.mode,
+        environ=plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, "")),
+        torch=context.torch,
+        gpus=gpus.count > 0,
+    )
+    ladder = build_ladder(with_named(request.profile.timeouts, request.timeouts), around)
+    remarks += ladder.remarks()
     script = Path(request.target.name)
     return Prepared(
         request=request,
-        plan=compute_plan(request.profile, os.environ, request.overrides, context),
+        plan=plan,
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
-        ladder=build_ladder(request.profile.timeouts),
+        ladder=ladder,
         retry=_retry_plan(request),
-        layout=workers.Layout(nodes=request.nodes, nproc=nproc),
+        trainers=_trainers(request.profile),
+        layout=workers.Layout(nodes=nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
         remarks=remarks,
@@ -141,23 +169,34 @@ def _check_overrides(overrides: Overrides) -> None:
 
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
-    request, layout = prepared.request, prepared.layout
-    listener = None
-    if layout.nodes.rank == 0:
-        listener = store.listen(host=layout.nodes.master_host, port=layout.nodes.master_port)
+    request, meeting = prepared.request, prepared.request.meeting
+    listener = party = control_listener = None
+    if request.control_listen is not None:
+        control_listener = listen_tcp(request.control_listen)
+    if meeting is None:
+        listener = store.listen(host=None, port=request.master_port)
+    else:
+        party = joining.bring(prepared, meeting)
     run = RunDirectory.create(
-        exact=request.run_dir, parent=request.log_dir, node=socket.gethostname()
+        exact=request.run_dir,
+        parent=request.log_dir,
+        node=socket.gethostname(),
+        several=meeting is not None,
     )
     _record_start(run, prepared)
     _greet(run, prepared)
-    job = _job(run, prepared, listener)
+    if control_listener is not None:
+        host, port = control_listener.getsockname()[:2]
+        sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
+    job = replace(_job(run, prepared, listener, party), control_listener=control_listener)
 
     def agent() -> int:
         from ncclops.launch.agent import run_agent
 
         return run_agent(job)
 
-    code = warden.hold(agent, handed_over=listener)
+    sockets = (listener if party is None else party.listener, control_listener)
+    code = warden.hold(agent, handed_over=[each for each in sockets if each is not None])
     pages.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -171,9 +210,13 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _greet(run: RunDirectory, prepared: Prepared) -> None:
-    layout = prepared.layout
+    layout, meeting = prepared.layout, prepared.request.meeting
     workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
-    where = f", node {layout.nodes.rank} of {layout.nodes.count}" if layout.nodes.count > 1 else ""
+    where = ""
+    if meeting is not None:
+        spares = meeting.most - meeting.active
+        more = f" and {spares} spare{'s' * (spares > 1)}" if spares else ""
+        where = f", one of {meeting.active} nodes{more} that meet at {meeting.address}"
     changed = sum(change.action != "keep" for change in prepared.plan.changes)
     lines = [
         prepared.stack.line(),
@@ -185,26 +228,61 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
     sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
 
 
-def _job(run: RunDirectory, prepared: Prepared, listener: socket.socket | None) -> Job:
-    from ncclops.launch.agent import Job
-
+def _job(
+    run: RunDirectory, prepared: Prepared, listener: socket.socket | None, party: Party | None
+) -> Job:
     request, layout = prepared.request, prepared.layout
     return Job(
         run=run,
         argv=prepared.argv,
-        environs=[_environ(run, prepared, layout.rank(local)) for local in range(layout.nproc)],
+        environ_of=partial(_environ, run, prepared),
         layout=layout,
-        # All nodes must say the same, so several of them share torchrun's own default.
-        job_id=request.job_id or (run.run_id if layout.nodes.count == 1 else "none"),
+        job_id=request.job_id or (run.run_id if party is None else party.meeting.job_id),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
-        stop_grace=prepared.request.profile.timeouts.stop_grace,
+        stop_grace=prepared.ladder.stop_grace,
+        limits=prepared.ladder.for_workers(request.profile.growth),
+        watch=_watch_rules(prepared),
+        hang=_hang_windows(prepared),
+        trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         listener=listener,
+        master_port=request.master_port,
+        party=party,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _watch_rules(prepared: Prepared) -> WatchRules:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    return WatchRules(
+        windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
+        straggler=watch.straggler,
+    )
+
+
+def _hang_windows(prepared: Prepared) -> hang.Windows:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    usual = hang.Windows()
+    return replace(
+        usual,
+        hang=watch.hang,
+        quiet=max(watch.quiet, watch.hang),
+        compile=max(compiling or usual.compile, watch.hang),
+    )
+
+
+def _trainers(profile: Profile) -> list[Form]:
+    """The forms of lines that the profile adds. Raises ``UsageError`` for one that is none."""
+    try:
+        return [parse_form(table) for table in profile.watch.trainers]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
+            " ncclops/receipts/trainers"
+        ) from error
 
 
 def _retry_plan(request: Request) -> RetryPlan:
@@ -215,8 +293,7 @@ def _retry_plan(request: Request) -> RetryPlan:
         lane=lane,
         rules=default_rules().overridden(changes),
         granted=request.max_restarts,
-        # Several nodes would have to agree on an attempt before they start it.
-        allowed=request.nodes.count == 1 and request.restart != "none",
+        allowed=request.restart != "none",
     )
 
 
@@ -229,8 +306,6 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
         variables.RUN_DIR: str(run.path),
         variables.RUN_ID: run.run_id,
         variables.RESTART: prepared.request.mode,
-        variables.TIMEOUTS_S: json.dumps(prepared.ladder.seconds()),
+        variables.LIMITS: prepared.ladder.for_workers(prepared.request.profile.growth).to_json(),
     }
-    if (limit := prepared.request.profile.timeouts.process_group) is not None:
-        environ[variables.GROUP_TIMEOUT_S] = f"{limit.total_seconds():g}"
     return environ

@@ -29,20 +29,29 @@ class Source:
 
 
 class Echo:
-    """Follows ``sources`` from :meth:`start` until :meth:`finish` has shown their last line."""
+    """Follows sources from :meth:`start` until :meth:`finish` has shown their last line."""
 
-    def __init__(self, sources: Iterable[Source], screen: Screen) -> None:
+    def __init__(self, screen: Screen) -> None:
         self._watch = GrowthWatch()
         self._screen = screen
-        self._feeds = [_Feed(source, screen) for source in sources]
+        self._sources: set[Source] = set()
+        self._new: deque[_Feed] = deque()
+        self._feeds: list[_Feed] = []  # the thread's own
         self._notes: deque[str] = deque()
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
 
     def start(self) -> None:
-        for feed in self._feeds:
-            self._watch.add(feed.source.path)
         self._thread.start()
+
+    def follow(self, sources: Iterable[Source]) -> None:
+        """Show these too, from their beginning; a source that is followed already stays so."""
+        for source in sources:
+            if source not in self._sources:
+                self._sources.add(source)
+                self._watch.add(source.path)
+                self._new.append(_Feed(source, self._screen))
+        self._watch.wake()
 
     def say(self, note: str) -> None:
         """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
@@ -59,12 +68,14 @@ class Echo:
     def _run(self) -> None:
         while True:
             last_look = self._finishing.is_set()
+            while self._new:
+                self._feeds.append(self._new.popleft())
             while self._notes:
                 self._screen.write(f"ncclops: {self._notes.popleft()}\n".encode(), to_stderr=True)
             grown = [feed.pump() for feed in self._feeds]
             if any(grown):
                 continue
-            if last_look and not self._notes:
+            if last_look and not (self._notes or self._new):
                 break
             self._watch.wait()
         for feed in self._feeds:

@@ -41,6 +41,11 @@ class JobHistory:
                 path.unlink(missing_ok=True)  # an earlier step's, in the same allocation
         return cls(path, _read(path) if goes_on else [])
 
+    def adopt(self, attempts: list[Attempt]) -> None:
+        """Take over what other agents of the job know, where that is more."""
+        if len(attempts) > len(self.attempts):
+            self.attempts = list(attempts)
+
     def add(self, attempt: Attempt) -> None:
         """Append ``attempt``; a file that cannot be written costs the memory of it, not the run."""
         self.attempts.append(attempt)

@@ -16,12 +16,18 @@ Deliver = Callable[[int, dict[str, Any]], None]
 class Inbox:
     """Follows one file a rank, and calls ``deliver(rank, record)`` for each record, once."""
 
-    def __init__(self, files: Mapping[int, Path], deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
         self._watch = GrowthWatch()
-        self._readers = {rank: LineReader(path) for rank, path in files.items()}
-        for path in files.values():
-            self._watch.add(path)
+        self._readers: dict[int, LineReader] = {}
+        self._closed = False
+
+    def follow(self, files: Mapping[int, Path]) -> None:
+        """Follow these too; a rank that is followed already stays as it is."""
+        for rank, path in files.items():
+            if rank not in self._readers:
+                self._readers[rank] = LineReader(path)
+                self._watch.add(path)
 
     def open(self) -> None:
         """Start delivering; call in the event loop."""
@@ -43,6 +49,7 @@ class Inbox:
         self.collect()
         asyncio.get_running_loop().remove_reader(self._watch.fileno())
         self._watch.close()
+        self._closed = True
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
@@ -53,7 +60,7 @@ class Inbox:
 
     def _look_now_and_then(self) -> None:
         # Only without inotify; see FALLBACK_INTERVAL_S.
-        if self._readers:
+        if not self._closed:
             self.collect()
             asyncio.get_running_loop().call_later(FALLBACK_INTERVAL_S, self._look_now_and_then)
 

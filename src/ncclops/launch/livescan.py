@@ -1,4 +1,7 @@
-"""Classifies workers' output while it is written, in a thread beside the agent."""
+"""Reads workers' output while it is written, in a thread beside the agent: each line once.
+
+The classifier and the receipts (``printed``) look at the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from pathlib import Path
 
 from ncclops.classify import Report, Scanner, Verdict
 from ncclops.classify.model import Stats
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.tail import GrowthWatch
 
 _CHUNK = 1 << 20
 # Where the evidence says that exit statuses come from; in torchelastic's words, for the classifier.
 _EXITS = "exit status"
+_HANGS = "hang watch"
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,9 @@ class Diagnosis:
 class LiveScan:
     """Reads what is written to ``files`` (path to rank) from :meth:`start` on."""
 
-    def __init__(self, files: Mapping[Path, int]) -> None:
+    def __init__(self, files: Mapping[Path, int], printed: PrintedReceipts) -> None:
         self._ranks = dict(files)
+        self._printed = printed
         self._files = {path: path.open("rb", buffering=0) for path in files}
         for file in self._files.values():
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
@@ -44,11 +50,13 @@ class LiveScan:
             self._watch.add(path)
         self._thread.start()
 
-    def finish(self, statuses: Mapping[int, int], *, starting_up: bool) -> Diagnosis:
+    def finish(
+        self, statuses: Mapping[int, int], hangs: Mapping[int, str], *, starting_up: bool
+    ) -> Diagnosis:
         """Read to the end and judge. Blocks until that is done.
 
         ``statuses`` are the exit statuses of ranks that failed, evidence like any line: a crash
-        in native code leaves nothing else.
+        in native code leaves nothing else. ``hangs`` is what the hang watch says about ranks.
         ``starting_up``: the workers never got as far as a process group.
         """
         self._finishing.set()
@@ -61,6 +69,8 @@ class LiveScan:
             return Diagnosis(_unknown(self._failure), steps=0)
         for rank, status in statuses.items():
             self._scanner.feed(rank, _EXITS, f"exitcode  : {status} (rank {rank})\n".encode())
+        for rank, line in hangs.items():
+            self._scanner.feed(rank, _HANGS, f"{line}\n".encode())
         return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:
@@ -69,6 +79,7 @@ class LiveScan:
             self._scanner = scanner
         except Exception as failure:  # noqa: BLE001 - a diagnosis must never end what it looks at
             self._failure = failure
+            self._printed.broken = True
 
     def _scan(self, scanner: Scanner) -> None:
         while True:
@@ -77,6 +88,7 @@ class LiveScan:
             if any(read):
                 continue
             if last_look:
+                self._printed.end()
                 return
             self._watch.wait()
 
@@ -84,6 +96,7 @@ class LiveScan:
         data = self._files[path].read(_CHUNK)
         if data:
             scanner.feed(self._ranks[path], str(path), data)
+            self._printed.feed(path, data)
         return bool(data)
 
 

@@ -14,7 +14,12 @@ def make(run: RunDirectory, ranks: Sequence[int]) -> None:
     """Make the files that workers append to, so that they can be followed from the start."""
     for rank in ranks:
         run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
-        for path in (run.stdout_log(rank), run.stderr_log(rank), run.worker_events(rank)):
+        for path in (
+            run.stdout_log(rank),
+            run.stderr_log(rank),
+            run.worker_events(rank),
+            run.receipt(rank),
+        ):
             path.touch()
 
 

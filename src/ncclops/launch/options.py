@@ -10,26 +10,23 @@ from typing import Literal
 
 from ncclops.errors import UsageError
 
-# torchrun's default for --master-port, which other nodes need to know beforehand.
-DEFAULT_MASTER_PORT = 29500
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """This node's place in the job. ``master_host`` is None on a single node."""
+    """This node's place in the job."""
 
     count: int = 1
     rank: int = 0
-    master_host: str | None = None
-    master_port: int = 0
 
 
 @dataclass(frozen=True)
 class Target:
-    """What each worker runs: a script, a module (``-m``) or any program (``--no-python``)."""
+    """What each worker runs: a script, one function of it (``FILE.py:FUNCTION``), a module
+    (``-m``) or any program (``--no-python``)."""
 
-    kind: Literal["script", "module", "program"]
+    kind: Literal["script", "function", "module", "program"]
     name: str
     arguments: tuple[str, ...] = ()
 
@@ -40,47 +37,6 @@ class Shown:
 
     stdout: frozenset[int]
     stderr: frozenset[int]
-
-
-def parse_nnodes(text: str) -> int:
-    """The node count of ``N`` or ``N:N``. Raises ``UsageError`` for a real range."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None or int(match[1]) < 1:
-        raise UsageError(f"--nnodes {text}: give the number of nodes, as in --nnodes 2")
-    if match[2] is not None and match[2] != match[1]:
-        raise UsageError(
-            f"--nnodes {text}: a range of nodes is not supported yet; give a fixed number"
-        )
-    return int(match[1])
-
-
-def parse_nodes(
-    *,
-    nnodes: str,
-    node_rank: int,
-    master_addr: str | None,
-    master_port: int | None,
-    rdzv_backend: str,
-    rdzv_endpoint: str,
-    standalone: bool,
-) -> Nodes:
-    """Place this node by torchrun's options. Raises ``UsageError`` where they do not fit."""
-    count = 1 if standalone else parse_nnodes(nnodes)
-    if count == 1:
-        return Nodes(master_port=master_port or 0)
-    endpoint_host, _, endpoint_port = rdzv_endpoint.rpartition(":")
-    if rdzv_backend != "static" and rdzv_endpoint:
-        raise UsageError(
-            f"--rdzv-backend {rdzv_backend} with --nnodes {count}: membership by rendezvous is not"
-            " supported yet; give each node --node-rank, --master-addr and --master-port"
-        )
-    host = master_addr or endpoint_host
-    if not host:
-        raise UsageError(f"--nnodes {count} needs --master-addr: the address of node 0")
-    if not 0 <= node_rank < count:
-        raise UsageError(f"--node-rank {node_rank}: with --nnodes {count} it is 0 to {count - 1}")
-    port = master_port or (int(endpoint_port) if endpoint_port.isdecimal() else DEFAULT_MASTER_PORT)
-    return Nodes(count=count, rank=node_rank, master_host=host, master_port=port)
 
 
 def parse_nproc(text: str, gpu_count: int) -> tuple[int, str | None]:
@@ -148,10 +104,22 @@ def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
     )
 
 
+def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:
+    """What SCRIPT on the command line stands for."""
+    if module or program:
+        return Target("module" if module else "program", name, arguments)
+    is_function = re.fullmatch(r".+\.py:[A-Za-z_]\w*", name) and not Path(name).exists()
+    return Target("function" if is_function else "script", name, arguments)
+
+
 def check_target(target: Target) -> None:
     """Raise ``UsageError`` if the script, module or program of ``target`` cannot be started."""
     if target.kind == "script":
         _check_script(Path(target.name))
+    elif target.kind == "function":
+        path, _, name = target.name.rpartition(":")
+        _check_script(Path(path))
+        _check_function(Path(path), name)
     elif target.kind == "module":
         _check_module(target.name)
     else:
@@ -169,6 +137,21 @@ def _check_script(path: Path) -> None:
         raise UsageError(
             f"cannot read script {path} ({error.strerror}): check its permissions"
         ) from error
+
+
+def _check_function(path: Path, name: str) -> None:
+    import ast
+
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from None
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    # It may also be imported, assigned or made by a decorator: then only running the file tells.
+    if name not in defined and not re.search(rf"\b{name}\b", path.read_text(errors="replace")):
+        raise UsageError(
+            f"{path} has no function {name}; it defines {', '.join(defined) or 'none'}"
+        )
 
 
 def _check_module(name: str) -> None:

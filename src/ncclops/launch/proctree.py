@@ -11,10 +11,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import psutil
 
@@ -22,30 +23,39 @@ import psutil
 # Waiting longer than this for it helps nobody.
 KILL_DEADLINE = timedelta(seconds=10)
 
+_Look = Callable[[], list[psutil.Process]]
 
-def end_descendants(grace: timedelta, own: AbstractSet[int] = frozenset()) -> list[int]:
-    """End every descendant of this process: SIGTERM, ``grace``, SIGKILL.
+
+def end_descendants(
+    grace: timedelta,
+    own: AbstractSet[int] = frozenset(),
+    *,
+    spared: AbstractSet[int] = frozenset(),
+) -> list[int]:
+    """End every descendant of this process but ``spared``: SIGTERM, ``grace``, SIGKILL.
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
-    else in this process waits for.
+    else in this process waits for. Whoever is ``spared`` has no children.
     """
-    if _signal_all(signal.SIGTERM, own):
-        _wait_until_empty(grace, own)
+    look = partial(_descendants, own | spared, spared)
+    if _signal_all(signal.SIGTERM, look):
+        _wait_until_empty(grace, look)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
     # Again and again, because a process may fork between the look and the blow.
-    while _signal_all(signal.SIGKILL, own) and time.monotonic() < deadline:
-        _wait_until_empty(timedelta(seconds=0.5), own)
-    return [process.pid for process in _descendants(own)]
+    while _signal_all(signal.SIGKILL, look) and time.monotonic() < deadline:
+        _wait_until_empty(timedelta(seconds=0.5), look)
+    return [process.pid for process in look()]
 
 
-def _descendants(own: AbstractSet[int]) -> list[psutil.Process]:
+def _descendants(own: AbstractSet[int], spared: AbstractSet[int]) -> list[psutil.Process]:
     """Living descendants of this process; zombies are reaped on the way."""
     living = []
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
+                if process.pid not in spared:
+                    living.append(process)
             elif process.ppid() == os.getpid() and process.pid not in own:
                 _reap(process.pid)
         except psutil.Error:
@@ -53,17 +63,17 @@ def _descendants(own: AbstractSet[int]) -> list[psutil.Process]:
     return living
 
 
-def _signal_all(signum: signal.Signals, own: AbstractSet[int]) -> list[psutil.Process]:
-    processes = _descendants(own)
+def _signal_all(signum: signal.Signals, look: _Look) -> list[psutil.Process]:
+    processes = look()
     for process in processes:
         with suppress(psutil.Error, OSError):  # gone, or not ours to signal (sudo)
             process.send_signal(signum)
     return processes
 
 
-def _wait_until_empty(limit: timedelta, own: AbstractSet[int]) -> None:
+def _wait_until_empty(limit: timedelta, look: _Look) -> None:
     deadline = time.monotonic() + limit.total_seconds()
-    while (processes := _descendants(own)) and time.monotonic() < deadline:
+    while (processes := look()) and time.monotonic() < deadline:
         wait_for_exit((process.pid for process in processes), deadline)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ncclops.goodput import Goodput, measure, spans
+from ncclops.launch.printed import PrintedReceipts
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.tail import last_lines
 from ncclops.launch.verdict import Ending, FirstFailure, Verdict
@@ -60,13 +63,26 @@ def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
     return lines
 
 
-def judge_receipt(run: Path) -> dict[str, Any] | None:
-    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed."""
+def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
+    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed.
+
+    From what the output has shown while it was written, and the ranks' own records.
+    """
     from ncclops.receipts import judge, sources
 
     try:
-        return judge.judge(sources.load(run)).to_json()
+        facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
+        return judge.judge(facts).to_json()
     except Exception:  # noqa: BLE001 - a judgement that fails must not take the verdict with it
+        return None
+
+
+def measure_goodput(run: RunDirectory) -> Goodput | None:
+    """Where the time of the run went, from its events; None if that cannot be told."""
+    try:
+        lines = run.events_path.read_text().splitlines()
+        return measure(spans(map(json.loads, lines), now=time.time()))
+    except Exception:  # noqa: BLE001 - as above
         return None
 
 
@@ -95,8 +111,10 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
-    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt"):
+    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt", "stopped"):
         lines.append(_receipt(verdict.receipt))
+    if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
+        lines.append(told)
     lines.append(f"verdict: {run.shown(run.verdict_path)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

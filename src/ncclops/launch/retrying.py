@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from ncclops.classify.model import Verdict
 from ncclops.classify.policy import Attempt, Decision, Lane, RetryRules, StartRow, decide
-from ncclops.worker.variables import BOOTSTRAP_BARRIER, NCCL_INIT
+from ncclops.worker.variables import BOOTSTRAP_BARRIER, NCCL_INIT, RESPAWNED_FOR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,27 @@ class RetryPlan:
     lane: Lane
     rules: RetryRules
     granted: int  # --max-restarts: whatever failed
-    allowed: bool = True  # False with --restart none, and with several nodes
+    allowed: bool = True  # False with --restart none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Escalated:
+    """What the workers have said when restarts in place could not help: ``to`` is ``respawn`` or
+    ``stop``, ``failure`` what new processes are to know of the reason.
+    """
+
+    to: str
+    reason: str
+    failure: str | None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Escalated:
+        failure = record.get("failure")
+        return cls(
+            to=str(record.get("to")),
+            reason=str(record.get("reason")),
+            failure=None if failure is None else str(failure),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +59,8 @@ def next_attempt(
     granted_used: int,
     progressed: bool,
     random: Callable[[], float],
+    escalated: Escalated | None = None,
+    replaces: bool = False,
 ) -> tuple[Decision, NextAttempt | None]:
     """The policy's decision, and the attempt that follows, if one does.
 
@@ -46,7 +69,9 @@ def next_attempt(
 
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
     stop: it is an order, and not evidence that the failure may be retried. It starts as the
-    job's lane starts a retry.
+    job's lane starts a retry. So does one for which the workers themselves have ``escalated``,
+    within the policy's limits for any retry. With ``replaces``, the node to be replaced is gone,
+    and another one can take its place.
     """
     decision = decide(
         verdict,
@@ -58,19 +83,36 @@ def next_attempt(
     )
     if not plan.allowed:
         return decision, None
-    if decision.action == "retry":
-        return decision, _following(decision)
+    told = {RESPAWNED_FOR: escalated.failure} if escalated and escalated.failure else {}
+    if decision.action == "retry" or (decision.action == "replace-node" and replaces):
+        return decision, _following(decision, told)
+    if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
+        environ = start_environ(plan.rules.rows[plan.lane]) | told
+        return decision, NextAttempt(
+            reason=f"new processes: {escalated.reason}", cooldown=timedelta(0), environ=environ
+        )
     if granted_used < plan.granted:
         left = plan.granted - granted_used
         reason = f"--max-restarts allows {left} more, although {decision.reason}"
-        environ = start_environ(plan.rules.rows[plan.lane])
+        environ = start_environ(plan.rules.rows[plan.lane]) | told
         return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
     return decision, None
 
 
-def _following(decision: Decision) -> NextAttempt:
+def _may_respawn(
+    rules: RetryRules, escalated: Escalated, history: Sequence[Attempt], progressed: bool
+) -> bool:
+    """New processes after an escalation: once, and again if the last ones got further."""
+    if escalated.to != "respawn" or len(history) + 1 >= rules.max_attempts:
+        return False
+    return progressed or not history
+
+
+def _following(decision: Decision, told: Mapping[str, str]) -> NextAttempt:
     environ = {} if decision.start is None else start_environ(decision.start)
-    return NextAttempt(reason=decision.reason, cooldown=decision.cooldown, environ=environ)
+    return NextAttempt(
+        reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **told}
+    )
 
 
 def start_environ(start: StartRow) -> dict[str, str]:

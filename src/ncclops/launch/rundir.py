@@ -3,7 +3,11 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
-<run>/incidents/<n>/        incident.json: why iteration n ended, and what the restart took
+<run>/control/              http.sock, token, server.log (``ncclops.control``), stop (a page of
+                            memory, ``ncclops.receipts.stop``)
+<run>/incidents/<n>/        incident.json: why an iteration ended, and what the restart took; the
+                            picture of each rank (``ncclops.forensics.layout``)
+<run>/where/<n>/            pictures of a look from outside (``ncclops where``)
 <run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
                             worker.jsonl (what the worker tells the agent), environment.json
                             (its environment, secrets redacted), receipt.jsonl
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.receipts.sources import RECEIPT
 from ncclops.worker import record as worker_record
 
 DEFAULT_PARENT = Path("runs")
@@ -39,8 +44,13 @@ class RunDirectory:
         self._complained = False
 
     @classmethod
-    def create(cls, *, exact: Path | None, parent: Path | None, node: str) -> RunDirectory:
+    def create(
+        cls, *, exact: Path | None, parent: Path | None, node: str, several: bool = False
+    ) -> RunDirectory:
         """Make ``exact``, or a fresh directory of its own below ``parent`` (default ``runs``).
+
+        With ``several`` nodes, which may all be given the same directory of a shared file system,
+        the first one to come takes it, and each of the others ``exact``/nodes/``node``.
 
         Raises ``UsageError`` when it cannot be made or written, or ``exact`` already holds a run.
         """
@@ -48,6 +58,9 @@ class RunDirectory:
         wanted = exact if exact is not None else (parent or DEFAULT_PARENT) / run_id
         try:
             wanted.mkdir(parents=True, exist_ok=exact is not None)
+            if several and not _claim(wanted, node):
+                wanted = wanted / "nodes" / node
+                wanted.mkdir(parents=True, exist_ok=True)
             path = wanted.resolve()
             if (path / "run.json").exists():
                 raise UsageError(
@@ -90,6 +103,10 @@ class RunDirectory:
     def worker_events(self, rank: int) -> Path:
         """What the worker tells the agent; see ``ncclops.worker.record``."""
         return self.rank_dir(rank) / worker_record.FILE_NAME
+
+    def receipt(self, rank: int) -> Path:
+        """What the worker records of its training; see ``ncclops.receipts.recorder``."""
+        return self.rank_dir(rank) / RECEIPT
 
     def error_file(self, rank: int, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""
@@ -136,6 +153,16 @@ class RunDirectory:
             _write_json(self.verdict_path, document)
         except OSError as error:
             self._complain(self.verdict_path, error)
+
+
+def _claim(directory: Path, node: str) -> bool:
+    """Whether ``directory`` is ours from now on, and not another node's."""
+    try:
+        with (directory / ".node").open("x") as claim:
+            claim.write(f"{node}\n")
+    except FileExistsError:
+        return False
+    return True
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

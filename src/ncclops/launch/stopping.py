@@ -1,43 +1,66 @@
-"""The signals that reach the agent, and what they ask for."""
+"""Who asks the run to stop: the signals that reach the agent, and `ncclops stop`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 
+from ncclops.launch.changes import Changes
 from ncclops.launch.warden import FORWARDED
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
-class StopSignals:
-    """Counts the signals that ask the run to stop, and passes the others on.
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """One wish to stop. ``grace`` is how long the workers have to come to an end together.
 
-    ``changed`` is set by each of them. ``on_first`` is called with the first, ``pass_on`` with
+    ``signum`` is the signal that it came as; None where `ncclops stop` or another command asks.
+    """
+
+    reason: str
+    grace: timedelta
+    signum: signal.Signals | None = None
+
+
+class StopRequests:
+    """Collects the wishes to stop, and passes other signals on.
+
+    ``changes`` are told of each of them. ``on_request`` is called with each, ``pass_on`` with
     SIGUSR1 and SIGUSR2, which are between the operator and the script.
     """
 
     def __init__(
         self,
-        changed: asyncio.Event,
+        changes: Changes,
+        grace: timedelta,
         *,
-        on_first: Callable[[signal.Signals], None],
+        on_request: Callable[[StopRequest], None],
         pass_on: Callable[[signal.Signals], None],
     ) -> None:
-        self.first: signal.Signals | None = None
-        self.count = 0
+        self.first: StopRequest | None = None
+        self.signals = 0
         self.launcher_lost = False
-        self._changed = changed
-        self._on_first = on_first
+        self.deadline = float("inf")  # of the least patient request, in monotonic seconds
+        self._grace = grace
+        self._changes = changes
+        self._on_request = on_request
         self._pass_on = pass_on
         self._warden_pid = os.getppid()
 
     @property
+    def asked(self) -> bool:
+        return self.first is not None
+
+    @property
     def hurry(self) -> bool:
-        """Whether we were asked more than once, and shall not wait for anything."""
-        return self.count > 1
+        """Whether a signal came more than once: then we shall not wait for anything."""
+        return self.signals > 1
 
     @property
     def is_orphan(self) -> bool:
@@ -55,13 +78,17 @@ class StopSignals:
         # The warden blocked them before it forked us, so that none could be lost until now.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
+    def add(self, request: StopRequest) -> None:
+        """Somebody wants the run to stop; a later wish can only shorten the time for it."""
+        self.first = self.first or request
+        self.deadline = min(self.deadline, time.monotonic() + request.grace.total_seconds())
+        self._on_request(request)
+        self._changes.tell()
+
     def _on_signal(self, signum: signal.Signals) -> None:
         if signum not in _STOPPING:
             self._pass_on(signum)
             return
-        self.count += 1
+        self.signals += 1
         self.launcher_lost = self.launcher_lost or self.is_orphan
-        if self.first is None:
-            self.first = signum
-            self._on_first(signum)
-        self._changed.set()
+        self.add(StopRequest(reason=signum.name, grace=self._grace, signum=signum))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ncclops.errors import UsageError
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096  # every rank of a large job may connect in the same moment
 
 
@@ -26,6 +26,9 @@ class StoreAddress:
 
     host: str
     port: int
+
+
+NOWHERE = StoreAddress("", 0)
 
 
 class StoreServer:
@@ -51,7 +54,7 @@ def listen(*, host: str | None, port: int) -> socket.socket:
     """
     try:
         if host is None:
-            return socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
+            return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
         if socket.has_dualstack_ipv6():
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
@@ -66,7 +69,7 @@ def listen(*, host: str | None, port: int) -> socket.socket:
 
 def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
     """Start the server process on ``listener`` (closed here); its output goes to ``log``."""
-    address = StoreAddress(host or _LOOPBACK, listener.getsockname()[1])
+    address = StoreAddress(host or LOOPBACK, listener.getsockname()[1])
     with listener, log.open("ab") as output:
         process = subprocess.Popen(
             [

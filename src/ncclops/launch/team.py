@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from ncclops.launch.retrying import Escalated
 from ncclops.launch.verdict import Ending
 from ncclops.launch.workers import Worker
 
@@ -20,11 +21,17 @@ class Team:
     entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
-    gave_up: set[int] = field(default_factory=set)  # ranks that a restart in place cannot help
+    aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
+    escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
+    hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
     last_faulty: int | None = None
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
+
+    @property
+    def ranks_ended(self) -> set[int]:
+        return {worker.rank for worker in self.ended}
 
     def send(self, signum: signal.Signals) -> None:
         """Send ``signum`` to all that run."""
@@ -44,11 +51,19 @@ class Team:
         if self.restarts_in_process and self.running():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
-            failed = [w for w in failed if w.rank not in self.entered or w.rank in self.gave_up]
+            failed = [w for w in failed if w.rank not in self.entered or self.escalation]
         elif self.restarts_in_process and len(failed) < len(self.ended):
             return None  # the job was finished by those that were left
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]
         return next(iter(blamed + failed), None)
+
+    def ends_all(self, worker: Worker) -> bool:
+        """Whether the failure of ``worker`` ends the attempt on all nodes of the job.
+
+        Under in-process restart the others go on without it, on this node or elsewhere, once it
+        had reached the point from which they can.
+        """
+        return not self.restarts_in_process or worker.rank not in self.entered
 
     def endings(self) -> list[Ending]:
         """How the workers ended: first those that did, in their order, then the rest."""
@@ -62,7 +77,7 @@ class Team:
             for worker in self.ended
             if worker.exit is not None
             and not worker.exit.ok
-            and worker.rank not in self.asked_to_stop
+            and worker.rank not in self.asked_to_stop | self.hung
         }
 
     def blamed_first(self) -> list[Ending]:
@@ -76,5 +91,5 @@ class Team:
             exit_code=worker.exit.code if worker.exit else None,
             signal=worker.exit.signal if worker.exit else None,
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
-            asked_to_stop=worker.rank in self.asked_to_stop,
+            asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
         )

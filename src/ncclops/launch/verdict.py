@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Outcome = Literal["completed", "no-receipt", "failed", "interrupted"]
+from ncclops.errors import NcclopsError
+from ncclops.goodput import Goodput
+from ncclops.launch.stopping import StopRequest
+
+Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
-_SIGNAL_EXIT_BASE = 128
+SIGNAL_EXIT_BASE = 128
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
@@ -78,22 +81,25 @@ class Verdict:
     workers: Sequence[Ending]
     classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
     receipt: dict[str, Any] | None = None  # ncclops.receipt/1
+    goodput: Goodput | None = None
 
     def to_json(self) -> dict[str, Any]:
         document = asdict(self)
         failure = document.pop("first_failure")
         if failure is not None:
             failure |= failure.pop("ending")
+        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
         return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
 
 
 def judge(
     endings: Sequence[Ending],
     *,
-    stopped_by: signal.Signals | None,
+    stopped_by: StopRequest | None,
     launcher_lost: bool,
     losses_allowed: bool = False,
-    cannot_start: str | None = None,
+    cannot_start: NcclopsError | None = None,
+    hung: str | None = None,
 ) -> tuple[Outcome, int, str]:
     """Outcome, exit code and reason for a run whose workers ended as ``endings``.
 
@@ -103,9 +109,11 @@ def judge(
     if launcher_lost:
         return "failed", 1, "the launcher was killed, and the agent stopped the workers"
     if stopped_by is not None:
-        return "interrupted", _SIGNAL_EXIT_BASE + stopped_by, f"stopped by {stopped_by.name}"
+        return _judge_stop(endings, stopped_by)
     if cannot_start is not None:
-        return "failed", 1, cannot_start
+        return "failed", cannot_start.exit_code, str(cannot_start)
+    if hung is not None:
+        return "failed", 1, hung
     bad = [ending for ending in endings if not ending.ok]
     # One that ended well because we asked it to stop has not finished the job.
     well = sum(ending.ok and not ending.asked_to_stop for ending in endings)
@@ -114,3 +122,16 @@ def judge(
         return "failed", 1, f"rank {first.rank} {first.how()}"
     lost = "".join(f"; rank {ending.rank} {ending.how()}, the others went on" for ending in bad)
     return "completed", 0, f"{well} worker{'s' * (well != 1)} exited 0{lost}"
+
+
+def _judge_stop(endings: Sequence[Ending], by: StopRequest) -> tuple[Outcome, int, str]:
+    forced = [ending for ending in endings if not ending.ok]
+    how = f"; {_ranks(forced)} did not come to an end in good order" if forced else ""
+    if by.signum is not None:
+        return "interrupted", SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
+    return "stopped", 1 if forced else 0, f"stopped: {by.reason}{how}"
+
+
+def _ranks(endings: Sequence[Ending]) -> str:
+    numbers = ", ".join(str(ending.rank) for ending in endings)
+    return f"rank{'s' * (len(endings) != 1)} {numbers}"

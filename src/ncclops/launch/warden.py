@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ncclops import _prctl
@@ -39,10 +39,10 @@ FORWARDED = (
 _LEFTOVER_GRACE = timedelta(seconds=3)
 
 
-def hold(agent: Callable[[], int], *, handed_over: socket.socket | None = None) -> int:
+def hold(agent: Callable[[], int], *, handed_over: Sequence[socket.socket] = ()) -> int:
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
-    ``handed_over`` is the agent's from here on: were it open in this process too, its port would
+    ``handed_over`` are the agent's from here on: were one open in this process too, its port would
     stay taken when the agent has closed it. On return not one descendant of this process is left.
     An agent that was killed by a signal counts as exit code 1, and is reported on stderr.
     """
@@ -59,8 +59,8 @@ def hold(agent: Callable[[], int], *, handed_over: socket.socket | None = None) 
     agent_pid = os.fork()
     if agent_pid == 0:
         _be_agent(agent, warden_pid)
-    if handed_over is not None:
-        handed_over.close()
+    for listener in handed_over:
+        listener.close()
     status = _wait(agent_pid, watched)
     survivors = proctree.end_descendants(_LEFTOVER_GRACE)
     if survivors:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ncclops.launch.options import Nodes, Target
 from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.store import StoreAddress
+from ncclops.worker.variables import ORDERS_FD
 
 _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
@@ -79,9 +82,9 @@ def command(target: Target) -> list[str]:
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     if target.kind == "program":
         return [python, "-m", "ncclops.worker.tether", target.name, *target.arguments]
-    module = ["-m"] if target.kind == "module" else []
+    flags = {"module": ["-m"], "function": ["-f"]}.get(target.kind, [])
     # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
-    return [python, "-u", "-m", "ncclops.worker", *module, target.name, *target.arguments]
+    return [python, "-u", "-m", "ncclops.worker", *flags, target.name, *target.arguments]
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,9 @@ def signal_name(number: int) -> str:
 class Worker:
     """A worker's process. ``exit`` is None while it runs."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
         self.rank = rank
+        self._orders = orders
         self.pid = process.pid
         self.exit: Exit | None = None
         self.started = time.monotonic()
@@ -122,23 +126,41 @@ class Worker:
 
     @classmethod
     def spawn(
-        cls, rank: int, argv: list[str], environ: Mapping[str, str], run: RunDirectory
+        cls, rank: int, argv: list[str], environ: dict[str, str], run: RunDirectory
     ) -> Worker:
         """Start ``argv`` with its output appended to the rank's log files.
 
         The worker writes into the files itself: no pipe can fill up, and what it wrote is kept
         whatever happens to the agent.
         """
-        with run.stdout_log(rank).open("ab") as out, run.stderr_log(rank).open("ab") as err:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with (
+            theirs,
+            run.stdout_log(rank).open("ab") as out,
+            run.stderr_log(rank).open("ab") as err,
+        ):
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=dict(environ),
+                env=environ | {ORDERS_FD: str(theirs.fileno())},
                 start_new_session=True,
+                pass_fds=(theirs.fileno(),),
             )
-        return cls(rank, process)
+        return cls(rank, process, ours)
+
+    def order(self, name: str, **fields: Any) -> bool:
+        """Ask the worker for something (``ncclops.worker.orders``); whether it will be told.
+
+        False if it has ended, or has not taken the last orders either.
+        """
+        try:
+            self._orders.send(json.dumps({"order": name, **fields}).encode())
+        except OSError:
+            return False
+        return True
 
     def send(self, signum: signal.Signals) -> None:
         """Send ``signum``; nothing happens if the worker has ended."""
@@ -155,4 +177,5 @@ class Worker:
         else:
             self.exit = Exit(None, signal_name(-code), code)
         os.close(self.pidfd)
+        self._orders.close()
         return self.exit

@@ -14,9 +14,11 @@ from ncclops.profiles.model import (
     RESTART_MODES,
     Condition,
     Entry,
+    Growth,
     Profile,
     RestartMode,
     Timeouts,
+    Watch,
 )
 
 if TYPE_CHECKING:
@@ -28,10 +30,12 @@ __all__ = [
     "RESTART_MODES",
     "Condition",
     "Entry",
+    "Growth",
     "Profile",
     "ProfileSummary",
     "RestartMode",
     "Timeouts",
+    "Watch",
     "choose_profile",
     "list_profiles",
     "load_profiles",

@@ -62,7 +62,10 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
     if is_path(ref):
         path = (cwd or Path.cwd()) / Path(ref).expanduser()
         if not path.is_file():
-            raise ProfileError(f"profile {ref}: there is no such file")
+            what = "that is a directory" if path.is_dir() else "there is no such file"
+            raise ProfileError(
+                f"profile {ref}: {what}; name a .toml file, or a profile of `ncclops profile list`"
+            )
         return path
     for _, directory in search_path(cwd):
         path = directory / f"{ref}.toml"
@@ -82,7 +85,9 @@ def read(path: Path) -> Loaded:
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{path}: not valid TOML: {error}") from None
+        raise ProfileError(
+            f"{path}: not valid TOML: {error}; correct that line of the profile"
+        ) from None
     try:
         content = ProfileFile.model_validate(raw)
     except ValidationError as error:

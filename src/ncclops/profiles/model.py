@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ncclops.errors import ProfileError
@@ -25,19 +26,34 @@ RUN_PLACEHOLDERS = ("run_dir", "rank_dir")
 
 @dataclass(frozen=True)
 class Condition:
-    """When an entry applies; a field that is left out does not restrict."""
+    """When an entry applies; a field that is left out does not restrict.
+
+    ``host`` holds shell-style patterns, one of which the host's name has to match.
+    """
 
     restart: frozenset[RestartMode] | None = None
     torch: str | None = None
     absent: tuple[str, ...] = ()
+    host: tuple[str, ...] | None = None
 
     def holds(
-        self, *, restart: RestartMode, torch: str | None, operator: Mapping[str, str]
+        self,
+        *,
+        restart: RestartMode,
+        torch: str | None,
+        operator: Mapping[str, str],
+        host: str = "",
     ) -> bool:
         """Whether it applies; an unknown torch version meets no condition on it.
 
-        ``operator`` is what the operator has given, exported or on the command line.
+        ``operator`` is what the operator has given, exported or on the command line; ``host``
+        this host's name, with its domain or without.
         """
+        names = {host, host.partition(".")[0]}
+        if self.host is not None and not any(
+            fnmatchcase(name, pattern) for name in names for pattern in self.host
+        ):
+            return False
         if self.restart is not None and restart not in self.restart:
             return False
         if self.torch is not None and (torch is None or not satisfies(torch, self.torch)):
@@ -67,14 +83,56 @@ class Entry:
 @dataclass(frozen=True)
 class Timeouts:
     """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
-    from it for the others (``ncclops.launch.ladder``)."""
+    from it for the others (``ncclops.launch.ladder``).
+
+    ``process_group`` holds until compile warm-up is over and ``steady_process_group`` from then
+    on; None leaves the first in force. ``groups`` are steady timeouts of groups whose description
+    matches a shell-style pattern; the first match counts.
+    """
 
     process_group: timedelta | None = None
+    steady_process_group: timedelta | None = None
+    compile: timedelta | None = None
     soft: timedelta | None = None
     hard: timedelta | None = None
+    heartbeat: timedelta | None = None
     barrier: timedelta | None = None
     completion: timedelta | None = None
     stop_grace: timedelta = timedelta(seconds=15)
+    groups: Mapping[str, timedelta] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What restarts in place may leave behind altogether before new processes are asked for.
+
+    ``gpu_memory_gib`` is 2 because a device's context and communicators are of that order, while
+    a model that stays allocated is far beyond. ``fds`` is a quarter of the usual limit of 1024.
+    No process group may outlive its iteration: the next one could not make its own.
+    """
+
+    gpu_memory_gib: float = 2.0
+    fds: int = 256
+    threads: int = 128
+    process_groups: int = 0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How long which progress may be missing before it is said or acted upon, and other rules.
+
+    ``startup`` until the first sign of training: as long as torch's default for groups other than
+    NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
+    as in ``ncclops.receipts.hang``. ``straggler`` is the share above the median rank's step time:
+    the playbook looks into ranks that are five percent behind. ``trainers`` are further forms of
+    printed lines, as in ``ncclops.receipts.forms``.
+    """
+
+    startup: timedelta = timedelta(minutes=30)
+    hang: timedelta = timedelta(minutes=10)
+    quiet: timedelta = timedelta(minutes=30)
+    straggler: float = 0.05
+    trainers: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +142,7 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
+    ``growth`` is the budget of restarts in place.
     """
 
     name: str
@@ -96,6 +155,17 @@ class Profile:
     suppress: Mapping[str, str]
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
+    watch: Watch = Watch()
+    growth: Growth = Growth()
+
+    @property
+    def per_host(self) -> tuple[str, ...]:
+        """The variables for which a host's name decides."""
+        return tuple(
+            name
+            for name, entries in self.env.items()
+            if any(entry.when.host is not None for entry in entries)
+        )
 
     def require_nodes(self, nnodes: int) -> None:
         """Raise ``ProfileError`` when the profile is not meant for a job of ``nnodes`` nodes."""

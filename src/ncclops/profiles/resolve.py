@@ -17,11 +17,15 @@ from ncclops.profiles.model import (
     Condition,
     Entry,
     EntryAction,
+    Growth,
     Parameter,
     Profile,
     Timeouts,
+    Watch,
 )
-from ncclops.profiles.schema import PLACEHOLDER, EntryPart, nearest
+from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
+
+_GROUPS = "groups."
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,19 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     owners: dict[str, Loaded] = {}
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
+    watch: dict[str, Any] = {}
+    growth: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
-        for name, text in file.content.timeouts.model_dump(exclude_none=True).items():
+        growth |= file.content.growth.model_dump(exclude_none=True)
+        for name, text in _flat(file.content.timeouts).items():
             timeouts[name] = _Timeout(text, file.path)
+        for name, given in file.content.watch.model_dump(exclude_none=True).items():
+            is_text = isinstance(given, str)
+            watch[name] = _Timeout(given, file.path) if is_text else given
         for name, parts in file.content.env.items():
             # Taken out first, so that a replaced variable stands where its last word was said.
             entries.pop(name, None)
@@ -107,20 +117,46 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         suppress=suppress,
         retry=retry,
         sources=tuple(str(file.path) for file in files),
+        watch=_watch(watch, parameters),
+        growth=Growth(**growth),
     )
+
+
+def _flat(part: TimeoutsPart) -> dict[str, str]:
+    """The timeouts as written, those of groups as ``groups.<pattern>``."""
+    texts: dict[str, Any] = part.model_dump(exclude_none=True)
+    groups: dict[str, str] = texts.pop("groups")
+    return texts | {f"{_GROUPS}{pattern}": text for pattern, text in groups.items()}
 
 
 def _timeouts(texts: Mapping[str, _Timeout], parameters: Mapping[str, Parameter]) -> Timeouts:
     values: dict[str, Any] = {}
+    groups: dict[str, timedelta] = {}
     for name, timeout in texts.items():
-        where = f"{timeout.path}: timeouts.{name}"
-        match = PLACEHOLDER.fullmatch(timeout.text)
-        text = str(_parameter(match[1], parameters, where)) if match else timeout.text
-        try:
-            values[name] = parse_duration(text)
-        except ValueError as error:
-            raise ProfileError(f"{where}: {error}") from None
-    return Timeouts(**values)
+        duration = _duration(timeout, f"timeouts.{name}", parameters)
+        if name.startswith(_GROUPS):
+            groups[name.removeprefix(_GROUPS)] = duration
+        else:
+            values[name] = duration
+    return Timeouts(**values, groups=groups)
+
+
+def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> Watch:
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        is_text = isinstance(value, _Timeout)
+        values[name] = _duration(value, f"watch.{name}", parameters) if is_text else value
+    return Watch(**values)
+
+
+def _duration(timeout: _Timeout, key: str, parameters: Mapping[str, Parameter]) -> timedelta:
+    where = f"{timeout.path}: {key}"
+    match = PLACEHOLDER.fullmatch(timeout.text)
+    text = str(_parameter(match[1], parameters, where)) if match else timeout.text
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ProfileError(f"{where}: {error}") from None
 
 
 def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, Parameter]) -> Entry:
@@ -146,6 +182,7 @@ def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, P
             restart=None if when.restart is None else frozenset(when.restart),
             torch=when.torch,
             absent=tuple(when.absent),
+            host=None if when.host is None else tuple(when.host),
         ),
     )
 

@@ -64,6 +64,7 @@ class ConditionPart(_Part):
     restart: Annotated[list[RestartMode], BeforeValidator(_as_list)] | None = None
     torch: Annotated[str, AfterValidator(_is_version_spec)] | None = None
     absent: Annotated[list[str], BeforeValidator(_as_list)] = []
+    host: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] | None = None
 
 
 class EntryPart(_Part):
@@ -96,11 +97,34 @@ class TimeoutsPart(_Part):
     """``[timeouts]``; each is a duration or one parameter in braces."""
 
     process_group: Duration | None = None
+    steady_process_group: Duration | None = None
+    compile: Duration | None = None
     soft: Duration | None = None
     hard: Duration | None = None
+    heartbeat: Duration | None = None
     barrier: Duration | None = None
     completion: Duration | None = None
     stop_grace: Duration | None = None
+    groups: dict[Annotated[str, Field(min_length=1)], Duration] = {}
+
+
+class GrowthPart(_Part):
+    """``[growth]``: what restarts in place may leave behind before new processes are asked for."""
+
+    gpu_memory_gib: Annotated[float, Field(ge=0, strict=False)] | None = None
+    fds: Annotated[int, Field(ge=0)] | None = None
+    threads: Annotated[int, Field(ge=0)] | None = None
+    process_groups: Annotated[int, Field(ge=0)] | None = None
+
+
+class WatchPart(_Part):
+    """``[watch]``: windows for progress, the straggler's share, further forms of printed lines."""
+
+    startup: Duration | None = None
+    hang: Duration | None = None
+    quiet: Duration | None = None
+    straggler: Annotated[float, Field(gt=0, lt=10, strict=False)] | None = None
+    trainers: list[dict[str, Any]] | None = None
 
 
 class RetryPart(_Part):
@@ -128,6 +152,8 @@ class ProfileFile(_Part):
     extends: Annotated[list[str], BeforeValidator(_as_list)] = []
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
+    watch: WatchPart = WatchPart()
+    growth: GrowthPart = GrowthPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -190,6 +216,8 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys allowed where ``location`` ends."""
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
+        "watch": WatchPart,
+        "growth": GrowthPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

@@ -40,12 +40,14 @@ class LogScan:
         self._totals: dict[tuple[str, int | None], str | None] = {}
         self._warmup: Observation | None = None
 
-    def feed(self, line: bytes | str) -> list[Observation]:
+    def feed(self, line: bytes | str, *, ends: bool = True) -> list[Observation]:
         """Take the next line (with or without its newline); what it shows, at most one of a kind.
 
         A line with carriage returns is a bar that was redrawn; each drawing counts, in order.
+        ``ends`` is False for a part of a line that goes on, such as one such drawing.
         """
-        self._lines += 1
+        number = self._lines + 1
+        self._lines += ends
         raw = line.encode(errors="replace") if isinstance(line, str) else line
         lowered = raw.lower()
         if not any(literal in lowered for literal in self._literals):
@@ -53,7 +55,7 @@ class LogScan:
         text = _ANSI.sub("", raw.decode(errors="replace"))
         seen: list[Observation] = []
         for drawing in text.replace("\n", "").split("\r"):
-            seen += self._feed_drawing(drawing[:_LONGEST_LINE])
+            seen += self._feed_drawing(drawing[:_LONGEST_LINE], number)
         return seen
 
     @property
@@ -72,11 +74,11 @@ class LogScan:
     def _facts_of(self, form: Form) -> list[Facts]:
         return [tally.facts for (name, _), tally in self._tallies.items() if name == form.name]
 
-    def _feed_drawing(self, text: str) -> list[Observation]:
+    def _feed_drawing(self, text: str, number: int) -> list[Observation]:
         prefix = _RANK_PREFIX.match(text)
         rank = int(prefix["rank"] or prefix["task"]) if prefix else None
         body = text[prefix.end() :] if prefix else text
-        where = Where(self._file, self._lines, text.strip()[:_LONGEST_EVIDENCE])
+        where = Where(self._file, number, text.strip()[:_LONGEST_EVIDENCE])
         lowered = body.lower()
         seen: dict[str, Observation] = {}
         for form in self._forms:

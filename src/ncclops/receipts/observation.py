@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,10 +59,11 @@ def parse_record(line: bytes | str, file: str, number: int) -> Observation | Non
     if not isinstance(record, dict):
         return None
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
-    return _observe(record, Where(file, number, text.strip()))
+    return observe_record(record, Where(file, number, text.strip()))
 
 
-def _observe(record: dict[str, Any], where: Where) -> Observation | None:
+def observe_record(record: Mapping[str, Any], where: Where) -> Observation | None:
+    """The observation that a record of ``receipt.jsonl`` stands for; None if for none."""
     match record.get("kind"):
         case "start" | "iteration":
             return Observation(kind="start", where=where)
@@ -78,7 +80,7 @@ def _observe(record: dict[str, Any], where: Where) -> Observation | None:
     return None
 
 
-def _observe_step(record: dict[str, Any], where: Where) -> Observation:
+def _observe_step(record: Mapping[str, Any], where: Where) -> Observation:
     seconds, tokens = record.get("seconds"), record.get("tokens")
     rate = tokens / seconds if seconds and tokens is not None else None
     return Observation(

@@ -24,12 +24,16 @@ from typing import Any, NoReturn, SupportsFloat
 from ncclops.receipts import progress
 from ncclops.receipts.memory import Peak, peak_memory
 from ncclops.receipts.progress import Page, Warmup
-from ncclops.receipts.stop import StopPage
+from ncclops.receipts.stop import Clock, StopPage
 from ncclops.receipts.writer import Writer
 from ncclops.worker.variables import RUN_DIR
 
 StepListener = Callable[[int], None]
+UpdateListener = Callable[[], None]
+WarmupBeginListener = Callable[[], None]
 WarmupListener = Callable[[timedelta | None], None]
+PhaseListener = Callable[[timedelta | None], None]
+IterationListener = Callable[[], None]
 StopCallback = Callable[[], object]
 
 
@@ -54,6 +58,8 @@ class Silent:
         self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
     ) -> None: ...
 
+    def update(self) -> None: ...
+
     def begin_phase(self, name: str, limit: timedelta) -> None: ...
 
     def end_phase(self) -> None: ...
@@ -65,9 +71,25 @@ class Silent:
 
     def on_step(self, listener: StepListener) -> None: ...
 
+    def on_update(self, listener: UpdateListener) -> None: ...
+
+    def on_warmup_begin(self, listener: WarmupBeginListener) -> None: ...
+
     def on_warmup_end(self, listener: WarmupListener) -> None: ...
 
+    def on_phase(self, listener: PhaseListener) -> None: ...
+
+    def on_iteration(self, listener: IterationListener) -> None: ...
+
     def on_stop(self, callback: StopCallback) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
+
+    @property
+    def highest_step(self) -> int | None:
+        return None
 
     def flush(self) -> bool:
         return True
@@ -89,12 +111,18 @@ class Recorder(Silent):
         self._page_path = progress.path_in(run_dir, rank)
         self._numbers = self._page.numbers
         self._stop = StopPage.attach(run_dir)
+        self._stop_updates = None if self._stop is None else self._stop.by(Clock.UPDATES)
         self._barrier = threading.RLock()  # a signal handler may report a step too
         self._writer = Writer(fd, self._tick)
         self._rank = rank
         self._iteration = 0
+        self._highest_step: int | None = None
         self._step_listeners: list[StepListener] = []
+        self._update_listeners: list[UpdateListener] = []
+        self._warmup_begin_listeners: list[WarmupBeginListener] = []
         self._warmup_listeners: list[WarmupListener] = []
+        self._phase_listeners: list[PhaseListener] = []
+        self._iteration_listeners: list[IterationListener] = []
         self._numbers[progress.PID] = os.getpid()
         self._numbers[progress.STARTED_NS] = time.monotonic_ns()
         self._tick()
@@ -112,6 +140,8 @@ class Recorder(Silent):
         self._warming = True
         self._set_warmup(Warmup.RUNNING)
         self._put("warmup-begin")
+        for listener in self._warmup_begin_listeners:
+            listener()
 
     def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None:
         """Compile warm-up is over after ``taken``; not ``completed`` means by an exception."""
@@ -136,6 +166,8 @@ class Recorder(Silent):
         numbers[progress.STEP_NS] = now
         numbers[progress.STEPS] = self._steps
         numbers[progress.STEP] = n + 1
+        if self._highest_step is None or n > self._highest_step:
+            self._highest_step = n
         record: dict[str, Any] = {
             "ts": time.time(),
             "kind": "step",
@@ -161,19 +193,26 @@ class Recorder(Silent):
             listener(n)
         if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
             self._be_warm(None)
-        if self._stop is not None:
-            # A barrier between publishing the step and looking at the page: the agreement on a
-            # stop relies on that order, and a processor may otherwise look first.
-            with self._barrier:
-                pass
-            if self._stop.requested() and self._stop.ends_here(n):
-                self._end_here(n)
+        if self._stop is not None and self._ends_here(self._stop, n):
+            self._end_here(step=n)
+
+    def update(self) -> None:
+        """An optimizer has updated: the clock of a stop where a script reports no steps."""
+        self._numbers[progress.UPDATES] += 1
+        for listener in self._update_listeners:
+            listener()
+        if self._stop_updates is not None:
+            updates = self._numbers[progress.UPDATES]
+            if self._ends_here(self._stop_updates, updates):
+                self._end_here(update=updates)
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
         self._phases.append((name, time.monotonic_ns(), int(limit.total_seconds() * 1e9)))
         self._page.set_phase(*self._phases[-1])
         self._put("phase-begin", phase=name, limit_s=limit.total_seconds())
+        for listener in self._phase_listeners:
+            listener(limit)
 
     def end_phase(self) -> None:
         """The phase begun last is over; the one around it, if any, holds again."""
@@ -185,6 +224,8 @@ class Recorder(Silent):
             self._phase_s += seconds
         self._page.set_phase(*(self._phases[-1] if self._phases else (None, 0, 0)))
         self._put("phase-end", phase=name, seconds=round(seconds, 6))
+        for listener in self._phase_listeners:
+            listener(None)
 
     def peak_memory(self) -> Peak:
         """Record the peak memory of this process so far."""
@@ -200,6 +241,7 @@ class Recorder(Silent):
     def on_stop(self, callback: StopCallback) -> None:
         """Call ``callback`` when a requested stop takes effect; of this iteration's only."""
         self._stop_callbacks.append(callback)
+        self._numbers[progress.STOP_CALLBACKS] = len(self._stop_callbacks)
 
     # --- what the worker entry uses -----------------------------------------------------------
 
@@ -209,12 +251,31 @@ class Recorder(Silent):
         self._numbers[progress.ITERATION] = iteration
         self._numbers[progress.ENDED_NS] = 0
         self._numbers[progress.STEPS] = 0
+        self._numbers[progress.UPDATES] = 0
         self._forget_iteration()
         self._put("iteration")
+        for listener in self._iteration_listeners:
+            listener()
 
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""
         self._step_listeners.append(listener)
+
+    def on_update(self, listener: UpdateListener) -> None:
+        """Call ``listener()`` within every update of an optimizer, in the thread that trains."""
+        self._update_listeners.append(listener)
+
+    def on_warmup_begin(self, listener: WarmupBeginListener) -> None:
+        """Call ``listener()`` when the script reports a warm-up, in the thread that trains."""
+        self._warmup_begin_listeners.append(listener)
+
+    def on_phase(self, listener: PhaseListener) -> None:
+        """Call ``listener(limit)`` when the script declares a phase, and with None at its end."""
+        self._phase_listeners.append(listener)
+
+    def on_iteration(self, listener: IterationListener) -> None:
+        """Call ``listener()`` when the script is about to run again in this process."""
+        self._iteration_listeners.append(listener)
 
     def on_warmup_end(self, listener: WarmupListener) -> None:
         """Call ``listener(taken)`` when warm-up is over, in the thread that trains.
@@ -223,6 +284,21 @@ class Recorder(Silent):
         script does not report its warm-up: then it counts as over with the second step.
         """
         self._warmup_listeners.append(listener)
+
+    def leave(self) -> None:
+        """The script is over on this rank, which may wait for others now: it is not watched."""
+        self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None:
+        """How many collectives were enqueued and completed; see ``collectives``."""
+        enqueued, completed = counted or (-1, None)
+        self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
+        self._numbers[progress.ENQUEUED] = enqueued + 1
+
+    @property
+    def highest_step(self) -> int | None:
+        """The highest number of a step that ended in this process, over all iterations."""
+        return self._highest_step
 
     def flush(self) -> bool:
         """Wait until all records are in the file; False if that takes longer than seconds."""
@@ -247,6 +323,7 @@ class Recorder(Silent):
         self._phases: list[tuple[str, int, int]] = []
         self._phase_s = 0.0
         self._stop_callbacks: list[StopCallback] = []
+        self._numbers[progress.STOP_CALLBACKS] = 0
         self._page.set_phase(None, 0, 0)
         self._set_warmup(Warmup.NOT_BEGUN)
 
@@ -260,8 +337,15 @@ class Recorder(Silent):
         self._numbers[progress.WARMUP_NS] = time.monotonic_ns()
         self._numbers[progress.WARMUP] = state
 
-    def _end_here(self, step: int) -> NoReturn:
-        self._put("stop", step=step)
+    def _ends_here(self, stop: StopPage, count: int) -> bool:
+        # A barrier between publishing the count and looking at the page: the agreement on a
+        # stop relies on that order, and a processor may otherwise look first.
+        with self._barrier:
+            pass
+        return stop.requested() and stop.ends_here(count)
+
+    def _end_here(self, **point: int) -> NoReturn:
+        self._put("stop", **point)
         for callback in list(self._stop_callbacks):
             callback()
         self._end("stopped")

@@ -14,6 +14,7 @@ from ncclops.receipts.logscan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
 from ncclops.receipts.tally import Facts, Tally, by_steps, combine_ranks, fill_gaps
 
+RECEIPT = "receipt.jsonl"
 _LOG_NAMES = ("stdout.log", "stderr.log")
 
 
@@ -28,30 +29,36 @@ def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
 
 
 def _load_run(run: Path, extra_forms: Sequence[Form]) -> Facts:
-    """What all ranks' records show; what they leave open, from the logs.
+    if not _rank_directories(run):
+        raise UsageError(f"{run} holds no ranks/: name a log, a receipt.jsonl or a run directory")
+    return of_run(
+        run,
+        (
+            _load_file(rank / name, _shown(rank / name, run), extra_forms)
+            for rank in _rank_directories(run)
+            for name in _LOG_NAMES
+            if (rank / name).exists()
+        ),
+    )
+
+
+def of_run(run: Path, logs: Iterable[Facts]) -> Facts:
+    """What all ranks' records show; what they leave open, from their ``logs``.
 
     Ranks that report nothing are not held against the run: many scripts report on rank 0 only.
     """
-    ranks = sorted(
-        (path for path in (run / "ranks").glob("*") if path.name.isdecimal()),
-        key=lambda path: int(path.name),
-    )
-    if not ranks:
-        raise UsageError(f"{run} holds no ranks/: name a log, a receipt.jsonl or a run directory")
     records = combine_ranks(
-        load_records(rank / "receipt.jsonl", _shown(rank / "receipt.jsonl", run))
-        for rank in ranks
-        if (rank / "receipt.jsonl").exists()
+        load_records(rank / RECEIPT, _shown(rank / RECEIPT, run))
+        for rank in _rank_directories(run)
+        if (rank / RECEIPT).exists()
     )
-    logs = fill_gaps(
-        by_steps(
-            _load_file(rank / name, _shown(rank / name, run), extra_forms)
-            for rank in ranks
-            for name in _LOG_NAMES
-            if (rank / name).exists()
-        )
-    )
-    return fill_gaps([records, logs] if records.steps else [logs, records])
+    printed = fill_gaps(by_steps(logs))
+    return fill_gaps([records, printed] if records.steps else [printed, records])
+
+
+def _rank_directories(run: Path) -> list[Path]:
+    numbered = (path for path in (run / "ranks").glob("*") if path.name.isdecimal())
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 def load_records(path: Path, shown: str | None = None) -> Facts:

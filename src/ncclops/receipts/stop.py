@@ -1,4 +1,4 @@
-"""A stop at one step for all ranks, agreed through a page of shared memory.
+"""A stop at one point for all ranks, agreed through a page of shared memory.
 
 No rank may end while others still wait for it in a collective, so all end after the same step, and
 that must be a step which none has passed. The agent proposes one, looks whether a rank was
@@ -10,6 +10,11 @@ faster than the proposal, and confirms it or proposes a later one:
 A rank publishes before it reads and the agent proposes before it reads, so a rank that did not
 see S is seen by the agent. Ranks on several nodes: each node's agent does both of its steps when
 the one that coordinates says so.
+
+Ranks count on two clocks: the steps that a script reports, and the updates of its optimizers, which
+the worker entry counts for scripts that report none. Either will do as long as all ranks do the
+same in the same order: where all have counted to S, all have issued the same collectives before it
+and none after it.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from enum import IntEnum
 from pathlib import Path
 
 from ncclops.receipts import pages, progress
+from ncclops.receipts.progress import Progress
 
 # A coordinator needs milliseconds, over several nodes a round trip. One that died in between
 # must not hold the job for good.
@@ -28,16 +35,30 @@ _LOOK_EVERY_S = 0.001
 _CONFIRMED = 1
 
 
+class Clock(IntEnum):
+    """What a stop is counted by; the value is its place in the page."""
+
+    STEPS = 0
+    UPDATES = 1
+
+    def reading(self, seen: Progress) -> int | None:
+        """Where the clock of a rank stands; None if it has not ticked."""
+        if self is Clock.STEPS:
+            return seen.step
+        return seen.updates or None
+
+
 def path_in(run_dir: Path) -> Path:
     """Where the page is found."""
     return run_dir / "control" / "stop"
 
 
 class StopPage:
-    """Both sides of the page. One agent writes; the ranks of its node read."""
+    """Both sides of the page, for one clock. One agent writes; the ranks of its node read."""
 
-    def __init__(self, numbers: memoryview) -> None:
+    def __init__(self, numbers: memoryview, clock: Clock = Clock.STEPS) -> None:
         self._numbers = numbers
+        self._clock = clock
 
     @classmethod
     def create(cls, run_dir: Path) -> StopPage:
@@ -52,19 +73,23 @@ class StopPage:
         except OSError:
             return None
 
+    def by(self, clock: Clock) -> StopPage:
+        """The same page, by ``clock``."""
+        return StopPage(self._numbers, clock)
+
     # --- the agent's side -------------------------------------------------------------------
 
     def propose(self, step: int) -> None:
         """Have ranks that reach ``step`` hold there."""
-        self._numbers[0] = (step + 1) << 1
+        self._numbers[self._clock] = (step + 1) << 1
 
     def confirm(self) -> None:
         """Make the proposed step the one at which all ranks end."""
-        self._numbers[0] = self._numbers[0] | _CONFIRMED
+        self._numbers[self._clock] |= _CONFIRMED
 
     def withdraw(self) -> None:
         """Let all ranks go on."""
-        self._numbers[0] = 0
+        self._numbers[self._clock] = 0
 
     def agree(self, ranks: Iterable[Path], *, margin: int = 1) -> int:
         """Choose, propose and confirm a step for the progress pages ``ranks``, and return it.
@@ -73,11 +98,11 @@ class StopPage:
         first, so they run at least to ``margin - 1``.
         """
         paths = list(ranks)
-        highest = highest_step(paths)
+        highest = highest_reading(paths, self._clock)
         while True:
             target = highest + margin
             self.propose(target)
-            highest = highest_step(paths)
+            highest = highest_reading(paths, self._clock)
             if highest < target:
                 self.confirm()
                 return target
@@ -87,7 +112,7 @@ class StopPage:
 
     def requested(self) -> bool:
         """Whether a stop is proposed or confirmed; costs one memory read."""
-        return self._numbers[0] != 0
+        return self._numbers[self._clock] != 0
 
     def ends_here(self, step: int) -> bool:
         """Whether the rank that has just published ``step`` shall end now.
@@ -97,7 +122,7 @@ class StopPage:
         """
         deadline = time.monotonic() + HOLD_LIMIT.total_seconds()
         while True:
-            value = self._numbers[0]
+            value = self._numbers[self._clock]
             if value == 0 or step < (value >> 1) - 1:
                 return False
             if value & _CONFIRMED:
@@ -113,7 +138,7 @@ def settle(run_dir: Path) -> None:
     pages.settle(path_in(run_dir))
 
 
-def highest_step(paths: Iterable[Path]) -> int:
+def highest_reading(paths: Iterable[Path], clock: Clock = Clock.STEPS) -> int:
     """The highest step that any of the ranks' pages reports; -1 if none does."""
-    found = [progress.read(path) for path in paths]
-    return max((p.step for p in found if p is not None and p.step is not None), default=-1)
+    found = [clock.reading(page) for page in map(progress.read, paths) if page is not None]
+    return max((value for value in found if value is not None), default=-1)

@@ -8,12 +8,11 @@ long as the slowest one's.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ADVICE = (
     "Swap the GPU (or move the rank to another host) and compare again: a rank that stays a few"
@@ -60,13 +59,9 @@ class Straggler:
     advice: str
 
 
-def parse_step_time(line: bytes | str) -> StepTime | None:
-    """The step time in a line of ``receipt.jsonl``; None if it holds none."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or record.get("kind") != "step" or "seconds" not in record:
+def step_time_in(record: Mapping[str, Any]) -> StepTime | None:
+    """The step time in a record of ``receipt.jsonl``; None if it holds none."""
+    if record.get("kind") != "step" or "seconds" not in record:
         return None
     return StepTime(
         step=record["step"],

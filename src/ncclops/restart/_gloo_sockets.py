@@ -4,6 +4,14 @@ Gloo's ``abort()`` and ``shutdown()`` do nothing for an operation that is under 
 so a rank blocked in a collective would wait for the group's timeout. Its connections belong to
 this process, however, and once shut down they fail every operation on them at once.
 
+They have to be shut down *for reading only*, and not closed before every rank has done the same.
+Gloo takes the end of a stream for a failure and tells everybody who waits; but a send that it
+could not write, because the stream was shut down for writing or reset by a peer that closed it,
+it leaves in a queue whose waiters it forgets (``Pair::write`` and ``Pair::signalException``, up to
+torch 2.13): they wait for the group's timeout. So we keep a handle on each connection, which
+makes Gloo's own closing silent, until ``release_gloo_connections``: no rank sees another one's end
+before it has shut down its own.
+
 Which sockets are Gloo's? Each Gloo device has a thread that waits in an epoll instance in which
 it has registered its listening socket and all its connections. The kernel tells which epoll
 instance a thread waits in (``/proc/self/task/<id>/syscall``) and what is registered in it
@@ -42,21 +50,33 @@ _LOOKS_UNNAMED = 4
 _BETWEEN_LOOKS_S = 0.0005
 
 
+# Our handles on connections that were shut down.
+_kept: list[socket.socket] = []
+
+
 def shut_down_gloo_connections() -> int:
     """Shut down every Gloo connection of this process; returns how many there were.
 
-    The descriptors stay open: they are Gloo's to close.
+    The descriptors stay open: they are Gloo's to close. The peers notice only when
+    ``release_gloo_connections`` is called.
     """
     done = 0
     for epoll in _gloo_epolls():
         sockets = _tcp_sockets(_registered_with_pointer(epoll))
-        try:
-            if any(map(_listens, sockets)):
-                done += sum(_shut_down(sock) for sock in sockets if not _listens(sock))
-        finally:
-            for sock in sockets:
+        are_gloos = any(map(_listens, sockets))
+        for sock in sockets:
+            if are_gloos and not _listens(sock) and _shut_down(sock, socket.SHUT_RD):
+                _kept.append(sock)
+                done += 1
+            else:
                 sock.close()
     return done
+
+
+def release_gloo_connections() -> None:
+    """Let go of the connections that were shut down, now that all ranks have shut down theirs."""
+    while _kept:
+        _kept.pop().close()
 
 
 def answer_gloo_rendezvous(peers: int) -> int:
@@ -92,7 +112,7 @@ def shut_down_connections_to(port: int, keep: set[int]) -> int:
         for sock in _tcp_sockets([fd] if inode not in keep else []):
             with sock, contextlib.suppress(OSError, IndexError):
                 if sock.getpeername()[1] == port:
-                    done += _shut_down(sock)
+                    done += _shut_down(sock, socket.SHUT_RDWR)
     return done
 
 
@@ -180,9 +200,9 @@ def _listens(sock: socket.socket) -> bool:
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _shut_down(sock: socket.socket) -> bool:
+def _shut_down(sock: socket.socket, how: int) -> bool:
     try:
-        sock.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(how)
     except OSError:  # not connected, or closed by the other side already
         return False
     return True

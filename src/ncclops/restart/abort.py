@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from ncclops.restart._gloo_sockets import shut_down_gloo_connections
+from ncclops.restart._gloo_sockets import release_gloo_connections, shut_down_gloo_connections
 from ncclops.restart.state import FrozenState
 
 log = logging.getLogger("ncclops.restart")
@@ -57,13 +57,7 @@ class AbortTorchDistributed(Abort):
         # Also when no group is initialised: the main thread may be blocked in making the first.
         with _logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()
-        if distributed.is_initialized():
-            group = distributed.group.WORLD
-            _abort_backends()
-            # An abort that took too long was given up; the groups there are now are not its own.
-            if distributed.group.WORLD is group:
-                with _logged("destroy_process_group"):
-                    distributed.destroy_process_group()
+        _abort_groups()
         return state
 
 
@@ -118,15 +112,31 @@ def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
 
 
 def forget_failed_groups() -> None:
-    """Let torch number process groups from 0 again, when there are none.
+    """Leave nothing of the last iteration's groups, now that all ranks are out of it.
 
-    torch names groups by a counter that only ``destroy_process_group`` resets. Where making the
-    first group was interrupted there is nothing to destroy, and the rank would from then on look
-    for its peers under names that they do not use.
+    A group that was completed just after the abort had looked for it is aborted now. Gloo's
+    connections are closed, and torch numbers process groups from 0 again: it names them by
+    a counter that only ``destroy_process_group`` resets. Where making the first group was
+    interrupted there is nothing to destroy, and the rank would from then on look for its peers
+    under names that they do not use.
     """
+    _abort_groups()
+    release_gloo_connections()
     world = getattr(distributed_c10d, "_world", None)
     if world is not None and not distributed.is_initialized() and not world.pg_map:
         world.group_count = 0
+
+
+def _abort_groups() -> None:
+    """Abort and destroy the groups there are."""
+    if not distributed.is_initialized():
+        return
+    group = distributed.group.WORLD
+    _abort_backends()
+    # An abort that took too long was given up; the groups there are now are not its own.
+    if distributed.group.WORLD is group:
+        with _logged("destroy_process_group"):
+            distributed.destroy_process_group()
 
 
 def _abort_backends() -> None:

@@ -27,12 +27,15 @@ class FaultKind(enum.StrEnum):
     DIED = "died"  # the process is gone: killed, crashed, or ended after the hard timeout
     LOST = "lost"  # neither the process nor its guardian can be reached
     SOFT_TIMEOUT = "soft-timeout"  # no progress
+    HUNG = "hung"  # found hung by somebody who sees all ranks
     COMPLETION_TIMEOUT = "completion-timeout"  # others finished, and this rank waited in vain
 
 
 # Kinds that as a rule follow from another rank's fault: when one rank hangs, all that wait for it
 # run into their soft timeout too, and some of them earlier.
 _SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
+
+_SEEN_FROM_OUTSIDE = {FaultKind.DIED, FaultKind.LOST, FaultKind.SOFT_TIMEOUT, FaultKind.HUNG}
 
 # What a rank sees when a peer of its collective has gone: Gloo's and NCCL's words for it.
 _PEER_IS_GONE = re.compile(
@@ -65,6 +68,21 @@ class Fault:
     traceback: str | None = None
     gone: bool = False
     secondary: bool = False
+
+    @property
+    def is_exception(self) -> bool:
+        """Whether it is something that was raised; ``traceback`` then says where.
+
+        Else ``traceback`` has the stacks of a rank that was silent, where they could be taken.
+        """
+        return self.kind not in _SEEN_FROM_OUTSIDE
+
+    @property
+    def account(self) -> str:
+        """All that there is to read about it."""
+        if self.is_exception:
+            return self.traceback or self.summary
+        return f"{self.summary}\n{self.traceback}" if self.traceback else self.summary
 
     @property
     def is_symptom(self) -> bool:

@@ -24,8 +24,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ncclops.forensics.observer import Observer
 from ncclops.restart._page import Page, Watch
 from ncclops.restart._wire import Message, Peer
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
@@ -39,6 +41,8 @@ _DELIVER_WITHIN_S = 60.0
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
+# As much as a report carries; the main thread, which matters, comes last.
+_STACKS_CHARS = 8000
 
 
 class _Report:
@@ -72,6 +76,12 @@ class Guardian:
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
+        incidents = config["incident_dir"]
+        self._observer = (
+            Observer(Path(incidents), self._rank, config["main_pid"], self._page)
+            if incidents
+            else None
+        )
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -146,12 +156,21 @@ class Guardian:
             self._soft_reported_in = self._page.iteration
             log.warning("soft timeout: %s", what)
             self._report("soft-timeout", what, gone=False)
+            if self._observer is not None and self._is_deaf():
+                self._observer.look_at_silent(what)
+
+    def _is_deaf(self) -> bool:
+        """Whether no Python thread runs there, so that it will not take its picture by itself."""
+        soft_s, _ = self._page.timeouts()
+        return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
     def _end_main(self, now: float, why: str) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
             log.warning("ending the main process: %s", why)
             self._cause_of_death = f"hard timeout: {why}"
+            if self._observer is not None:
+                self._observer.look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
@@ -178,7 +197,11 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
-        self._report("died", cause, gone=True)
+        stacks = None
+        if self._observer is not None:
+            self._observer.look_at_dead(cause)
+            stacks = self._observer.stacks if self._cause_of_death is not None else None
+        self._report("died", cause, gone=True, stacks=stacks)
         self._forward_all()
         self._done = self._ring.idle
 
@@ -200,6 +223,7 @@ class Guardian:
             "addresses": self._on_addresses,
             "confirm": self._on_confirmation,
             "timeouts": self._on_timeouts,
+            "observe": self._on_observe,
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
@@ -220,6 +244,10 @@ class Guardian:
             self._link.close()
             self._link = None
 
+    def _on_observe(self, message: Message) -> None:
+        if self._observer is not None:
+            self._observer.look(message["iteration"])
+
     def _on_bye(self, _message: Message) -> None:
         self._done = True
 
@@ -230,10 +258,11 @@ class Guardian:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         self._deliver(self._stamped(message), None)
 
-    def _report(self, cause: str, detail: str, *, gone: bool) -> None:
+    def _report(self, cause: str, detail: str, *, gone: bool, stacks: str | None = None) -> None:
         """Report something about this rank itself."""
         page = self._page
-        message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._deliver(self._stamped(message), None)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ncclops.forensics import layout
 from ncclops.restart.attribution import Fault, find_cause
 from ncclops.restart.ledger import Agreement
 from ncclops.restart.state import State
 
 # In the order in which they happen.
-PHASES = ("detect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
+PHASES = ("detect", "collect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,9 @@ class Incident:
     first; ``ranks_lost`` those that left for good in this iteration. ``phases_ms`` has the
     milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from the fault, by the wall
     clock of the rank that had it, until it was known here. World sizes count healthy ranks;
-    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left).
+    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
+    exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout,
+    of all its threads (with ``incident_dir``) at the hard one.
     """
 
     iteration: int
@@ -52,12 +53,12 @@ class Incident:
 
     def __str__(self) -> str:
         total_ms = sum(self.phases_ms.values())
-        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items())
-        lost = f", lost ranks {list(self.ranks_lost)}" if self.ranks_lost else ""
+        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
+        lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
+        who = f"rank {self.first_faulty_rank}: "
         return (
-            f"restart after {self.cause} on initial rank "
-            f"{self.first_faulty_rank}: {self.summary}{lost}; {self.world_size} ranks went on "
-            f"after {total_ms:.0f} ms ({phases})"
+            f"restart in process: {who}{self.summary.removeprefix(who)}{lost};"
+            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on after {total_ms:.0f} ms ({phases})"
         )
 
 
@@ -78,7 +79,7 @@ def describe(
         first_faulty_rank=cause.initial_rank,
         faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *agreement.faulty])),
         ranks_lost=tuple(sorted(lost)),
-        exception=cause.summary if cause.traceback else None,
+        exception=cause.summary if cause.traceback and cause.is_exception else None,
         traceback=cause.traceback,
         faults=faults,
         world_size_before=before.world_size,
@@ -105,14 +106,16 @@ def _unknown(agreement: Agreement, before: State) -> Fault:
 
 
 def write(incident: Incident, directory: Path) -> Path:
-    """Write ``<directory>/<iteration>/incident.json``, whole or not at all; returns the path.
+    """Write ``incident.json`` in ``directory``, whole or not at all; returns the path.
 
-    A rank that left writes ``left-rank<initial>.json`` next to it.
+    A rank that left writes ``left-rank<initial>.json`` next to it. A lost rank of which nobody has
+    left a picture, as its node is gone, gets the reason for that.
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
-    path = directory / str(incident.iteration) / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(incident.to_dict(), indent=2) + "\n")
-    draft.replace(path)
+    path = directory / f"{name}.json"
+    layout.write_json(path, incident.to_dict())
+    for fault in incident.faults:
+        rank_dir = layout.rank_dir(directory, fault.initial_rank)
+        if fault.gone and incident.rank is not None and not rank_dir.exists():
+            layout.add_missing(rank_dir, fault.summary, list(layout.PICTURE))
     return path

@@ -8,8 +8,9 @@
               │                                                           │
               └───────────────────────────── assign ◄─────── barrier ◄────┘
 
-``detect`` and ``abort`` happen in the monitor thread; this thread waits for them. Any phase may
-end with this rank *leaving*: it says so in the ledger, and the others go on without it.
+``detect``, ``collect`` (this rank's picture, where incidents are wanted) and ``abort`` happen in
+the monitor thread; this thread waits for them. Any phase may end with this rank *leaving*: it
+says so in the ledger, and the others go on without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclops.restart import incident as incidents
@@ -177,6 +177,7 @@ class RestartLoop:
         session.interrupter.settle()
         self._page.watch = Watch.NONE
         if caught is not None:
+            session.note_exit(caught)
             return self._await_abort(self._sort_out(caught))
         if state.mode is Mode.ACTIVE:
             assert state.active_world_size is not None
@@ -288,7 +289,7 @@ class RestartLoop:
     def _note_abort(self, news: News) -> None:
         if not isinstance(news, Aborted):
             raise InternalError(f"expected the abort, got {news}")
-        self._phases_ms = {"abort": 1000 * news.abort_s}
+        self._phases_ms = {"collect": 1000 * news.collect_s, "abort": 1000 * news.abort_s}
         self._seen_at = time.time() - (time.monotonic() - news.seen_at)
 
     def _recover(self, ending: Failed) -> None:
@@ -442,7 +443,7 @@ class RestartLoop:
         earlier = self._earlier_error
         if earlier is None and self._remote_cause is not None:
             cause = self._remote_cause
-            earlier = RemoteFaultError(cause.traceback or cause.summary)
+            earlier = RemoteFaultError(cause.account)
         if earlier is not None:
             append_to_chain(error, earlier)
         return error
@@ -515,9 +516,9 @@ class RestartLoop:
         incident = incidents.describe(agreement, before, after, phases_ms)
         first = after is not None and after.rank == 0
         log.log(logging.WARNING if first or after is None else logging.INFO, "%s", incident)
-        if self._settings.incident_dir is not None and (first or after is None):
+        if self.session.collector is not None and (first or after is None):
             with _logged("writing the incident"):
-                incidents.write(incident, Path(self._settings.incident_dir))
+                incidents.write(incident, self.session.collector.directory(incident.iteration))
         if self._settings.on_incident is not None:
             with _logged("on_incident"):
                 self._settings.on_incident(incident)

@@ -45,6 +45,7 @@ class GuardianSettings:
     termination_grace_time: timedelta
     logfile: str | None
     pidfile: str | None
+    incident_dir: str | None
 
 
 class MonitorProcess:
@@ -175,6 +176,8 @@ class MonitorProcess:
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
             "logfile": settings.logfile,
+            "main_pid": os.getpid(),
+            "incident_dir": settings.incident_dir,
             "log_level": log.getEffectiveLevel(),
         }
 

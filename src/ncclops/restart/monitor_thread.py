@@ -37,10 +37,14 @@ class Completed:
 
 @dataclass(frozen=True)
 class Aborted:
-    """A fault was seen at monotonic time ``seen_at``; the groups are aborted and main is out."""
+    """A fault was seen at monotonic time ``seen_at``; the groups are aborted and main is out.
+
+    ``collect_s`` is what the picture of this rank took before that.
+    """
 
     seen_at: float
     abort_s: float
+    collect_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class MonitorThread:
         abort_timeout: timedelta,
         wake: int | None,
         unblock: Callable[[FrameType], None],
+        collect: Callable[[int], float] | None = None,
     ) -> None:
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
@@ -99,6 +104,7 @@ class MonitorThread:
         self._abort_timeout = abort_timeout
         self._wake = wake
         self._unblock = unblock
+        self._collect = collect
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
         self._thread.start()
@@ -135,8 +141,9 @@ class MonitorThread:
             self.fault_seen_in = task.iteration
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
+            collect_s = self._take_picture(task.iteration)
             abort_s = self._leave(task.state)
-            self.news.put(Aborted(seen_at, abort_s))
+            self.news.put(Aborted(seen_at, abort_s, collect_s))
         agreement, placement = self._ledger.wait_for_agreement(
             task.iteration, self._initial_rank, self._agreement_timeout
         )
@@ -150,6 +157,14 @@ class MonitorThread:
             except RuntimeError:
                 if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
                     raise
+
+    def _take_picture(self, iteration: int) -> float:
+        """Of this rank as the fault has found it: nothing is aborted yet. The seconds it took."""
+        collect_s = 0.0
+        if self._collect is not None:
+            with _guarded("collecting"):
+                collect_s = self._collect(iteration)
+        return collect_s
 
     def _leave(self, state: FrozenState | None) -> float:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""

@@ -9,16 +9,21 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
+from traceback import format_stack, walk_stack
 from types import FrameType
 from typing import Any
 
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets
+from ncclops.forensics.collector import Collector
+from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.ledger import INITIAL, Agreement, Ledger, Membership
@@ -58,11 +63,13 @@ class Session:
         self._state = state
         self._rank = state.initial_rank
         self._world_size = state.initial_world_size
+        self._main_thread = threading.get_ident()
         self._iteration = INITIAL  # what the reporter attributes reports to
         self._membership = Membership(self._world_size, frozenset())
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
         with contextlib.ExitStack() as stack:
+            stack.callback(_gloo_sockets.release_gloo_connections)
             self.guardian = MonitorProcess(_guardian_settings(settings, self._rank))
             stack.callback(self.guardian.stop)
             page = self.guardian.page
@@ -75,6 +82,9 @@ class Session:
             page.touch()  # rank 0 may have let us wait for longer than a timeout
             # Until it has met the others a guardian could only do harm: it comes up while they do.
             self.guardian.start()
+            self.collector = self._collector()
+            if self.collector is not None:
+                stack.callback(self.collector.close, 5)
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
@@ -88,7 +98,7 @@ class Session:
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
             self.interrupter = Interrupter(
-                threading.get_ident(),
+                self._main_thread,
                 settings.monitor_thread_interval.total_seconds(),
                 settings.soft_timeout.total_seconds(),
             )
@@ -103,6 +113,7 @@ class Session:
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
                 unblock=self._unblock,
+                collect=self.collector.collect if self.collector is not None else None,
             )
             stack.callback(self.monitor.stop, 1)
             self._stack = stack.pop_all()
@@ -130,6 +141,15 @@ class Session:
         self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
         return PrefixStore(self._prefix, store)
 
+    def _collector(self) -> Collector | None:
+        """Takes this rank's pictures, where incidents are wanted; all ranks number them alike."""
+        if self.settings.incident_dir is None:
+            return None
+        collector = Collector(Path(self.settings.incident_dir), self._rank, self.guardian)
+        _store_ops.publish(self.store, "incidents-from", str(collector.free_number()))
+        collector.number_from(int(self.store.get("incidents-from")))
+        return collector
+
     def _ledger(self, store: Store) -> Ledger:
         return Ledger(store, self._world_size, self.assigner.planner)
 
@@ -149,7 +169,8 @@ class Session:
         for port in ports:
             _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
         _gloo_sockets.shut_down_gloo_connections()
-        _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
+        if _is_making_a_group(frame):
+            _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
 
     # --- iterations ---------------------------------------------------------------------------
 
@@ -169,12 +190,19 @@ class Session:
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
         self._iteration = iteration
+        if self.collector is not None:
+            self.collector.begin()
         # A loss that was reported too late for the agreement is a fault of the new iteration.
         for rank, fault in list(self._reported.items()):
             if rank not in agreement.gone:
                 self.ledger.record_fault(iteration, fault)
             else:
                 del self._reported[rank]
+
+    def note_exit(self, error: BaseException) -> None:
+        """The main thread has left the function with ``error``, which this rank's picture shows."""
+        if self.collector is not None:
+            self.collector.left_by = error
 
     @property
     def iteration(self) -> int:
@@ -195,6 +223,23 @@ class Session:
         if more:  # an empty message would say that nobody is left
             self._send_addresses(more)
 
+    def request_restart(self, reason: str, hung: int | None) -> None:
+        """Put a fault of the present iteration on record, from any thread.
+
+        Of this rank, or as ``hung`` of another one.
+        """
+        iteration = self._iteration
+        fault = Fault(
+            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
+            initial_rank=self._rank if hung is None else hung,
+            rank=None,
+            iteration=iteration,
+            at=time.time(),
+            summary=reason,
+        )
+        if iteration != INITIAL:  # before the first, there is nothing to start again
+            self.reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
+
     # --- the guardian's messages (watchdog thread) --------------------------------------------
 
     def _on_guardian_message(self, message: dict[str, Any]) -> None:
@@ -213,6 +258,7 @@ class Session:
             iteration=message.get("iteration", iteration),
             at=message["at"],
             summary=f"rank {message['rank']}: {message['detail']}",
+            traceback=message.get("stacks") or self._main_stack_if_silent(message),
             gone=message["gone"],
         )
         if fault.initial_rank in self._membership.gone_before:
@@ -225,6 +271,13 @@ class Session:
         elif fault.iteration == iteration:
             ledger.record_fault(iteration, fault)
         self.guardian.send({"op": "confirm", "id": message["id"]})
+
+    def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
+        """Where this rank's main thread is, if ``message`` says that it does not move."""
+        frame = sys._current_frames().get(self._main_thread)
+        if message["rank"] != self._rank or message["cause"] != "soft-timeout" or frame is None:
+            return None
+        return "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
 
     def _on_need_addresses(self, after: int) -> None:
         if after != self._rank:
@@ -265,6 +318,7 @@ def _guardian_settings(settings: Settings, rank: int) -> GuardianSettings:
         termination_grace_time=settings.termination_grace_time,
         logfile=with_rank(settings.monitor_process_logfile),
         pidfile=with_rank(settings.monitor_process_pidfile),
+        incident_dir=settings.incident_dir,
     )
 
 
@@ -277,14 +331,17 @@ def _job_prefix() -> str:
     return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
 
 
+def _is_making_a_group(frame: FrameType) -> bool:
+    """Whether ``frame`` or one of its callers is torch's making of a process group."""
+    return any(f.f_code.co_name == "_new_process_group_helper" for f, _ in walk_stack(frame))
+
+
 def _stores_in(frame: FrameType) -> Iterable[Store]:
     """The stores among the local variables of ``frame`` and its callers."""
-    current: FrameType | None = frame
-    while current is not None:
-        for value in list(current.f_locals.values()):
+    for caller, _ in walk_stack(frame):
+        for value in list(caller.f_locals.values()):
             if isinstance(value, Store):
                 yield value
-        current = current.f_back
 
 
 def _port_of(store: Any) -> int | None:

@@ -14,6 +14,7 @@ It goes by itself when nobody has been connected for a moment.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import importlib
@@ -137,6 +138,7 @@ def _load_extension_only() -> Any:
 def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
+    look_up_no_names()
     address = ("localhost", port, None, True, timedelta(seconds=300))
     if listener_fd is None:
         return tcp_store(*address, wait_for_workers=False)
@@ -155,6 +157,16 @@ def raise_fd_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def look_up_no_names() -> None:
+    """Keep this process from asking a name server.
+
+    torch's server looks up the name of each client that connects, in the thread that serves all
+    of them: a query that gets lost would hold up the whole job, for 5 s with the usual resolver.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
+
+
 def wait_until_deserted(port: int) -> None:
     """Return when no client but our own has been connected to ``port`` for a moment.
 
@@ -162,10 +174,15 @@ def wait_until_deserted(port: int) -> None:
     poll.
     """
     patience_s = _FIRST_CLIENT_WITHIN_S
-    empty_since = time.monotonic()
-    while time.monotonic() - empty_since < patience_s:
+    empty_since: float | None = None  # by two looks: this process may have been stopped meanwhile
+    while True:
+        now = time.monotonic()
         if _has_clients(port):
-            patience_s, empty_since = _LINGER_S, time.monotonic()
+            patience_s, empty_since = _LINGER_S, None
+        elif empty_since is None:
+            empty_since = now
+        elif now - empty_since >= patience_s:
+            return
         time.sleep(_POLL_S)
 
 

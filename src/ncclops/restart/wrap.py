@@ -70,7 +70,8 @@ class Wrapper:
     - ``monitor_process_logfile``, ``monitor_process_pidfile``: of the guardian; absolute paths,
       ``{rank}`` stands for the initial rank.
     - ``on_incident``: called with an ``Incident`` on every rank after each restart, and on a rank
-      that leaves. ``incident_dir``: where one rank writes it as ``<iteration>/incident.json``.
+      that leaves. ``incident_dir``: where one rank writes it as ``<n>/incident.json``, and every
+      rank its picture before the abort (``docs/forensics.md``); ``n`` counts on over calls.
     - ``env_rendezvous`` (True): inside the function, ``init_process_group()`` with ``env://``
       uses the wrapper's store, which outlives rank 0.
     - ``enabled`` (True): ``False`` returns functions as they are.
@@ -196,6 +197,26 @@ class CallWrapper:
         Costs well under a microsecond: it writes the time to memory.
         """
         self._page.ping = time.monotonic()
+
+    def request_restart(self, reason: str, hung: int | None = None) -> None:
+        """Have all ranks restart, for ``reason``. From any thread; returns at once.
+
+        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
+        one that hangs; otherwise the restart counts as requested by this rank.
+        """
+        self._session.request_restart(reason, hung)
+
+    def beat(self) -> None:
+        """Report progress like the automatic heartbeat, from any thread: nothing is armed.
+
+        For what trains outside the main thread, which then only waits and would look stuck.
+        """
+        self._page.main_beat = time.monotonic()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether this rank's guardian is there, or being replaced."""
+        return self._session.guardian.pid is not None
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""``python -m ncclops.worker [-m] SCRIPT_OR_MODULE [ARGUMENT ...]``."""
+"""``python -m ncclops.worker [-m | -f] SCRIPT_OR_MODULE_OR_FUNCTION [ARGUMENT ...]``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,41 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
-from ncclops.worker import groups, script, tether
-from ncclops.worker.variables import RESTART
+from ncclops.forensics import witness
+from ncclops.receipts import recorder
+from ncclops.receipts.collectives import CollectiveCounter
+from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
+from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker.limits import Limits
+from ncclops.worker.variables import RESTART, RUN_DIR
+from ncclops.worker.windows import Windows
 
 tether.tie_to_agent()
-groups.apply(groups.GroupRules.from_environ(os.environ))
+witness.start_worker(os.environ, RUN_DIR)
+orders.listen()
+orders.on("abort", last_resort.abort_groups)
+updates.count()
+CollectiveCounter(recorder.current()).start()
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
         run = partial(script.run_module, name, arguments)
+    case ["-f", name, *arguments]:
+        run = partial(script.run_function, name, arguments)
     case [path, *arguments]:
         run = partial(script.run_script, path, arguments)
     case _:
-        sys.exit("usage: python -m ncclops.worker [-m] SCRIPT_OR_MODULE [ARGUMENT ...]")
-if os.environ.get(RESTART) == "in-process":
+        sys.exit("usage: python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]")
+limits = Limits.from_environ(os.environ)
+timeouts = None if limits is None else GroupTimeouts(limits)
+groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
+windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
+if windows is not None:
+    windows.follow(recorder.current())
+    orders.on("tighten", windows.on_order)
+if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
     from ncclops.worker import in_process
 
-    in_process.run(run)
+    in_process.run(run, limits, windows)
 else:
+    own_wrapper.watch(windows)
     run()

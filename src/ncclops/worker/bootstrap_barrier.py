@@ -1,17 +1,11 @@
-"""The barrier after ``init_process_group``: it ends within its deadline, and names who is missing.
-
-Over the store and not over the group, because a collective on a group that does not come up says
-neither; two store operations a rank.
-"""
+"""The barrier after ``init_process_group``: ends within its deadline and names who is missing."""
 
 from __future__ import annotations
 
-import os
-import socket
 from datetime import timedelta
-from typing import Any
 
-_PREFIX = "ncclops/bootstrap"
+from ncclops.worker import meeting
+
 _NAMED = 8  # ranks in a message; of thousands, the first few tell enough
 
 
@@ -22,27 +16,13 @@ class BootstrapTimeoutError(RuntimeError):
 def meet(limit: timedelta) -> None:
     """Wait until all ranks of the default group are here. Raises ``BootstrapTimeoutError``."""
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _get_default_store
 
-    store, rank, size = _get_default_store(), dist.get_rank(), dist.get_world_size()
-    if store is None:  # MPI brings its own
-        return
-    where = f"{socket.gethostname()}, local rank {os.environ.get('LOCAL_RANK', '?')}"
-    store.set(f"{_PREFIX}/{rank}", where)
-    if store.add(f"{_PREFIX}/here", 1) == size:
-        store.set(f"{_PREFIX}/complete", "1")
-    try:
-        store.wait([f"{_PREFIX}/complete"], limit)
-    except RuntimeError as error:
-        missing = [other for other in range(size) if not _is_here(store, other)]
+    missing = meeting.meet("bootstrap", limit)
+    if missing:
         raise BootstrapTimeoutError(
-            f"bootstrap: waited {limit.total_seconds():.0f} s for ranks {_some(missing)} of {size};"
-            " look at their logs first"
-        ) from error
-
-
-def _is_here(store: Any, rank: int) -> bool:
-    return bool(store.check([f"{_PREFIX}/{rank}"]))
+            f"bootstrap: waited {limit.total_seconds():.0f} s for ranks {_some(missing)} of"
+            f" {dist.get_world_size()}; look at their logs first"
+        )
 
 
 def _some(ranks: list[int]) -> str:

@@ -6,21 +6,23 @@ handlers on the root logger, callbacks at exit, signal handlers, children.
 
 from __future__ import annotations
 
-import atexit
+import faulthandler
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
+
+from ncclops.worker import leftovers
 
 # After SIGTERM, for children of an interrupted run; then SIGKILL.
 _CHILDREN_GRACE_S = 1.0
+_DATA_LOADER_SIGNALS = "torch.utils.data._utils.signal_handling"
 # Set by the restart core for the iteration that begins.
 _RESTART_CORES = ("RANK", "WORLD_SIZE")
 
@@ -32,13 +34,14 @@ class Snapshot:
     argv: list[str]
     path: list[str]
     directory: str
-    excepthook: Callable[..., Any]
+    hooks: tuple[Any, Any, Any]
     signals: dict[signal.Signals, Any]
     environ: dict[str, str]
     streams: tuple[Any, Any]
     start_method: str | None
     log_level: int
     log_handlers: list[logging.Handler]
+    threads: set[threading.Thread]
 
     @classmethod
     def take(cls) -> Snapshot:
@@ -47,13 +50,14 @@ class Snapshot:
             argv=list(sys.argv),
             path=list(sys.path),
             directory=os.getcwd(),  # noqa: PTH109 - a string, to go back to as it is
-            excepthook=sys.excepthook,
+            hooks=(sys.excepthook, threading.excepthook, sys.unraisablehook),
             signals={number: signal.getsignal(number) for number in _settable_signals()},
             environ=dict(os.environ),
             streams=(sys.stdout, sys.stderr),
             start_method=multiprocessing.get_start_method(allow_none=True),
             log_level=root.level,
             log_handlers=list(root.handlers),
+            threads=set(threading.enumerate()),
         )
 
     def restore(self) -> None:
@@ -61,18 +65,21 @@ class Snapshot:
         sys.argv, sys.path[:] = list(self.argv), self.path
         with suppress(OSError):
             os.chdir(self.directory)
-        sys.excepthook = self.excepthook
+        sys.excepthook, threading.excepthook, sys.unraisablehook = self.hooks
         sys.stdout, sys.stderr = self.streams
         numbers = {name: os.environ[name] for name in _RESTART_CORES if name in os.environ}
         os.environ.clear()
         os.environ.update(self.environ | numbers)
+        _stop_timers()  # first: without its handler an alarm ends the process
         for number, handler in self.signals.items():
             if handler is not None:  # None: not set from Python, and not ours to touch
                 signal.signal(number, handler)
         self._restore_logging()
         _end_children()
         multiprocessing.set_start_method(self.start_method, force=True)
-        atexit_callbacks.forget()
+        leftovers.atexit_callbacks.forget()
+        leftovers.log_handlers.begin_run()
+        leftovers.threads.note(self.threads)
 
     def _restore_logging(self) -> None:
         root = logging.getLogger()
@@ -88,8 +95,18 @@ def _settable_signals() -> set[signal.Signals]:
     return {s for s in signal.valid_signals() if isinstance(s, signal.Signals)} - fixed
 
 
+def _stop_timers() -> None:
+    """Alarms that the run has set: for an earlier run nobody answers them."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    faulthandler.cancel_dump_traceback_later()
+
+
 def _end_children() -> None:
     """Loader workers and the like; what multiprocessing started and the script has not joined."""
+    # torch sets its handler for SIGCHLD once in a process, and it was just taken away.
+    if (data_loader := sys.modules.get(_DATA_LOADER_SIGNALS)) is not None:
+        data_loader._SIGCHLD_handler_set = False  # type: ignore[attr-defined]
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
@@ -100,43 +117,3 @@ def _end_children() -> None:
         if child.is_alive():
             child.kill()
             child.join(_CHILDREN_GRACE_S)
-
-
-class _AtExit:
-    """Remembers what a script registers at exit, so that an interrupted run's can be dropped.
-
-    Callbacks of libraries imported meanwhile are among them only if they were registered by the
-    script's own thread of calls, which is how most libraries do it once, at import: those are
-    kept by ``keep_imports``, since an import does not happen again.
-    """
-
-    def __init__(self) -> None:
-        self._registered: list[Callable[..., Any]] = []
-        self._register = atexit.register
-
-    def watch(self) -> None:
-        """Start remembering."""
-        atexit.register = self._remember  # type: ignore[assignment]
-
-    def _remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not _during_import():
-            self._registered.append(function)
-        return self._register(function, *args, **kwargs)
-
-    def forget(self) -> None:
-        """Unregister what the run that ended has registered."""
-        for function in self._registered:
-            atexit.unregister(function)
-        self._registered.clear()
-
-
-def _during_import() -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-atexit_callbacks = _AtExit()

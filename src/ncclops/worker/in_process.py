@@ -2,99 +2,51 @@
 
 from __future__ import annotations
 
-import builtins
-import json
 import os
-import re
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.restart.exception import RestartAbort, RestartError
 from ncclops.restart.incident import Incident
-from ncclops.worker import fresh, record, script, stopping
-from ncclops.worker.variables import RUN_DIR, STARTED, TIMEOUTS_S
-
-# The same exception at the same place so often in a row is the script's own.
-_SAME_FAILURE_LIMIT = 3
-# Exceptions that a mistake in the script raises, and hardly anything else. Early in a run one is
-# enough; later, hours of training are worth the attempts.
-_MISTAKES = (
-    NameError,
-    AttributeError,
-    TypeError,
-    LookupError,
-    ImportError,
-    SyntaxError,
-    NotImplementedError,
+from ncclops.worker import (
+    fresh,
+    incidents,
+    leftovers,
+    orders,
+    own_wrapper,
+    record,
+    reserve,
+    script,
+    stopping,
 )
-_UNKNOWN = "unknown place"
-_EARLY_S = 300.0
-# NCCL's words for a communicator that did not come up: the playbook's list of what a new process
-# with lazy communicators gets over.
-_STARTUP_WORDS = (
-    "ncclRemoteError",
-    "remote process exited",
-    "socketPollConnect",
-    "Connection refused",
-)
+from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
+from ncclops.worker.limits import Limits
+from ncclops.worker.resources import Balance, measure
+from ncclops.worker.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
+from ncclops.worker.windows import Windows
 
 
-def run(start: Callable[[], None]) -> None:
+def run(start: Callable[[], None], limits: Limits, windows: Windows) -> None:
     """Run the script with ``start`` until it ends well on all ranks.
 
-    Raises what this rank leaves with.
-
-    ``SystemExit`` with code 0 is a good end. With another code, and for exceptions that no
-    restart can mend, the rank leaves and its exit code says so.
+    Raises what this rank leaves with. ``SystemExit`` with code 0 is a good end. With another code,
+    and for exceptions that no restart can mend, the rank leaves and its exit code says so.
     """
-    timeouts = json.loads(os.environ[TIMEOUTS_S])
-    repetition = StopRepeating(started=float(os.environ[STARTED]))
     recorder.current()  # starts a thread, which an interruption must not meet half-way
-    before: fresh.Snapshot | None = None
-    fresh.atexit_callbacks.watch()
-    stop = stopping.StopRequest()
-    stop.watch()
-
-    def on_incident(incident: Incident) -> None:
-        if not repetition.is_final:  # otherwise it is our own leaving, and no news
-            repetition.count(incident)
-            _tell(incident)
-
-    def attempt(call: restart.CallWrapper) -> None:
-        nonlocal before
-        recorder.current().begin_iteration(call.iteration)
-        if before is None:
-            before = fresh.Snapshot.take()  # here, with what the restart core has set up
-            record.tell("entered")
-        else:
-            before.restore()
-            repetition.check()
-        stop.enter(call)
-        try:
-            start()
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise
-
-    wrapper = restart.Wrapper(
-        soft_timeout=timedelta(seconds=timeouts["soft"]),
-        hard_timeout=timedelta(seconds=timeouts["hard"]),
-        barrier_timeout=timedelta(seconds=timeouts["barrier"]),
-        completion_timeout=timedelta(seconds=timeouts["completion"]),
-        on_incident=on_incident,
-        incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
-    )
-    attempt.__annotations__["call"] = restart.CallWrapper
+    leftovers.watch()
+    attempts = _Attempts(start, limits, windows)
     try:
-        wrapper(attempt)()  # type: ignore[call-arg]
+        wraps_itself = attempts.run_wrapped()
     except RestartAbort as abort:
-        record.tell("gave-up", reason=str(abort))
         _show_own_failure(abort.__cause__)
         sys.exit(f"ncclops: {abort}")
+    if wraps_itself:
+        attempts.run_alone()
+    leftovers.end_process(0)
 
 
 def _show_own_failure(cause: BaseException | None) -> None:
@@ -104,87 +56,112 @@ def _show_own_failure(cause: BaseException | None) -> None:
         show(type(cause), cause, cause.__traceback__)
 
 
-class StopRepeating:
-    """Stops the job when a restart in place will not mend it: the same exception from the same
-    line again and again, and early in the run (``started``, seconds since the epoch) a plain
-    mistake in the script, or a failure to start, which new processes may get over.
+class _Attempts:
+    """The iterations of one script, and what is kept from one to the next."""
 
-    All ranks get the same incidents, so all come to the same decision.
-    """
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-        self._last: tuple[str, str] | None = None
-        self._times = 0
-        self._verdict: str | None = None
-
-    def count(self, incident: Incident) -> None:
-        """Take note of how an iteration ended."""
-        if incident.exception is None:
-            self._last = None
-            return
-        this = _place(incident)
-        self._times = self._times + 1 if _is_same(this, self._last) else 1
-        self._last = this
-        early = incident.at - self._started < _EARLY_S
-        if early and _is_mistake(incident.exception):
-            self._verdict = "a mistake in the script"
-        elif early and incident.iteration == 0 and _is_startup_failure(incident):
-            self._verdict = "a failure to start"
-        elif self._times >= _SAME_FAILURE_LIMIT:
-            self._verdict = f"{self._times} times in a row at the same place"
-
-    @property
-    def is_final(self) -> bool:
-        return self._verdict is not None
-
-    def check(self) -> None:
-        """Raise ``RestartAbort`` if the next iteration would end as the last one did."""
-        if self._verdict is not None and self._last is not None:
-            what, where = self._last
-            raise RestartAbort(
-                f"{what} ({where}): {self._verdict}, which no restart in place mends"
-            )
-
-
-def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
-    """Whether two failures are one; where a place is unknown, by the exception alone."""
-    if last is None or this[0] != last[0]:
-        return False
-    return this[1] == last[1] or _UNKNOWN in (this[1], last[1])
-
-
-def _is_mistake(exception: str) -> bool:
-    # A syntax error comes with its place in front: `File "train.py", line 3 … SyntaxError: …`.
-    named = re.findall(r"\b([A-Z]\w+):", exception)
-    name = named[-1] if exception.startswith("File ") and named else exception.partition(":")[0]
-    kind = getattr(builtins, name, None)
-    return isinstance(kind, type) and issubclass(kind, _MISTAKES)
-
-
-def _is_startup_failure(incident: Incident) -> bool:
-    text = f"{incident.exception} {incident.traceback}"
-    return any(words in text for words in _STARTUP_WORDS)
-
-
-def _place(incident: Incident) -> tuple[str, str]:
-    """The exception's name, and where it was raised."""
-    lines = [line.strip() for line in (incident.traceback or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    return str(incident.exception), places[-1] if places else _UNKNOWN
-
-
-def _tell(incident: Incident) -> None:
-    """The incident as events of the run: each rank its own fault, one rank the restart."""
-    if incident.first_faulty_rank == incident.initial_rank:
-        record.tell("fault", cause=incident.summary, kind=incident.cause)
-    if incident.rank == 0:
-        record.tell(
-            "restart",
-            iteration=incident.iteration + 1,
-            cause=incident.summary,
-            faulty_ranks=list(incident.faulty_ranks),
-            ranks_lost=list(incident.ranks_lost),
-            world_size=incident.world_size,
-            phases_ms=dict(incident.phases_ms),
+    def __init__(self, start: Callable[[], None], limits: Limits, windows: Windows) -> None:
+        self._start = start
+        self._limits = limits
+        self._windows = windows
+        self._before: fresh.Snapshot | None = None
+        self._balance = Balance(limits.growth)
+        self._repetition = Repetition(
+            started=float(os.environ[STARTED]),
+            respawned_for=os.environ.get(RESPAWNED_FOR),
         )
+        self._stop = stopping.StopRequest()
+        self._stop.watch()
+
+    def run_wrapped(self) -> bool:
+        """Under the restart core; True if the script turned out to bring a wrapper of its own."""
+        limits = self._limits
+        wrapper = restart.Wrapper(
+            soft_timeout=limits.first.soft,
+            hard_timeout=limits.first.hard,
+            heartbeat_timeout=limits.heartbeat,
+            barrier_timeout=limits.barrier,
+            completion_timeout=limits.completion,
+            initialize=reserve.Entered(),
+            rank_assignment=reserve.assignment(os.environ.get(ACTIVE_RANKS)),
+            on_incident=self._on_incident,
+            incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
+        )
+
+        def attempt(call: restart.CallWrapper) -> bool:
+            return self._attempt(call)
+
+        attempt.__annotations__["call"] = restart.CallWrapper
+        wrapped = wrapper(attempt)
+        self._observer = own_wrapper.watch(self._windows, leaves_script=True)
+        try:
+            return bool(wrapped())  # type: ignore[call-arg]
+        finally:
+            self._windows.begin_iteration()  # whatever comes now is not under the restart core
+
+    def run_alone(self) -> None:
+        """Once more from the start, without us: the script's own wrapper restarts it."""
+        self._observer.leaves_script = False
+        assert self._before is not None
+        self._before.restore()
+        recorder.current().begin_iteration(0)
+        orders.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
+        self._start()
+
+    def _attempt(self, call: restart.CallWrapper) -> bool:
+        recorder.current().begin_iteration(call.iteration)
+        if self._before is None:
+            self._before = fresh.Snapshot.take()  # here, with what the restart core has set up
+            record.tell("entered")
+        else:
+            self._before.restore()
+            if self._repetition.escalation is not None:
+                _escalate(self._repetition.escalation)
+        self._check_resources(call)
+        self._windows.begin_iteration(call)
+        self._stop.enter(call)
+        _obey(call)
+        try:
+            self._start()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        except own_wrapper.ScriptWrapsItself:
+            return True
+        recorder.current().leave()
+        return False
+
+    def _check_resources(self, call: restart.CallWrapper) -> None:
+        """Leave where a restart in place would not get far: without a guardian, or on a pile."""
+        if call.iteration > 0 and not call.is_guarded:
+            _escalate(Escalation("respawn", "no guardian watches over this rank any more"))
+        usage = measure()
+        exceeded = self._balance.start(usage)
+        if self._balance.grown:
+            record.tell(
+                "resource-growth",
+                iteration=call.iteration,
+                grown=dict(self._balance.grown),
+                now=usage.as_json(),
+                threads_left=leftovers.threads.names(),
+                exceeded=exceeded,
+            )
+        if exceeded is not None:
+            _escalate(Escalation("respawn", exceeded))
+
+    def _on_incident(self, incident: Incident) -> None:
+        if self._repetition.escalation is not None:
+            return  # our own leaving, and no news
+        self._repetition.count(incident, recorder.current().highest_step)
+        incidents.tell(incident)
+
+
+def _obey(call: restart.CallWrapper) -> None:
+    """Do what the agent asks, by means of ``call``."""
+    orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+
+
+def _escalate(escalation: Escalation) -> NoReturn:
+    """Take this rank out of restarts in place, and tell the agent where to go from here."""
+    failure = None if escalation.failure is None else failure_as_text(escalation.failure)
+    record.tell("escalation", to=escalation.to, reason=escalation.reason, failure=failure)
+    raise escalation.as_exception()

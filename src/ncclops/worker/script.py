@@ -12,7 +12,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -55,6 +56,31 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     _run(main, lambda: get_code(spec.name))
 
 
+def run_function(target: str, arguments: Sequence[str]) -> None:
+    """Import the file of ``target`` (``FILE.py:FUNCTION``) anew, and call the function.
+
+    ``__name__`` is the file's, as for any module, so what stands under ``if __name__ ==
+    "__main__"`` does not run. What the function returns is ignored, as ``main()`` at the end of
+    a script would.
+    """
+    path, _, name = target.rpartition(":")
+    absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
+    sys.argv = [path, *arguments]
+    _set_first_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+    module = ModuleType(Path(path).stem)
+    module.__file__ = absolute
+    module.__loader__ = SourceFileLoader(module.__name__, absolute)
+    module.__spec__ = ModuleSpec(module.__name__, module.__loader__, origin=absolute)
+    module.__spec__.has_location = True
+    sys.modules[module.__name__] = module
+    # A spawned child needs no part of it: it imports the module by its name.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    with _described():
+        code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+        getattr(module, name)()
+
+
 def _find_module(name: str) -> ModuleSpec | None:
     try:
         spec = importlib.util.find_spec(name)
@@ -77,8 +103,15 @@ def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     # multiprocessing knows it by a second name from its own import on, which may have been ours.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    try:
+    with _described():
         exec(load(), main.__dict__)
+
+
+@contextmanager
+def _described() -> Iterator[None]:
+    """What comes out of the script is shown, and recorded, as if nothing were around it."""
+    try:
+        yield
     except BaseException as error:
         if isinstance(error, Exception):
             _record(traceback.format_exception_only(error)[-1].strip())

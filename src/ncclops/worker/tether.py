@@ -12,7 +12,7 @@ import signal
 import sys
 
 from ncclops._prctl import die_with_parent
-from ncclops.worker.variables import AGENT_PID
+from ncclops.worker.variables import AGENT_PID, ORDERS_FD
 
 
 def tie_to_agent() -> None:
@@ -28,6 +28,8 @@ def tie_to_agent() -> None:
 
 if __name__ == "__main__":
     tie_to_agent()
+    if (orders := os.environ.pop(ORDERS_FD, None)) is not None:
+        os.close(int(orders))  # no program other than ours knows what to do with it
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by other programs
         signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[1], sys.argv[1:])

@@ -2,6 +2,8 @@
 
 # PID of the agent, which the worker must not outlive (``tether``); removed once read.
 AGENT_PID = "NCCLOPS_AGENT_PID"
+# The worker's end of the socket for what the agent asks of it (``orders``); removed once read.
+ORDERS_FD = "NCCLOPS_ORDERS_FD"
 # Absolute path and name of the run, for whoever wants to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
@@ -13,19 +15,23 @@ STARTED = "NCCLOPS_STARTED"
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
 # standard or skipped: the barrier after init_process_group (``groups``). Absent: standard.
 BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
-# Seconds; what process groups get where the script gives no timeout (``groups``).
-GROUP_TIMEOUT_S = "NCCLOPS_PROCESS_GROUP_TIMEOUT_S"
-# JSON object of seconds: soft, hard, barrier, completion (``in_process``).
-TIMEOUTS_S = "NCCLOPS_TIMEOUTS_S"
+# JSON: every timeout that a worker applies, and the budget of restarts in place (``limits``).
+LIMITS = "NCCLOPS_LIMITS"
+# Why the attempt before this one asked for new processes; absent where it did not.
+RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
+# How many ranks train, where more take part: the others are in reserve (``in_process``).
+ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 
 OURS = (
     AGENT_PID,
+    ORDERS_FD,
     RUN_DIR,
     RUN_ID,
     RESTART,
     STARTED,
     NCCL_INIT,
     BOOTSTRAP_BARRIER,
-    GROUP_TIMEOUT_S,
-    TIMEOUTS_S,
+    LIMITS,
+    RESPAWNED_FOR,
+    ACTIVE_RANKS,
 )

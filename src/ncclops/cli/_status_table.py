@@ -1,0 +1,153 @@
+"""The status of a run for people: a few lines about the run, a table of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ncclops.control.status import LastEvent, RankStatus, RunStatus
+
+_STYLES = {
+    "training": "green",
+    "ended": "dim",
+    "failed": "bold red",
+    "lost": "bold red",
+    "restarting": "yellow",
+    "retrying": "yellow",
+    "stopping": "yellow",
+}
+# Lines around the table: the run's, the table's head, the line about ranks left out, the cursor's.
+_AROUND = 13
+_LEAST_ROWS = 3
+# A share of the median step time above which it is shown as slow.
+_SLOW = 1.05
+
+
+def draw(status: RunStatus, *, height: int | None = None) -> RenderableType:
+    """``status`` as something rich can print; within ``height`` lines the ranks that say most."""
+    shown = status.ranks if height is None else _telling(status.ranks, height - _AROUND)
+    parts: list[RenderableType] = [*_about_run(status)]
+    if shown:
+        parts.append(_table(shown, status))
+    if left := len(status.ranks) - len(shown):
+        parts.append(Text(f"and {left} ranks that are no slower", style="dim"))
+    return Group(*parts)
+
+
+def _about_run(status: RunStatus) -> list[Text]:
+    lines = [_headline(status), _progress(status)]
+    if status.last_fault is not None:
+        fault = status.last_fault
+        where = "" if fault.rank is None else f" on rank {fault.rank}"
+        ago = _duration(max(0.0, status.as_of - fault.ts))
+        lines.append(Text(f"last fault {ago} ago{where}: {fault.kind}: {fault.cause}"))
+    for straggler in status.stragglers:
+        kind = f" ({straggler.kind})" if straggler.kind else ""
+        behind = f"{(straggler.ratio - 1):.0%} behind the median rank{kind}"
+        lines.append(Text(f"straggler: rank {straggler.rank}, {behind}", style="yellow"))
+    lines += [Text(note, style="yellow") for note in status.notes]
+    return lines
+
+
+def _headline(status: RunStatus) -> Text:
+    line = Text(f"run {status.run_id}: ")
+    line.append(status.outcome or status.phase, style=_STYLES.get(status.phase, "bold"))
+    if status.reason:
+        reason = status.reason.removeprefix(f"{status.outcome}: ")
+        line.append(f" ({reason})")
+    if status.seconds is not None:
+        line.append(f" after {_duration(status.seconds)}")
+    if status.world_size is not None:
+        nodes = f" on {len(status.nodes)} nodes" if len(status.nodes) > 1 else ""
+        line.append(f", {status.world_size} rank{'s' * (status.world_size != 1)}{nodes}")
+    if status.profile:
+        line.append(f", profile {status.profile}")
+    return line
+
+
+def _progress(status: RunStatus) -> Text:
+    parts = []
+    if status.step is not None:
+        parts.append(f"step {status.step}")
+    if status.median_step_s is not None:
+        parts.append(f"{_short(status.median_step_s)} a step (median rank)")
+    parts.append(f"attempt {status.attempt + 1}")
+    parts.append(f"{status.restarts} restart{'s' * (status.restarts != 1)} in place")
+    if status.goodput is not None and status.goodput.get("ratio") is not None:
+        parts.append(f"goodput {status.goodput['ratio']:.1%}")
+    return Text(", ".join(parts))
+
+
+def _table(ranks: Sequence[RankStatus], status: RunStatus) -> Table:
+    on_gpu = any(rank.gpu_memory_gib is not None for rank in ranks)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("rank", "host", "phase"):
+        table.add_column(name, justify="right" if name == "rank" else "left", no_wrap=True)
+    for name in ("step", "step time", "of median", "memory", *(["GPU"] if on_gpu else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last event")  # the one that gives way where the terminal is narrow
+    for rank in ranks:
+        table.add_row(*_row(rank, status, on_gpu=on_gpu))
+    return table
+
+
+def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
+    slow = rank.step_ratio is not None and rank.step_ratio > _SLOW
+    return [
+        Text(str(rank.rank)),
+        Text(rank.host),
+        Text(rank.phase, style=_STYLES.get(rank.phase, "")),
+        Text("-" if rank.step is None else str(rank.step)),
+        Text("-" if rank.step_s is None else _short(rank.step_s)),
+        Text(
+            "-" if rank.step_ratio is None else f"{rank.step_ratio:.2f}",
+            style="yellow" if slow else "",
+        ),
+        _gib(rank.memory_gib),
+        *([_gib(rank.gpu_memory_gib)] if on_gpu else []),
+        _event(rank.last_event, status.as_of),
+    ]
+
+
+def _telling(ranks: Sequence[RankStatus], rows: int) -> Sequence[RankStatus]:
+    """The ``rows`` ranks that one would look at first, in order of rank."""
+    rows = max(rows, _LEAST_ROWS)
+    if len(ranks) <= rows:
+        return ranks
+    first = sorted(
+        ranks,
+        key=lambda rank: (
+            rank.phase != "failed",
+            -(rank.step_ratio or 0.0),
+            -(rank.step_age_s or 0.0),
+            rank.rank,
+        ),
+    )
+    return sorted(first[:rows], key=lambda rank: rank.rank)
+
+
+def _event(event: LastEvent | None, now: float) -> Text:
+    if event is None:
+        return Text("-")
+    said = f": {event.text}" if event.text else ""
+    told = f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}"
+    return Text(told, no_wrap=True, overflow="ellipsis")
+
+
+def _gib(value: float | None) -> Text:
+    return Text("-" if value is None else f"{value:.1f} GiB")
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -1,0 +1,85 @@
+"""``ncclops bundle``: a run packed for a ticket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli._output import print_json, stdout_console
+
+if TYPE_CHECKING:
+    from ncclops.bundle.pack import Bundle
+
+_MIB = 1 << 20
+
+
+def _print_rules(wanted: bool) -> None:
+    if not wanted:
+        return
+    from ncclops.bundle.redact import rules
+
+    width = max(len(rule.name) for rule in rules())
+    for rule in rules():
+        typer.echo(f"{rule.name:<{width}}  {rule.what}")
+    raise typer.Exit
+
+
+def bundle(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The archive to write; default RUN's name here."),
+    ] = None,
+    max_file: Annotated[
+        int,
+        typer.Option(
+            "--max-file", metavar="MIB", min=1, help="Cut longer logs in the middle, in MiB."
+        ),
+    ] = 32,
+    rules: Annotated[
+        bool,
+        typer.Option(
+            "--rules",
+            callback=_print_rules,
+            is_eager=True,
+            help="Print what is taken out as a secret.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Pack a run's records for a ticket, with secrets taken out.
+
+    Host names, paths, addresses and command lines stay: they are what a ticket is about.
+    """
+    from ncclops.bundle.pack import pack
+    from ncclops.control.runs import find
+
+    path = find(run).path
+    archive = output or Path(f"{path.name}.tar.gz")
+    packed = pack(path, archive, file_limit=max_file * _MIB)
+    if as_json:
+        print_json(packed.manifest() | {"archive": str(packed.archive)})
+    else:
+        _print(packed)
+    return 0
+
+
+def _print(packed: Bundle) -> None:
+    console = stdout_console()
+    size = packed.archive.stat().st_size / _MIB
+    console.print(f"{packed.archive}: {len(packed.files)} files, {size:.1f} MiB", markup=False)
+    for file in packed.files:
+        if file.cut:
+            console.print(f"  cut in the middle: {file.path}", markup=False)
+    for left in packed.left_out:
+        console.print(f"  left out: {left.path} ({left.why})", markup=False)
+    taken = ", ".join(f"{name} {count}" for name, count in packed.redactions.most_common())
+    console.print(f"  secrets taken out: {taken or 'none found'} (rules: ncclops bundle --rules)")

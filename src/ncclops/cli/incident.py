@@ -1,0 +1,122 @@
+"""``ncclops incident``: what happened, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli._output import print_json, stdout_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ncclops.forensics.told import Told
+
+_SHOWN_CLUSTERS = 6
+_SHOWN_FRAMES = 4
+
+
+def incident(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
+    ] = None,
+    number: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="Which incident; default the latest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Tell what happened in an incident: who, where, why, what was decided, what to do next."""
+    from ncclops.forensics.told import tell
+
+    told = tell(_directory(run), number)
+    if as_json:
+        print_json(told.to_json())
+    else:
+        _print(told)
+    return 0
+
+
+def _directory(run: str | None) -> Path:
+    """Where the incidents lie: in a run, or where a program that wraps itself has put them."""
+    from ncclops.control.runs import find
+    from ncclops.forensics.layout import INCIDENTS
+
+    if run is not None and (Path(run) / INCIDENTS).is_dir():
+        return Path(run)
+    return find(run).path
+
+
+def _print(told: Told) -> None:
+    from rich.text import Text
+
+    console = stdout_console()
+    console.print(Text(told.sentence, style="bold"))
+    _print_rows(console, _facts(told))
+    _print_evidence(console, told)
+    _print_clusters(console, told)
+    if told.next_steps:
+        console.print(Text("what to do next", style="bold"))
+        for step in told.next_steps:
+            console.print(Text(f"  - {step}"))
+    console.print(Text(f"incident {told.number}: {told.directory}", style="dim"))
+
+
+def _facts(told: Told) -> list[tuple[str, str]]:
+    from datetime import datetime
+
+    culprit, record = told.culprit, told.record
+    when = datetime.fromtimestamp(record["at"]).astimezone()
+    rows = [("when", f"{when:%Y-%m-%d %H:%M:%S %Z}, in iteration {record['iteration']}")]
+    host = f" on {culprit.host}" if culprit.host else ""
+    rows.append(("culprit", f"rank {culprit.rank}{host}: {culprit.how}"))
+    if culprit.frame is not None:
+        rows.append(("at", str(culprit.frame)))
+    if told.classification is not None:
+        found = told.classification
+        rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
+    if told.recorded is not None and told.recorded.sentence not in told.sentence:
+        rows.append(("recorders", told.recorded.sentence))
+    rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in told.timeline_ms)))
+    why = f", because {told.decision.why}" if told.decision.why else ""
+    rows.append(("decided", told.decision.what + why))
+    return rows
+
+
+def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    from rich.text import Text
+
+    for name, text in rows:
+        console.print(Text(f"  {name:<9} ", style="dim") + Text(text, style="not dim"))
+
+
+def _print_evidence(console: Console, told: Told) -> None:
+    from rich.text import Text
+
+    for line in (told.classification or {}).get("evidence", []):
+        console.print(Text(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}"))
+
+
+def _print_clusters(console: Console, told: Told) -> None:
+    from rich.text import Text
+
+    from ncclops.forensics.places import shown_ranks
+
+    if told.clusters:
+        console.print(Text("where the ranks were", style="bold"))
+    for cluster in told.clusters[:_SHOWN_CLUSTERS]:
+        count = len(cluster.ranks)
+        ranks = f"{count} rank{'s' * (count > 1)} ({shown_ranks(cluster.ranks)})"
+        console.print(Text(f"  {ranks}: {cluster.place}"))
+        for frame in cluster.frames[:_SHOWN_FRAMES]:
+            console.print(Text(f"      {frame}", style="dim"))
+    if len(told.clusters) > _SHOWN_CLUSTERS:
+        console.print(Text(f"  and {len(told.clusters) - _SHOWN_CLUSTERS} more places (--json)"))
+    for view in told.views:
+        if view.reason:
+            console.print(Text(f"  rank {view.rank}: {view.reason}", style="yellow"))

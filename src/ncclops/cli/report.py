@@ -1,0 +1,42 @@
+"""``ncclops report``: a run on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclops.cli._output import note
+
+
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest in runs/.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The page to write; - for standard output.")
+    ] = Path("report.html"),
+) -> int:
+    """Write one self-contained HTML page: timeline, restarts, step times of all ranks, receipt."""
+    from ncclops.control.runs import find
+    from ncclops.errors import UsageError
+    from ncclops.report.page import render
+    from ncclops.report.records import read
+
+    page = render(read(find(run).path))
+    if str(output) == "-":
+        typer.echo(page)
+        return 0
+    try:
+        output.write_text(page)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {output} ({error.strerror}): name another file with -o"
+        ) from error
+    note(f"{output}: {len(page) / 1024:.0f} KiB, open it in a browser")
+    return 0

@@ -1,0 +1,86 @@
+"""``ncclops status``: how a run is getting on, once or live."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli._output import note, print_json, stdout_console
+from ncclops.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclops.control.status import RunStatus
+
+# A person reads no faster, and the agent's server looks no more often than twice as fast.
+_WATCH_EVERY_S = 1.0
+# Nothing is cut that somebody may look for with grep.
+_PIPE_COLUMNS = 200
+
+
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the newest run under way in"
+            " runs/, else the newest of all.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show a live table until the run ends or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show what a run is doing: its phase, and for each rank step, step time and memory.
+
+    Asks the run's agent, and reads the run directory where that does not answer.
+    """
+    from ncclops.control import client, runs
+
+    if watch and as_json:
+        raise UsageError("--watch draws for a terminal and --json is for programs: give one")
+    if watch and not sys.stdout.isatty():
+        raise UsageError("--watch needs a terminal: without one, ask again and again with --json")
+    found = runs.find(run)
+    if found.other_live:
+        more = found.other_live
+        note(f"{more} more run{'s are' if more > 1 else ' is'} under way; this is the newest")
+    if watch:
+        _watch(found.path)
+        return
+    seen = client.status_of(found.path)
+    if as_json:
+        print_json(seen.to_json())
+    else:
+        from ncclops.cli import _status_table
+
+        width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+        stdout_console().print(_status_table.draw(seen), width=width)
+
+
+def _watch(run_dir: Path) -> None:
+    import time
+
+    from rich.live import Live
+
+    from ncclops.cli import _status_table
+    from ncclops.control import client
+
+    console = stdout_console()
+
+    def draw(seen: RunStatus) -> object:
+        return _status_table.draw(seen, height=console.size.height)
+
+    seen = client.status_of(run_dir)
+    try:
+        with Live(draw(seen), console=console, auto_refresh=False) as live:  # type: ignore[arg-type]
+            while seen.phase not in ("ended", "lost"):
+                # A table of what changes all the time: there is no event but the clock.
+                time.sleep(_WATCH_EVERY_S)
+                seen = client.status_of(run_dir)
+                live.update(draw(seen), refresh=True)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        return  # the way to stop looking; the run goes on

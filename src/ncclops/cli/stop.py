@@ -1,0 +1,79 @@
+"""``ncclops stop``: ask a run to end in good order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ncclops.cli._output import note, print_json
+from ncclops.errors import UsageError
+
+
+def stop(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Run directory, run id or its beginning; default: the run under way in runs/.",
+        ),
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="For the record of the run.")
+    ] = "no reason given",
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long workers have to end together before they are ended. Default: 5m.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Ask the agent of a run to stop it; it answers at once with what follows.
+
+    Needs the run's token, so only the user who started the run can do it.
+    """
+    from ncclops.control import client, runs
+
+    found = runs.find(run, live_only=True)
+    if run is None and found.other_live:
+        raise UsageError(
+            f"{found.other_live + 1} runs are under way in runs/: name the one to stop"
+        )
+    command = {"action": "stop", "reason": reason, "by": _asking(), "grace": _checked(grace)}
+    message = client.send(found.path, command)
+    if as_json:
+        print_json(
+            {
+                "schema": "ncclops.stop/1",
+                "run_dir": str(found.path),
+                "reason": reason,
+                "message": message,
+            }
+        )
+    else:
+        note(f"{found.path.name}: {message}")
+
+
+def _checked(grace: str | None) -> str | None:
+    from ncclops.durations import parse_duration
+
+    try:
+        if grace is not None and not parse_duration(grace):
+            raise ValueError("it must be longer than nothing")
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--grace {grace}: {error}") from None
+    return grace
+
+
+def _asking() -> str:
+    """Who asks, as the run's record has it."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for its user
+        user = "somebody"
+    return f"{user}@{socket.gethostname()} with ncclops stop"

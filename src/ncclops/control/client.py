@@ -1,0 +1,168 @@
+"""Asking a run from the command line: its agent if that answers, else its directory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclops.control import address, status
+from ncclops.control.reading import read_once
+from ncclops.control.status import RunStatus
+from ncclops.errors import NcclopsError, UsageError
+
+_CONNECT_LIMIT_S = 5.0
+# Longer than the server waits for the agent, so that the better answer wins.
+_ANSWER_LIMIT_S = 30.0
+
+
+class AgentSilent(Exception):
+    """The agent cannot be asked; the message is one line that says why."""
+
+
+def status_of(run_dir: Path) -> RunStatus:
+    """The status of the run, with a note where its agent did not tell it.
+
+    Raises ``UsageError`` if nothing of the run can be read.
+    """
+    if not (run_dir / "verdict.json").exists():
+        try:
+            return _ask_status(run_dir)
+        except AgentSilent as silence:
+            return _without_agent(_read(run_dir), str(silence))
+    return _read(run_dir)
+
+
+def send(run_dir: Path, command: Mapping[str, Any]) -> str:
+    """Have the agent do ``command`` (``commands.parse_command``); what follows, in a line.
+
+    Raises ``UsageError`` if we may not ask, ``NcclopsError`` if it cannot or will not do it.
+    """
+    if (run_dir / "verdict.json").exists():
+        ended = _read(run_dir)
+        raise NcclopsError(f"run {run_dir.name} has ended: {ended.outcome} ({ended.reason})")
+    try:
+        token = address.read_token(run_dir)
+    except PermissionError:
+        raise UsageError(
+            f"the token of {run_dir.name} is for {_owner(run_dir)} alone: ask as that user"
+        ) from None
+    except OSError:
+        raise NcclopsError(_without_server(run_dir)) from None
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    try:
+        code, document = _request(run_dir, "POST", "/control", json.dumps(command), headers)
+    except AgentSilent as silence:
+        raise NcclopsError(f"run {run_dir.name}: {silence}") from None
+    if code != http.HTTPStatus.ACCEPTED:
+        raise NcclopsError(f"run {run_dir.name}: {document.get('error', f'HTTP status {code}')}")
+    return str(document["message"])
+
+
+def _ask_status(run_dir: Path) -> RunStatus:
+    code, document = _request(run_dir, "GET", "/status")
+    if code != http.HTTPStatus.OK:
+        raise AgentSilent(str(document.get("error", f"its agent says: HTTP status {code}")))
+    try:
+        return status.from_json(document)
+    except ValueError as error:  # an agent of another version
+        raise AgentSilent(f"its agent is not understood: {error}") from None
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__("localhost", timeout=_ANSWER_LIMIT_S)
+        self._run_dir = run_dir
+
+    def connect(self) -> None:
+        self.sock = address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
+        self.sock.settimeout(_ANSWER_LIMIT_S)
+
+
+def _request(
+    run_dir: Path,
+    method: str,
+    path: str,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    connection = _Connection(run_dir)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        response = connection.getresponse()
+        document = json.loads(response.read())
+    except PermissionError:
+        raise AgentSilent(f"its agent answers {_owner(run_dir)} alone") from None
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise AgentSilent(_without_server(run_dir)) from None
+    except TimeoutError:
+        raise AgentSilent("its agent does not answer") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise AgentSilent(f"its agent does not answer ({error})") from None
+    finally:
+        connection.close()
+    return response.status, document if isinstance(document, dict) else {}
+
+
+def _read(run_dir: Path) -> RunStatus:
+    try:
+        return read_once(run_dir)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {run_dir} ({error.strerror}): name a run directory"
+        ) from None
+
+
+def _without_agent(seen: RunStatus, why: str) -> RunStatus:
+    """``seen``, which the directory tells, with ``why`` the agent did not."""
+    if seen.phase == "ended":  # it has ended just now
+        return seen
+    if _is_lost(Path(seen.run_dir), seen):
+        seen = replace(seen, phase="lost")
+    return replace(seen, notes=(*seen.notes, f"{why}; this is what the run directory tells"))
+
+
+def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
+    """Whether the agent, which would be on this host, is no more."""
+    if socket.gethostname() not in (seen.nodes[:1] or (socket.gethostname(),)):
+        return False
+    if _node_rank(run_dir) > 0:
+        return False
+    try:
+        address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _without_server(run_dir: Path) -> str:
+    """Why nobody listens at the socket of a run that has no verdict."""
+    if (node := _node_rank(run_dir)) > 0:
+        return f"this is node {node} of the run, and the agent of node 0 is the one to ask"
+    try:
+        host = next(iter(read_once(run_dir).nodes), None)
+    except OSError:
+        host = None
+    if host is not None and host != socket.gethostname():
+        return f"its agent is on {host} and can be asked there"
+    return "its agent is not there: it was killed, or has not begun"
+
+
+def _node_rank(run_dir: Path) -> int:
+    try:
+        return int(json.loads((run_dir / "run.json").read_text())["nodes"]["rank"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _owner(run_dir: Path) -> str:
+    try:
+        return address.socket_path(run_dir).owner()
+    except (OSError, KeyError):
+        return "its owner"

@@ -1,0 +1,120 @@
+"""What may be asked of a run from outside, and what the agent offers to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ncclops.durations import parse_duration
+
+# Of `ncclops.launch.ladder`: those that can be changed while a run is under way.
+TimeoutName = Literal["soft", "hard", "process_group"]
+
+
+class ControlRefused(Exception):
+    """The agent does not do what it is asked; the message is one line that says why."""
+
+
+class Controls(Protocol):
+    """What the agent does when it is asked. Called in its event loop, one at a time.
+
+    Each method starts what it is named for, does not wait for its end, and returns one line that
+    says what follows. It raises :class:`ControlRefused` where that cannot be.
+
+    ``reason`` and ``by`` (who asks) are for the record, of any content: one line, at most a few
+    hundred characters.
+    """
+
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        """Stop the run in good order, and by force after ``grace`` (None: as the agent has it)."""
+
+    def restart(self, *, reason: str, by: str) -> str:
+        """Start the script again on all ranks."""
+
+    def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
+        """Shorten the timeouts in ``limits`` (by :data:`TimeoutName`) from now on."""
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _checked(text: str) -> str:
+    try:
+        limit = parse_duration(text)
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any timeout") from None
+    if not limit:
+        raise ValueError(f"{text!r} would end everything at once")
+    return text
+
+
+_Text = Annotated[str, Field(max_length=400), AfterValidator(_one_line)]
+
+
+class _Command(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: _Text = "no reason given"
+    by: _Text = "unknown"
+
+
+class Stop(_Command):
+    """Stop the run in good order; ``grace`` is a duration such as ``"90s"``."""
+
+    action: Literal["stop"] = "stop"
+    grace: Annotated[str, Field(max_length=40), AfterValidator(_checked)] | None = None
+
+    @property
+    def limit(self) -> timedelta | None:
+        return None if self.grace is None else parse_duration(self.grace)
+
+
+class Restart(_Command):
+    """Start the script again on all ranks."""
+
+    action: Literal["restart"] = "restart"
+
+
+class TightenTimeouts(_Command):
+    """Shorten timeouts; ``timeouts`` maps a name to a duration such as ``"90s"``."""
+
+    action: Literal["tighten-timeouts"] = "tighten-timeouts"
+    timeouts: dict[
+        TimeoutName,
+        Annotated[str, Field(max_length=40), AfterValidator(_checked)],
+    ] = Field(min_length=1)
+
+    @property
+    def limits(self) -> dict[str, timedelta]:
+        return {name: parse_duration(text) for name, text in self.timeouts.items()}
+
+
+Command = Stop | Restart | TightenTimeouts
+_ANY: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="action")])
+
+
+def parse_command(document: bytes | str) -> Command:
+    """The command in a JSON document. Raises ``ValueError`` with what is wrong in a line."""
+    try:
+        return _ANY.validate_json(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        # The command's own name is in front where it is known: nobody has written that.
+        where = ".".join(str(part) for part in first["loc"][1:])
+        raise ValueError(_one_line(f"{where}: {first['msg']}" if where else first["msg"])) from None
+
+
+def obey(controls: Controls, command: Command) -> str:
+    """Have ``controls`` do what ``command`` says; what follows. See :class:`Controls`."""
+    told: dict[str, Any] = {"reason": command.reason, "by": command.by}
+    match command:
+        case Stop():
+            return controls.stop(**told, grace=command.limit)
+        case Restart():
+            return controls.restart(**told)
+        case TightenTimeouts():
+            return controls.tighten_timeouts(command.limits, **told)

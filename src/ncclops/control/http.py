@@ -1,0 +1,218 @@
+"""HTTP/1.1 on one connection at a time, with a limit on everything a client decides.
+
+The protocol is h11's; sockets are asyncio's. Nothing here knows what is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+
+# Little at a time: h11 looks at the size of what is not whole yet, each time it gets some more.
+_CHUNK = 8 << 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, and all of them together, may take. Times in seconds.
+
+    A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
+    Clients beyond ``connections`` wait in the kernel's queue until others have gone.
+    """
+
+    head_bytes: int = 16 << 10
+    body_bytes: int = 64 << 10
+    request_s: float = 10.0
+    response_s: float = 10.0
+    connections: int = 128
+
+
+@dataclass(frozen=True)
+class Request:
+    """A whole request. Names of headers are in lower case; of several with one name, the last."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered but by ``status``."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def json_response(
+    status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(status, json.dumps(document).encode() + b"\n", headers=headers or {})
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(status, {"error": message}, headers)
+
+
+async def serve(listener: socket.socket, handler: Handler, limits: Limits | None = None) -> None:
+    """Answer whoever connects to ``listener``, until cancelled."""
+    limits = limits or Limits()
+    listener.setblocking(False)
+    loop, places = asyncio.get_running_loop(), asyncio.Semaphore(limits.connections)
+    tasks: set[asyncio.Task[None]] = set()
+    while True:
+        await places.acquire()
+        try:
+            client, _ = await loop.sock_accept(listener)
+        except OSError:
+            # Out of descriptors, or a client that has gone already. The kernel has no event for
+            # "there are descriptors again".
+            places.release()
+            await asyncio.sleep(0.1)
+            continue
+        task = loop.create_task(_Connection(client, handler, limits).run())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: places.release())
+
+
+class _Connection:
+    def __init__(self, client: socket.socket, handler: Handler, limits: Limits) -> None:
+        self._socket = client
+        self._handler = handler
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+
+    async def run(self) -> None:
+        self._socket.setblocking(False)
+        try:
+            # A client that goes away, or does not take its answer, is its own problem.
+            with suppress(OSError, TimeoutError, h11.LocalProtocolError):
+                while await self._answer_next():
+                    # Requests may come without a pause; others shall have their turn.
+                    await asyncio.sleep(0)
+        finally:
+            self._socket.close()
+
+    async def _answer_next(self) -> bool:
+        """Whether there may be another request on this connection."""
+        head_only = False
+        try:
+            request = await self._read_request()
+            if request is None:
+                return False
+            head_only = request.method == "HEAD"
+            response = await self._handle(request)
+        except BadRequest as error:
+            response = error_response(error.status, str(error))
+        except h11.RemoteProtocolError as error:
+            response = error_response(error.error_status_hint, str(error))
+        await self._send(response, head_only=head_only)
+        if self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _handle(self, request: Request) -> Response:
+        try:
+            return await self._handler(request)
+        except Exception as error:  # noqa: BLE001 - the boundary of a request: others go on
+            traceback.print_exc()
+            return error_response(500, f"a defect: {error!r}")
+
+    async def _read_request(self) -> Request | None:
+        """The next request, whole; None if there is no more."""
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                return await self._read_whole()
+        except TimeoutError:
+            if self._http.their_state is h11.IDLE and not self._http.trailing_data[0]:
+                return None  # it has not even begun
+            raise BadRequest(408, "the request did not become whole in time") from None
+
+    async def _read_whole(self) -> Request | None:
+        head: h11.Request | None = None
+        body = bytearray()
+        while True:
+            match await self._next_event():
+                case h11.Request() as head:
+                    pass
+                case h11.Data(data=data):
+                    body += data
+                    if len(body) > self._limits.body_bytes:
+                        raise BadRequest(
+                            413, f"a body of more than {self._limits.body_bytes} bytes"
+                        )
+                case h11.EndOfMessage():
+                    assert head is not None  # h11 keeps the order
+                    return _request(head, bytes(body))
+                case _:  # the client has closed its side
+                    return None
+
+    async def _next_event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                await self._write(self._http.send(go_on))
+            self._http.receive_data(await self._loop.sock_recv(self._socket, _CHUNK))
+        return event
+
+    async def _send(self, response: Response, *, head_only: bool) -> None:
+        headers = {
+            "Content-Type": response.content_type,
+            "Content-Length": str(len(response.body)),
+            "Cache-Control": "no-store",
+            **response.headers,
+        }
+        if self._http.their_state is not h11.DONE:
+            headers["Connection"] = "close"  # the rest of the request is not read
+        head = h11.Response(
+            status_code=response.status,
+            headers=list(headers.items()),
+            reason=HTTPStatus(response.status).phrase,
+        )
+        parts = [self._http.send(head)]
+        if not head_only:
+            parts.append(self._http.send(h11.Data(data=response.body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        await self._write(b"".join(part for part in parts if part))
+
+    async def _write(self, data: bytes | None) -> None:
+        async with asyncio.timeout(self._limits.response_s):
+            await self._loop.sock_sendall(self._socket, data or b"")
+
+
+def _request(head: h11.Request, body: bytes) -> Request:
+    try:
+        path = urlsplit(head.target.decode("ascii")).path
+    except ValueError:
+        raise BadRequest(400, "no path that can be understood") from None
+    return Request(
+        method=head.method.decode("ascii"),
+        path=path,
+        headers={name.decode("ascii"): value.decode("latin-1") for name, value in head.headers},
+        body=body,
+    )

@@ -1,0 +1,174 @@
+"""What one rank shows of itself: its progress page, its records, its output, its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ncclops.control.events import RankFacts
+from ncclops.control.status import RankStatus
+from ncclops.launch.tail import last_lines
+from ncclops.receipts import progress, recorder
+from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.progress import Progress, Warmup
+from ncclops.receipts.stragglers import WINDOW_STEPS
+
+# The step time shown is the median of so many: one slow step is no news, ten are.
+_RECENT_STEPS = 10
+_PRINTED_LINES = 200
+# Enough for the window of steps, with phases and the like between them.
+_RECORDS, _RECORD_BYTES = 2 * WINDOW_STEPS, 300
+# A page that is older than the worker by more than two clocks may differ is an earlier worker's.
+_CLOCK_SLACK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a rank is looked at. ``here``: whether its processes and clock are this machine's."""
+
+    now: float
+    monotonic_ns: int
+    here: bool
+
+    def ago(self, then_ns: int) -> float | None:
+        """Seconds since a time in a page; None where that cannot be known."""
+        known = self.here and 0 < then_ns <= self.monotonic_ns
+        return round((self.monotonic_ns - then_ns) / 1e9, 3) if known else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds, as medians: ``step_s`` of the very last steps, ``own_step_s`` of enough to compare
+    ranks by, without the waiting for others where the script tells it apart."""
+
+    step_s: float | None = None
+    own_step_s: float | None = None
+
+
+def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
+    """The times in the last records of a ``receipt.jsonl``.
+
+    What was before a start is left out, and so are disturbed steps: the first after a start, and
+    those with a declared phase in them.
+    """
+    seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
+    busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+    for record in records:
+        if record.get("kind") in ("start", "iteration"):
+            seconds.clear()
+            busy_s.clear()
+        if record.get("kind") != "step" or "phase_s" in record or "first" in record:
+            continue
+        for times, value in ((seconds, record.get("seconds")), (busy_s, record.get("busy_s"))):
+            if isinstance(value, int | float):
+                times.append(value)
+    own = busy_s if len(busy_s) == len(seconds) else seconds
+    return StepTimes(
+        step_s=round(median(list(seconds)[-_RECENT_STEPS:]), 6) if seconds else None,
+        own_step_s=round(median(own), 6) if len(own) >= _RECENT_STEPS else None,
+    )
+
+
+def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
+    """The rank as it is at ``moment``."""
+    page = progress.read(progress.path_in(run_dir, facts.rank))
+    if page is not None and _is_of_earlier_worker(page, facts, moment):
+        page = None
+    runs = facts.ended is None
+    step, age = _step(run_dir, facts, page, moment)
+    times = step_times(_last_records(run_dir, facts.rank))
+    return RankStatus(
+        rank=facts.rank,
+        host=facts.host,
+        phase=_phase(facts, page, step),
+        pid=facts.pid,
+        iteration=0 if page is None else page.iteration,
+        step=step,
+        step_s=times.step_s,
+        own_step_s=times.own_step_s,
+        step_age_s=age if runs else None,
+        heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
+        memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
+        last_event=facts.last,
+    )
+
+
+def _phase(facts: RankFacts, page: Progress | None, step: int | None) -> str:
+    if facts.ended is not None:
+        return "ended" if facts.ended else "failed"
+    if page is None:
+        if step is not None or facts.warm:
+            return "training"
+        return "running" if facts.bootstrapped else "starting"
+    if page.phase is not None:
+        return page.phase
+    if page.warmup is Warmup.RUNNING:
+        return "warming-up"
+    if page.steps or page.updates or step is not None or facts.warm:
+        return "training"
+    return "warming-up" if facts.bootstrapped else "starting"
+
+
+def _step(
+    run_dir: Path, facts: RankFacts, page: Progress | None, moment: Moment
+) -> tuple[int | None, float | None]:
+    """The last step and how many seconds ago it ended: of the page, else as it was printed."""
+    if page is not None and page.step is not None:
+        return page.step, moment.ago(page.step_ns)
+    age = None if facts.step_at is None else round(max(0.0, moment.now - facts.step_at), 3)
+    # Events tell a step a minute; the log has the newest.
+    log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
+    printed = _printed_step(log)
+    if printed is None or (facts.step is None and not facts.bootstrapped):
+        return facts.step, age
+    written = _modified(log)
+    return printed, None if written is None else round(max(0.0, moment.now - written), 3)
+
+
+def _printed_step(log: Path) -> int | None:
+    lines = last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10)
+    if not lines:
+        return None
+    scan, step = LogScan(str(log)), None
+    for line in lines:
+        for seen in scan.feed(line):
+            step = seen.step if seen.kind == "step" and seen.step is not None else step
+    return step
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _last_records(run_dir: Path, rank: int) -> Iterator[Mapping[str, Any]]:
+    path = recorder.path_in(run_dir, rank)
+    for line in last_lines(path, _RECORDS, limit_bytes=_RECORDS * _RECORD_BYTES):
+        with suppress(ValueError, RecursionError):  # half a line
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> bool:
+    age = moment.ago(page.started_ns)
+    if age is None or facts.started is None:
+        return False
+    return moment.now - age < facts.started - _CLOCK_SLACK_S
+
+
+def _resident_gib(pid: int | None) -> float | None:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(pages * os.sysconf("SC_PAGESIZE") / 2**30, 3)

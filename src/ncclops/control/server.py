@@ -1,0 +1,91 @@
+"""The server's process, a child of the agent.
+
+    python -m ncclops.control.server RUN_DIR AGENT_PID LINK_FD LISTENER_FD...
+
+LINK_FD is a socket to the agent: a JSON line for each command, a JSON line for each answer. The
+process ends with the agent, or when the agent closes the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ncclops import _prctl
+from ncclops.control import address, http
+from ncclops.control.commands import Command, ControlRefused
+from ncclops.control.reading import LiveSights
+from ncclops.control.routes import Routes
+
+# Training comes first: on a machine without a free core, whoever asks has to wait.
+_NICE = 10
+# The agent answers at once, unless its event loop is held by a disk that hangs.
+_ANSWER_LIMIT_S = 20.0
+
+
+class AgentLink:
+    """The way of commands to the agent, and of its answers back."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._socket = link
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+
+    async def forward(self, command: Command) -> str:
+        """See ``routes.Forward``."""
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            line = json.dumps({"id": number, "command": command.model_dump()})
+            self._writer.write(line.encode() + b"\n")
+            return await asyncio.wait_for(answer, _ANSWER_LIMIT_S)
+        finally:
+            del self._waiting[number]
+
+    async def receive(self) -> None:
+        """Take answers until the agent has gone."""
+        while line := await self._reader.readline():
+            told = json.loads(line)
+            answer = self._waiting.get(told["id"])
+            if answer is None or answer.done():
+                continue  # nobody waits for it any more
+            if told["ok"]:
+                answer.set_result(told["message"])
+            else:
+                answer.set_exception(ControlRefused(told["message"]))
+
+
+async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]) -> None:
+    """Serve on each of ``listeners`` until the agent closes ``link``."""
+    agent = AgentLink(link)
+    await agent.open()
+    routes = Routes(LiveSights(run_dir), address.read_token(run_dir), agent.forward)
+    # Places are counted for each: a crowd on the network leaves the owner's socket free.
+    serving = [asyncio.create_task(http.serve(each, routes.answer)) for each in listeners]
+    with suppress(ConnectionError):
+        await agent.receive()
+    for task in serving:
+        task.cancel()
+
+
+def main(arguments: list[str]) -> None:
+    run_dir, agent_pid, *fds = Path(arguments[0]), *map(int, arguments[1:])
+    _prctl.die_with_parent(agent_pid, signal.SIGKILL)
+    os.nice(_NICE)
+    # The terminal's signals are the warden's; this process ends with the link.
+    link, *listeners = (socket.socket(fileno=fd) for fd in fds)
+    asyncio.run(run(run_dir, link, listeners))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

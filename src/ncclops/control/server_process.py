@@ -1,0 +1,135 @@
+"""The agent's side of the control plane: the server's process, and the commands that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ncclops.control import address
+from ncclops.control.commands import ControlRefused, Controls, obey, parse_command
+
+# One that ends by itself is replaced; one that cannot live is left alone.
+_MOST_STARTS = 5
+
+
+class ControlServer:
+    """The control plane of one run, for an agent with a running event loop.
+
+    ``controls`` is what the agent does when asked. ``tcp`` is a listening socket for reading over
+    the network (``address.listen_tcp``), closed here in the end. ``say`` gets a line for the
+    operator when there is a reason. Nothing that goes wrong here ends the run: at worst it
+    cannot be steered, and that is said.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        controls: Controls,
+        *,
+        say: Callable[[str], None],
+        tcp: socket.socket | None = None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._controls = controls
+        self._say = say
+        self._listeners = [] if tcp is None else [tcp]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The server's process, which is to outlive workers and what they leave behind."""
+        return frozenset() if self._process is None else frozenset({self._process.pid})
+
+    def start(self) -> None:
+        """Listen, and start the server. Does not wait for it: clients queue at the socket."""
+        try:
+            address.make_token(self._run_dir)
+            self._listeners.insert(0, address.listen_unix(self._run_dir))
+        except OSError as error:
+            self._say(f"no control plane, so no `ncclops stop`: {error}")
+            return
+        self._serving = asyncio.get_running_loop().create_task(self._keep_serving())
+
+    async def close(self) -> None:
+        """End the server and take its socket and token away. Does nothing the second time."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+            self._serving = None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        address.remove_socket(self._run_dir)
+        with suppress(OSError):
+            address.token_path(self._run_dir).unlink()
+
+    async def _keep_serving(self) -> None:
+        for _ in range(_MOST_STARTS):
+            try:
+                reader, writer = await self._start_process()
+            except OSError as error:
+                self._say(f"the control plane cannot be started: {error}")
+                return
+            try:
+                await self._obey(reader, writer)
+            finally:
+                writer.close()
+                self._end_process()
+        self._say(f"the control plane ended {_MOST_STARTS} times: {self._log()}")
+
+    async def _start_process(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), *(listener.fileno() for listener in self._listeners)]
+        with theirs, self._log().open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",  # what lies in the current directory is none of its business
+                    "-m",
+                    "ncclops.control.server",
+                    str(self._run_dir),
+                    str(os.getpid()),
+                    *map(str, fds),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        return await asyncio.open_connection(sock=ours)
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do what comes in, and answer, until the process has gone."""
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                asked = json.loads(line)
+                answer = {"id": asked["id"], **self._do(json.dumps(asked["command"]))}
+                writer.write(json.dumps(answer).encode() + b"\n")
+
+    def _do(self, command: str) -> dict[str, Any]:
+        try:
+            return {"ok": True, "message": obey(self._controls, parse_command(command))}
+        except ControlRefused as refusal:
+            return {"ok": False, "message": str(refusal)}
+        except Exception as error:  # noqa: BLE001 - a command must not end who supervises
+            self._say(f"a command from outside failed: {error!r}")
+            return {"ok": False, "message": f"the agent failed to do it: {error!r}"}
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _log(self) -> Path:
+        return self._run_dir / "control" / "server.log"

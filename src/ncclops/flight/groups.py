@@ -1,0 +1,232 @@
+"""Each rank's tracks put side by side: one :class:`Group` per process group of the job.
+
+Members come from the recorder (NCCL's knows them) or from the ranks' own descriptions of their
+groups. Gloo's recorder does not know; then they are those who recorded something in the group, and
+for the default group all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ncclops.flight.model import (
+    Call,
+    Evidence,
+    GroupName,
+    GroupState,
+    RankEvidence,
+    RankRecord,
+    Track,
+)
+
+_DEFAULT_DESC = "default_pg"
+_SIZE_FROM = 64
+_MOST_RANKS = 1 << 20
+
+
+@dataclass(slots=True)
+class Group:
+    """A process group: its members in the order of their ranks, and what each recorded.
+
+    ``last`` has, for each member that is known to have a count, the sequence number it enqueued
+    last (0: nothing); ``completed`` the last one known to be complete. ``members_known`` is False
+    where membership was inferred.
+    """
+
+    name: GroupName
+    members: tuple[int, ...]
+    members_known: bool
+    tracks: dict[int, Track] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    completed: dict[int, int] = field(default_factory=dict)
+    _entered_s: dict[int, float | None] = field(default_factory=dict)
+
+    def entered_s(self, seq: int) -> float | None:
+        """When the first rank entered ``seq``, in seconds since the epoch; None if not recorded."""
+        if seq not in self._entered_s:
+            created = [
+                track.created_ns[index]
+                for track in self.tracks.values()
+                if (index := track.index(seq)) is not None and track.created_ns[index]
+            ]
+            self._entered_s[seq] = min(created) / 1e9 if created else None
+        return self._entered_s[seq]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({ranks_text(self.members)})"
+
+    def call(self, evidence: Evidence, rank: int, seq: int) -> Call | None:
+        """What ``rank`` asked for under ``seq``, if that is recorded."""
+        track, record = self.tracks.get(rank), evidence.ranks[rank].record
+        index = track.index(seq) if track is not None else None
+        if track is None or record is None or index is None:
+            return None
+        return record.calls[track.calls[index]]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``0-3, 7`` for people."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
+
+
+def align(evidence: Evidence) -> list[Group]:
+    """The groups of the job, those with the most members first."""
+    world = _world(evidence)
+    groups: dict[tuple[GroupName, tuple[int, ...] | None], Group] = {}
+    for rank in evidence.ranks.values():
+        for name, track in rank.record.tracks.items() if rank.record else ():
+            members = _told_members(rank, name)
+            group = groups.get((name, members))
+            if group is None:
+                group = Group(name, members or (), members is not None)
+                groups[(name, members)] = group
+            group.tracks[rank.rank] = track
+    found = _with_inferred(groups, world)
+    _add_described(found, evidence)
+    for group in found:
+        _drop_left_behind(group)
+        _count(group, evidence)
+    return sorted(found, key=lambda group: (-len(group.members), str(group.name)))
+
+
+def _world(evidence: Evidence) -> tuple[int, ...]:
+    """All ranks of the job that anything points to."""
+    ranks = set(evidence.ranks)
+    for rank in evidence.ranks.values():
+        if rank.record is not None:
+            ranks.update(rank.record.others, *rank.record.ranks_of.values())
+            ranks.update(range(_told_size(rank.record)))
+        for group in rank.groups:
+            ranks.update(group.ranks)
+    if evidence.lists_all or not ranks:
+        return tuple(sorted(ranks))
+    return tuple(range(max(ranks) + 1))  # torch numbers ranks without gaps
+
+
+def _told_size(record: RankRecord) -> int:
+    """How many ranks the job has, from what an all_gather in the default group collects."""
+    for name, track in record.tracks.items():
+        if not _is_default(name):
+            continue
+        for index in dict.fromkeys(track.calls[-_SIZE_FROM:]):
+            call = record.calls[index]
+            if call.op == "all_gather" and call.inputs and len(call.outputs) == len(call.inputs):
+                given, taken = call.inputs[0], call.outputs[0]
+                if taken[1:] == given and 1 < taken[0] < _MOST_RANKS:
+                    return taken[0]
+    return 0
+
+
+def _is_default(name: GroupName) -> bool:
+    return name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
+
+
+def _told_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
+    assert rank.record is not None
+    told = rank.record.ranks_of.get((name.name, name.desc))
+    if told is None:
+        told = next((g.ranks for g in rank.groups if g.name == name.name and g.ranks), None)
+    # A rank outside what it says it is in: numbers of another iteration, of no use here.
+    return told if told is not None and rank.rank in told else None
+
+
+def _with_inferred(
+    groups: dict[tuple[GroupName, tuple[int, ...] | None], Group], world: tuple[int, ...]
+) -> list[Group]:
+    """Ranks that do not know the members join the group of that name which has them."""
+    known = [group for (_, members), group in groups.items() if members is not None]
+    for (name, members), group in groups.items():
+        if members is not None:
+            continue
+        for rank, track in list(group.tracks.items()):
+            home = next((g for g in known if g.name == name and rank in g.members), None)
+            if home is not None:
+                home.tracks[rank] = group.tracks.pop(rank, track)
+        if group.tracks:
+            group.members = world if _is_default(name) else tuple(sorted(group.tracks))
+            known.append(group)
+    return known
+
+
+def _add_described(groups: list[Group], evidence: Evidence) -> None:
+    """Counts of members that recorded nothing in a group, and groups that nobody recorded."""
+    for rank in evidence.ranks.values():
+        for state in rank.groups:
+            mine = [
+                group
+                for group in groups
+                if group.name.name == state.name and rank.rank in (*group.members, *state.ranks)
+                if set(group.members) <= set(state.ranks) or group.members_known
+            ]
+            for group in mine:
+                if not group.members_known:
+                    group.members, group.members_known = state.ranks, True
+                if rank.rank not in group.tracks and state.last_enqueued >= 0 and len(mine) == 1:
+                    _take_counts(group, rank.rank, state)
+            if not mine and state.last_enqueued > 0 and rank.rank in state.ranks:
+                group = Group(GroupName(state.backend, state.name, state.desc), state.ranks, True)
+                _take_counts(group, rank.rank, state)
+                groups.append(group)
+
+
+def _take_counts(group: Group, rank: int, state: GroupState) -> None:
+    group.last[rank] = state.last_enqueued
+    if state.last_completed >= 0:
+        group.completed[rank] = state.last_completed
+
+
+def _drop_left_behind(group: Group) -> None:
+    """Forget tracks from before the group was made anew, of ranks that did not make it again.
+
+    Their numbers count something else than the others'.
+    """
+    newest = max((track.makings for track in group.tracks.values()), default=1)
+    starts = [
+        track.created_ns[0]
+        for track in group.tracks.values()
+        if track.makings == newest and track.seqs
+    ]
+    for rank, track in list(group.tracks.items()):
+        over = track.seqs and starts and track.created_ns[-1] < min(starts)
+        if track.makings < newest and over:
+            group.tracks[rank] = Track(track.group, makings=track.makings)
+
+
+def _has_record(evidence: Evidence, rank: int) -> bool:
+    about = evidence.ranks.get(rank)
+    return about is not None and about.record is not None
+
+
+def _count(group: Group, evidence: Evidence) -> None:
+    for rank in group.members:
+        track = group.tracks.get(rank)
+        if track is not None:
+            group.last[rank] = track.last
+        elif rank not in group.last and _has_record(evidence, rank):
+            group.last[rank] = 0  # it recorded other groups, and nothing in this one
+    for rank, track in group.tracks.items():
+        told = evidence.ranks[rank].groups
+        for state in told:
+            if state.name == group.name.name and 0 <= state.last_completed <= track.last:
+                group.completed.setdefault(rank, state.last_completed)
+
+
+def add_possible_members(group: Group, evidence: Evidence) -> bool:
+    """Take ranks that never recorded ``group`` for members, where its members are a guess.
+
+    For a group whose first operation does not end: had all its members entered it, it would.
+    Returns whether there are any.
+    """
+    if group.members_known or any(last != 1 for last in group.last.values()):
+        return False
+    possible = [rank for rank in _world(evidence) if rank not in group.members]
+    group.members = tuple(sorted((*group.members, *possible)))
+    group.last |= {rank: 0 for rank in possible if _has_record(evidence, rank)}
+    return bool(possible)

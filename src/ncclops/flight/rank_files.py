@@ -1,0 +1,197 @@
+"""The small files of a rank's picture: stacks, groups, the process from outside, what is missing.
+
+They are ours, and may still be damaged or come from elsewhere: read up to a size, and what is
+not as expected is as good as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclops.flight.model import Evidence, GroupState, Place, RankEvidence
+from ncclops.flight.stacks import place_in
+
+DUMPS = ("flight.json", "flight-gloo.json")
+STACKS, GROUPS, PROCESS, MISSING = "stacks.txt", "groups.json", "process.json", "missing.json"
+ALL = (*DUMPS, STACKS, GROUPS, PROCESS, MISSING)
+_INCIDENT = "incident.json"
+_MOST_BYTES = 8 << 20
+_ENDED = re.compile(
+    r"\b(?:killed|died|dead|crash\w*|exited|ended|gone|sig[a-z]{2,6}|signal \d+|exit code \d+|"
+    r"no such process|not running)\b",
+    re.IGNORECASE,
+)
+_ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended well|finished)\b")
+# Gloo's check of a message's length against the buffer for it.
+_OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
+_TAIL_BYTES = 256 << 10
+_ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
+# A call that waits inside C shows no frame of its own; the line of the user does.
+_WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
+
+
+def read(evidence: Evidence, rank: RankEvidence, folder: Path) -> None:
+    """Add what the small files in a rank's ``folder`` say."""
+    read_stacks(rank, folder / STACKS)
+    groups = _load(folder / GROUPS)
+    if isinstance(groups, dict):
+        groups = groups.get("groups")
+    rank.groups = tuple(
+        state for about in (groups if isinstance(groups, list) else ()) if (state := _group(about))
+    )
+    _read_process(rank, _load(folder / PROCESS))
+    missing = _load(folder / MISSING)
+    if isinstance(missing, dict):
+        rank.missing = str(missing.get("reason") or "it gave no reason")[:400]
+        if rank.ended is None and _ENDED.search(rank.missing) and not (folder / DUMPS[0]).exists():
+            rank.ended = rank.missing
+            rank.ended_well = _ENDED_WELL.search(rank.missing) is not None
+    elif (folder / MISSING).exists():
+        evidence.notes.append(f"{folder / MISSING} cannot be read")
+
+
+def read_stacks(rank: RankEvidence, path: Path) -> None:
+    """Where the rank's main thread stands, from its stacks."""
+    text = _text(path)
+    if text is not None:
+        place = place_in(text)
+        rank.place = place and _with_wait(place)
+
+
+def _with_wait(place: Place) -> Place:
+    frame = place.frame
+    if frame is None or place.inside or place.what or place.frames[:1] != (frame,):
+        return place
+    path = Path(frame.file)
+    if not (path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MOST_BYTES):
+        return place
+    if _WAITS.search(linecache.getline(frame.file, frame.line)):
+        return Place(frame, "wait", place.what, place.frames)
+    return place
+
+
+def read_incident(evidence: Evidence, directory: Path) -> None:
+    """What the incident itself knows: which ranks had left, and how."""
+    incident = _load(directory / _INCIDENT)
+    faults = incident.get("faults") if isinstance(incident, dict) else None
+    told: dict[int, str] = {}
+    for fault in faults if isinstance(faults, list) else ():
+        if not isinstance(fault, dict) or not isinstance(fault.get("initial_rank"), int):
+            continue
+        number, summary = fault["initial_rank"], str(fault.get("summary") or "")[:400]
+        told.setdefault(number, summary)
+        if fault.get("gone"):
+            evidence.rank(number).ended = evidence.rank(number).ended or summary or "it ended"
+    evidence.faults = told
+
+
+def renumber(evidence: Evidence) -> None:
+    """Give groups the ranks that folders are named by: those at launch.
+
+    Groups count the ranks that were left in their iteration. Ranks that move keep their order,
+    unless a custom assignment says otherwise.
+    """
+    default = next(
+        (
+            group.ranks
+            for rank in evidence.ranks.values()
+            for group in rank.groups
+            if group.desc == "default_pg" or group.name == "0"
+        ),
+        (),
+    )
+    present = tuple(rank for rank, about in sorted(evidence.ranks.items()) if about.groups)
+    there = present if len(present) == len(default) else tuple(sorted(evidence.ranks))
+    if not default or default == there or len(default) != len(there):
+        return
+    at_launch = dict(zip(default, there, strict=True))
+    for about in evidence.ranks.values():
+        about.groups = tuple(
+            replace(group, ranks=tuple(at_launch.get(rank, rank) for rank in group.ranks))
+            for group in about.groups
+        )
+        if about.record is not None:
+            about.record.ranks_of = {
+                name: tuple(at_launch.get(rank, rank) for rank in ranks)
+                for name, ranks in about.record.ranks_of.items()
+            }
+            about.record.others = ()
+    evidence.notes.append("ranks are those at launch: the job had lost some before")
+
+
+def read_last_words(evidence: Evidence, run: Path) -> None:
+    """What the error output of ranks that have ended says about their end."""
+    for number, rank in evidence.ranks.items():
+        if rank.ended is None:
+            continue
+        tail = _tail(run / "ranks" / str(number) / "stderr.log")
+        if found := _OVERRUN.search(tail):
+            rank.overrun = (int(found.group(1)), int(found.group(2)))
+        if (fatal := tail.rfind("Fatal Python error:")) >= 0 and rank.place is None:
+            rank.place = place_in(tail[fatal:])
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            return stream.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _group(about: Any) -> GroupState | None:
+    try:
+        return GroupState(
+            name=str(about["name"]),
+            desc=str(about.get("desc") or ""),
+            ranks=tuple(sorted(int(rank) for rank in about["ranks"])),
+            backend=str(about.get("backend") or ""),
+            last_enqueued=_number(about.get("last_enqueued")),
+            last_completed=_number(about.get("last_completed")),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _number(value: Any) -> int:
+    return -1 if value is None else int(value)
+
+
+def _read_process(rank: RankEvidence, view: Any) -> None:
+    if not isinstance(view, dict):
+        return
+    state = view.get("state") or view.get("state_name")
+    how = view.get("ended_by") or view.get("exit") or view.get("exit_code")
+    if state in _ENDED_STATES or (state is None and how is not None):
+        rank.ended = f"its process has ended ({how})" if how is not None else "its process is gone"
+        rank.ended_well = how == 0 or bool(_ENDED_WELL.search(str(how)))
+        return
+    said = [str(view.get("state_name") or view.get("state") or "")]
+    if isinstance(view.get("wchan"), str) and view["wchan"] not in ("", "0"):
+        said.append(f"in {view['wchan'][:80]}")
+    rank.process = ", ".join(filter(None, said)) or None
+
+
+def _load(path: Path) -> Any:
+    text = _text(path)
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as stream:
+            return stream.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,181 @@
+"""The view of NCCL's RAS service, where there is one: who does not answer, who launched less."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclops.flight.model import Evidence, RankEvidence
+from ncclops.flight.ras_client import MOST_BYTES, RasError, ask, why_not
+
+_TEXT_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_TEXT_SECTION = re.compile(
+    r"^(Errors|Warnings)\s*\n=+\s*\n(.*?)(?=^\S[^\n]*\n=+\s*$|\Z)", re.M | re.S
+)
+_SHOWN_LINES = 40
+_SAVED = ("ras.json", "ras.txt")
+
+
+@dataclass(frozen=True)
+class RasRank:
+    """A member of a communicator, by its number there. ``state`` is what is wrong with it."""
+
+    rank: int
+    host: str
+    pid: int
+    state: str
+    launched: int | None = None
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """``silent`` do not answer; ``behind`` have launched fewer collectives than ``launched``."""
+
+    hash: str
+    size: int
+    launched: int
+    silent: tuple[RasRank, ...] = ()
+    behind: tuple[RasRank, ...] = ()
+    broken: tuple[RasRank, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What the service says. ``lines`` are its own words where it has no JSON (before 2.28.7)."""
+
+    nccl_version: str
+    communicators: tuple[Communicator, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find_view(evidence: Evidence, address: str | None) -> View | None:
+    """The service's answer: saved beside the dumps, or by asking at ``address``.
+
+    What it says, or why there is none, goes into the evidence and its notes.
+    """
+    try:
+        text = _saved(Path(evidence.source))
+        if text is None and address is not None:
+            versions = {r.record.comm_lib for r in evidence.ranks.values() if r.record is not None}
+            version = max(filter(None, versions), default="")
+            if reason := why_not(version):
+                raise RasError(f"not asked: {reason}")
+            text = ask(address)
+        view = None if text is None else read(text)
+    except RasError as error:
+        evidence.notes.append(f"RAS: {error}")
+        return None
+    if view is not None:
+        evidence.notes += add_to(evidence, view) or ["RAS: finds nothing wrong"]
+    return view
+
+
+def _saved(folder: Path) -> str | None:
+    for name in _SAVED:
+        try:
+            with (folder / name).open("rb") as stream:
+                return stream.read(MOST_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+    return None
+
+
+def read(text: str) -> View:
+    """An answer of the service, JSON or text. Raises :class:`RasError`."""
+    if not text.lstrip().startswith("{"):
+        return _read_text(text)
+    try:
+        loaded = json.loads(text)
+        found = loaded["communicators"]
+        return View(str(loaded["nccl_version"]), tuple(_communicator(comm) for comm in found))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RasError(f"its JSON is not as documented ({type(error).__name__}: {error})") from None
+
+
+def _read_text(text: str) -> View:
+    version = _TEXT_VERSION.search(text)
+    if version is None:
+        raise RasError(f"its answer is not as documented: {text[:60]!r}")
+    lines = [
+        line.strip()
+        for section in _TEXT_SECTION.finditer(text)
+        for line in section.group(2).splitlines()
+        if line.strip()
+    ]
+    return View(version.group(1), lines=tuple(lines[:_SHOWN_LINES]))
+
+
+def _communicator(comm: Mapping[str, Any]) -> Communicator:
+    counts = [sum(int(n) for n in rank["collective_counts"].values()) for rank in comm["ranks"]]
+    most = max(counts, default=0)
+    members = list(zip(comm["ranks"], counts, strict=True))
+    return Communicator(
+        hash=str(comm["hash"]),
+        size=int(comm["size"]),
+        launched=most,
+        silent=tuple(_rank(rank, _silence(rank)) for rank in comm.get("missing_ranks") or ()),
+        behind=tuple(_rank(rank, "behind", count) for rank, count in members if count < most),
+        broken=tuple(_rank(rank, state) for rank, _ in members if (state := _trouble(rank))),
+    )
+
+
+def _silence(rank: Mapping[str, Any]) -> str:
+    status = rank.get("status") or {}
+    return "considered dead" if status.get("considered_dead") else "does not answer"
+
+
+def _trouble(rank: Mapping[str, Any]) -> str:
+    status = rank.get("status") or {}
+    if status.get("abort_flag"):
+        return "aborted"
+    error = status.get("async_error")
+    return f"asynchronous error {error}" if error not in (None, 0, "0", "ncclSuccess") else ""
+
+
+def _rank(rank: Mapping[str, Any], state: str, launched: int | None = None) -> RasRank:
+    return RasRank(int(rank["rank"]), str(rank["host"]), int(rank["pid"]), state, launched)
+
+
+def add_to(evidence: Evidence, view: View) -> list[str]:
+    """Let ``evidence`` have what the service knows; returns it in lines for people.
+
+    Its ranks are those of communicators; processes are found by host and process id, or, in a
+    communicator of the whole job, by their number.
+    """
+    lines = [f"RAS: {line}" for line in view.lines]
+    for comm in view.communicators:
+        name = f"communicator {comm.hash} of {comm.size} ranks"
+        for member in comm.silent + comm.broken:
+            lines.append(f"RAS: {_told(evidence, comm, member)} of {name} {member.state}")
+            rank = _find(evidence, comm, member)
+            if rank is not None and member.state == "considered dead" and rank.record is None:
+                rank.ended = rank.ended or "NCCL's RAS considers it dead"
+        if comm.behind:
+            least = min(member.launched or 0 for member in comm.behind)
+            late = ", ".join(_told(evidence, comm, member) for member in comm.behind[:8])
+            lines.append(
+                f"RAS: {late} of {name} launched {least} collectives, others {comm.launched}"
+            )
+    return lines
+
+
+def _find(evidence: Evidence, comm: Communicator, member: RasRank) -> RankEvidence | None:
+    for about in evidence.ranks.values():
+        record = about.record
+        if record is not None and (record.host, record.pid) == (member.host, member.pid):
+            return about
+    everyone = comm.size >= len(evidence.ranks) and comm.size > max(evidence.ranks, default=0)
+    return evidence.rank(member.rank) if everyone else None
+
+
+def _told(evidence: Evidence, comm: Communicator, member: RasRank) -> str:
+    about = _find(evidence, comm, member)
+    who = f"rank {about.rank}" if about is not None else f"its rank {member.rank}"
+    return f"{who} (pid {member.pid} on {member.host})"

@@ -1,0 +1,136 @@
+"""Many dumps read at once, each in a process with limits; the parent never parses a dump.
+
+Blocks until every file has been read or given up. A process that dies or takes too long costs
+its one file; the next gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from ncclops.flight.model import RankRecord
+from ncclops.flight.reader_process import ANSWER
+
+# A dump of 2,000 entries takes some 20 ms; the largest that is accepted takes seconds.
+READ_LIMIT = timedelta(seconds=60)
+_FILES_A_PROCESS = 12
+_MOST_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class Result:
+    """One file: its record, or why there is none. ``is_other``: readable, and no dump."""
+
+    path: Path
+    record: RankRecord | None = None
+    reason: str = ""
+    is_other: bool = False
+
+
+def read_files(
+    files: Sequence[tuple[Path, int | None]], limit: timedelta = READ_LIMIT
+) -> list[Result]:
+    """Read dumps, given as path and the rank that the name says; results in the same order."""
+    tasks: queue.SimpleQueue[tuple[int, Path, int | None]] = queue.SimpleQueue()
+    for index, (path, rank) in enumerate(files):
+        tasks.put((index, path, rank))
+    results: dict[int, Result] = {}
+    count = min(os.cpu_count() or 1, _MOST_PROCESSES, -(-len(files) // _FILES_A_PROCESS))
+    threads = [
+        threading.Thread(target=_serve, args=(tasks, results, limit), daemon=True)
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[index] for index in range(len(files))]
+
+
+def _serve(
+    tasks: queue.SimpleQueue[tuple[int, Path, int | None]],
+    results: dict[int, Result],
+    limit: timedelta,
+) -> None:
+    child: _Child | None = None
+    try:
+        while True:
+            try:
+                index, path, rank = tasks.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                child = child or _Child()
+                results[index] = child.read(path, rank, limit)
+            except _Lost as lost:
+                results[index] = Result(path, reason=str(lost))
+                if child is not None:
+                    child.close()
+                child = None
+    finally:
+        if child is not None:
+            child.close()
+
+
+class _Lost(Exception):
+    """The process died or took too long; the message says it of the file."""
+
+
+class _Child:
+    """One reading process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ncclops.flight.reader_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+    def read(self, path: Path, rank: int | None, limit: timedelta) -> Result:
+        stdin = self._process.stdin
+        assert stdin is not None
+        request = json.dumps({"path": str(path), "rank": rank}).encode() + b"\n"
+        try:
+            stdin.write(request)
+        except OSError:
+            raise _Lost("could not be read: the reading process ended") from None
+        (size,) = ANSWER.unpack(self._receive(ANSWER.size, limit))
+        # Our own process wrote this, whatever the dump held.
+        kind, value = pickle.loads(self._receive(size, limit))
+        if kind == "record":
+            return Result(path, record=value)
+        return Result(path, reason=value, is_other=kind == "other")
+
+    def _receive(self, size: int, limit: timedelta) -> bytes:
+        stdout = self._process.stdout
+        assert stdout is not None
+        parts = []
+        while size > 0:
+            if not select.select([stdout], [], [], limit.total_seconds())[0]:
+                raise _Lost(f"took longer than {limit.total_seconds():g} s to read")
+            part = os.read(stdout.fileno(), min(size, 1 << 20))
+            if not part:
+                raise _Lost("brought down the process that read it: not as a recorder writes it")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait()

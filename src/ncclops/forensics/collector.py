@@ -1,0 +1,108 @@
+"""Has this rank's picture taken when an iteration fails, before the groups are aborted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclops.forensics import layout, witness
+from ncclops.forensics.picture import Picture
+
+if TYPE_CHECKING:
+    from ncclops.restart.monitor_process import MonitorProcess
+
+log = logging.getLogger("ncclops.restart")
+
+# A worker of `launch` is told where its run's files are.
+_RUN_DIR = "NCCLOPS_RUN_DIR"
+# What a picture may cost a restart at most; as a rule it is milliseconds.
+_TAKE_WITHIN_S = 2.0
+# Writing waits for the next iteration, not to slow the restart down; a rank that does not get there
+# may be about to be ended.
+_WRITE_AFTER_S = 1.0
+
+
+class Collector:
+    """One per call of a wrapped function; ``incidents`` is the directory they are written below.
+
+    Raises ``OSError`` where the system has no means for the witness.
+    """
+
+    def __init__(self, incidents: Path, rank: int, guardian: MonitorProcess) -> None:
+        self._incidents = incidents
+        self._guardian = guardian
+        run = os.environ.get(_RUN_DIR)
+        self._witness = witness.start(rank, Path(run) if run else None)
+        self._first = 0
+        self._writers: list[threading.Thread] = []
+        self._may_write = threading.Event()
+        # What the main thread left the function with, if it has: its stack there is of interest.
+        self.left_by: BaseException | None = None
+        contact, page = self._witness.contact, guardian.page
+        page.witness_tid, page.witness_signal = contact.tid, contact.signal
+        page.witness_stacks_fd, page.main_thread = contact.stacks_fd, contact.main_thread
+
+    def free_number(self) -> int:
+        """A number that no incident has yet. Ranks may see different ones and have to agree."""
+        return layout.next_number(self._incidents)
+
+    def number_from(self, first: int) -> None:
+        """The incident that ends iteration 0 is ``first``, as agreed by all ranks."""
+        self._first = first
+        self._guardian.page.incidents_from = first + 1
+
+    def directory(self, iteration: int) -> Path:
+        """Of the incident that ends ``iteration``."""
+        return self._incidents / str(self._first + iteration)
+
+    def begin(self) -> None:
+        """An iteration begins: what the recorder holds from before belongs to another one."""
+        self._witness.since_ns = time.time_ns()
+        self.left_by = None
+        self._may_write.set()
+        self._may_write = threading.Event()
+
+    def collect(self, iteration: int) -> float:
+        """Take the picture, have it written in the background; the seconds that it took.
+
+        The guardian adds its view at the same time. Called in the monitor thread.
+        """
+        started = time.monotonic()
+        self._guardian.send({"op": "observe", "iteration": iteration})
+        picture = Picture(self._witness.who, self._witness.since_ns)
+        picture.left_by = self.left_by
+        gpu = threading.Thread(target=picture.read_gpu, name="ncclops-gpu", daemon=True)
+        gpu.start()
+        picture.take(_TAKE_WITHIN_S)
+        directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
+        writer = threading.Thread(
+            target=_write,
+            args=(picture, directory, gpu, self._may_write),
+            name="ncclops-picture",
+            daemon=True,
+        )
+        writer.start()
+        self._writers = [w for w in self._writers if w.is_alive()] + [writer]
+        return time.monotonic() - started
+
+    def close(self, limit_s: float) -> None:
+        """Wait for what is being written."""
+        self._may_write.set()
+        deadline = time.monotonic() + limit_s
+        for writer in self._writers:
+            writer.join(max(0.0, deadline - time.monotonic()))
+
+
+def _write(picture: Picture, directory: Path, gpu: threading.Thread, go: threading.Event) -> None:
+    go.wait(_WRITE_AFTER_S)
+    gpu.join(_TAKE_WITHIN_S)
+    if gpu.is_alive():
+        picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
+    try:
+        picture.write(directory)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the thread unsaid
+        log.warning("the picture of this rank could not be written: %s", error)

@@ -1,0 +1,90 @@
+"""What the run's record says around an incident: what was decided, and how workers ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What followed an incident, and why."""
+
+    what: str
+    why: str
+
+
+def read_events(run: Path) -> list[dict[str, Any]]:
+    """The events of the run; none without a record, and no line that is not whole."""
+    events = []
+    try:
+        with (run / "events.jsonl").open("rb") as file:
+            for line in file:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    events.append(event)
+    except OSError:
+        return []
+    return events
+
+
+def exit_status(events: list[dict[str, Any]], rank: int, not_before: float) -> int | None:
+    """How the worker of ``rank`` ended after that time, as a shell has it: signals below zero."""
+    for event in events:
+        if (
+            event.get("event") == "worker-exited"
+            and event.get("rank") == rank
+            and event["ts"] >= not_before
+        ):
+            code, name = event.get("exit_code"), event.get("signal")
+            if code is not None:
+                return int(code)
+            named = signal.Signals.__members__.get(str(name))
+            return None if named is None else -named.value
+    return None
+
+
+def decision_on(incident: Mapping[str, Any], events: list[dict[str, Any]]) -> Decision:
+    """What was decided on the incident: a restart in place, another attempt, or the end."""
+    at = incident["at"] - 1  # clocks of several nodes
+    for event in events:
+        name = event.get("event")
+        if event.get("ts", 0) < at:
+            continue
+        in_place = incident.get("rank_before") is not None  # or the agent's own
+        if name == "restart" and in_place and event.get("iteration") == incident["iteration"] + 1:
+            return _restarted(incident)
+        if name == "retry":
+            return Decision(
+                f"a new attempt (number {event.get('attempt')})", _text(event, "reason")
+            )
+        if name == "verdict":
+            return Decision(f"the run ended: {event.get('outcome')}", _text(event, "reason"))
+    if incident.get("rank") is not None:
+        return _restarted(incident)
+    return Decision("nothing is on record", "the run has not come to a decision yet")
+
+
+def _restarted(incident: Mapping[str, Any]) -> Decision:
+    lost = incident.get("ranks_lost") or []
+    went_on, before = incident.get("world_size"), incident.get("world_size_before")
+    if not lost:
+        return Decision(
+            f"restarted in place, on all {went_on} ranks", "every rank was healthy and came back"
+        )
+    ranks = ", ".join(map(str, lost))
+    return Decision(
+        f"restarted in place, on {went_on} of {before} ranks",
+        f"rank{'s' if len(lost) > 1 else ''} {ranks} cannot come back, and the others are healthy",
+    )
+
+
+def _text(event: Mapping[str, Any], key: str) -> str:
+    return str(event.get(key) or "")

@@ -1,0 +1,143 @@
+"""A rank's picture of itself: taken in memory at once, written when there is time.
+
+Taking it is what has to happen before groups are aborted, and what a restart waits for; reading the
+recorder's dump and writing files is left for after that.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ncclops.forensics import groups, layout, recorder, stacks
+
+_LOGS = ("stdout.log", "stderr.log")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which rank this process is (by its initial rank), and where its logs are, if anywhere."""
+
+    rank: int
+    rank_dir: Path | None
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+    def stamp(self, at: float, source: str) -> dict[str, Any]:
+        """What each file of a picture begins with; ``at`` is wall time in seconds."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "pid": self.pid,
+            "taken_at": at,
+            "source": source,
+        }
+
+
+class Picture:
+    """What there is to be seen of this process at the moment; see :meth:`take`."""
+
+    def __init__(self, who: Identity, since_ns: int) -> None:
+        self.who = who
+        self.at = time.time()
+        self.left_by: BaseException | None = None  # what the main thread left the script with
+        self.stacks = ""
+        self.groups: list[dict[str, Any]] = []
+        self.dumps: list[recorder.RawDump] = []
+        self.logs: dict[str, int] = {}
+        self.gpu: dict[str, Any] | None = None
+        self.failures: list[tuple[str, list[str]]] = []  # what could not be had: why, which files
+        self._since_ns = since_ns
+
+    def take(self, limit_s: float) -> None:
+        """Look at everything; what is not there after ``limit_s`` is reported as missing.
+
+        The GPU may be read in another thread meanwhile (:meth:`read_gpu`).
+        """
+        self.stacks = stacks.render_own(left_by=self.left_by)
+        self.groups = groups.groups()
+        self.logs = _log_sizes(self.who.rank_dir)
+        # In a thread: on a GPU the dump asks the driver about each operation.
+        thread = threading.Thread(target=self._dump, name="ncclops-dump", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if thread.is_alive():
+            reason = f"the flight recorder did not answer within {limit_s:g} s"
+            self.failures.append((reason, [layout.FLIGHT]))
+
+    def _dump(self) -> None:
+        try:
+            self.dumps = recorder.dump()
+        except Exception as error:  # noqa: BLE001 - torch's, of whatever release
+            reason = f"the flight recorder failed: {type(error).__name__}: {error}"
+            self.failures.append((reason, [layout.FLIGHT]))
+
+    def read_gpu(self) -> None:
+        """Ask NVML about this rank's GPU."""
+        self.gpu = gpu_view(os.environ)
+
+    def write(self, directory: Path) -> None:
+        """Write the files below ``directory``. Raises ``OSError`` on a disk that is full."""
+        stamp = self.who.stamp
+        text = f"# rank {self.who.rank} on {self.who.host}, pid {self.who.pid}\n{self.stacks}"
+        layout.write(directory / layout.STACKS, text.encode())
+        self._write_dumps(directory)
+        layout.write_json(directory / layout.GROUPS, self.groups)
+        if self.logs:
+            layout.write_json(directory / layout.LOGS, self.logs)
+        if self.gpu is not None:
+            layout.write_json(directory / layout.GPU, stamp(self.at, "nvml") | self.gpu)
+        for reason, files in self.failures:
+            layout.add_missing(directory, reason, files)
+
+    def _write_dumps(self, directory: Path) -> None:
+        read = [(raw.source, raw.read(self._since_ns)) for raw in self.dumps]
+        held = [(source, dump) for source, dump in read if dump["entries"]]
+        for _, dump in held:
+            groups.add_status(self.groups, dump)
+        if not held:
+            layout.add_missing(directory, _why_empty(read), [layout.FLIGHT])
+        names = (layout.FLIGHT, layout.FLIGHT_GLOO)
+        for name, (source, dump) in zip(names, held, strict=False):
+            document = self.who.stamp(self.at, source) | {"dump": dump}
+            layout.write_json(directory / name, document, indent=None)  # it may be megabytes
+
+
+def _why_empty(read: list[tuple[str, dict[str, Any]]]) -> str:
+    if not read:
+        return "no flight recorder: torch.distributed is not loaded, or its release has none"
+    return (
+        "the flight recorder is empty: no collective in this iteration, or the recorder is off "
+        "(TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE)"
+    )
+
+
+def _log_sizes(rank_dir: Path | None) -> dict[str, int]:
+    sizes = {}
+    for name in _LOGS if rank_dir is not None else ():
+        try:
+            sizes[name] = (Path(rank_dir or "") / name).stat().st_size
+        except OSError:
+            continue
+    return sizes
+
+
+def gpu_view(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What gpu.json holds of the GPU of the process with ``environ``."""
+    if not Path("/dev/nvidiactl").exists():  # spares a CPU job the import
+        return {"available": False, "reason": "no NVIDIA driver on this node"}
+    from ncclops.receipts import gpu
+
+    device = gpu.visible_device(int(environ.get("LOCAL_RANK", "0")), environ)
+    if device is None:
+        return {"available": False, "reason": "CUDA_VISIBLE_DEVICES leaves this rank no GPU"}
+    health = gpu.read_gpu(device)
+    if not health.available:
+        return {"available": False, "reason": f"NVML does not answer for GPU {device}"}
+    return {"available": True, **health.to_json(), "complaints": health.complaints()}

@@ -1,0 +1,128 @@
+"""The Python stacks of this process, as text in faulthandler's form; and that form, read.
+
+Both kinds of stacks.txt look alike: those that a process writes itself have the threads' names and
+qualified function names, those of its C-level dump have neither (but for the main thread's name).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+# Deeper stacks are recursions; more threads than that are a pool's.
+_MOST_FRAMES = 100
+_MOST_THREADS = 200
+_MAIN = "MainThread"
+
+# What our own code, on the way out of the script, calls: formatting, mostly.
+_PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
+_OURS = re.compile(r"/ncclops/(worker|restart)/\w+\.py$")
+
+_HEADER = re.compile(
+    r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*?)\])?"
+    r"(?: \(.*\))?:?.*\(most recent call first\):"
+)
+_FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in a program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """A thread's frames, the innermost first."""
+
+    ident: int
+    name: str | None
+    frames: tuple[Frame, ...]
+
+
+def render_own(
+    frames: Mapping[int, FrameType] | None = None, left_by: BaseException | None = None
+) -> str:
+    """The stacks of all threads of this process but the caller's own, the main thread's first.
+
+    ``left_by`` is an exception by which the main thread has left the script: shown is where it
+    was raised, and not where the thread waits since. That may be a collective which a peer's
+    abort has ended before our own picture was taken.
+    """
+    current = dict(sys._current_frames() if frames is None else frames)
+    current.pop(threading.get_ident(), None)
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    order = sorted(current, key=lambda ident: ident != main)[:_MOST_THREADS]
+    rendered = [_render(ident, names.get(ident), current[ident]) for ident in order]
+    if left_by is None and main in current:
+        left_by = _leaving_by(current[main])
+    if left_by is not None and left_by.__traceback__ is not None and main in order:
+        rendered[0] = _render_traceback(main or 0, left_by)
+    return "\n".join(rendered)
+
+
+def _leaving_by(frame: FrameType | None) -> BaseException | None:
+    """The exception that the main thread handles in our own code, on its way out of the script."""
+    while frame is not None and _PLUMBING.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or not _OURS.search(frame.f_code.co_filename):
+        return None
+    handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = handled[1] if isinstance(handled, tuple) else handled  # 3.11: sys.exc_info()
+    return error if isinstance(error, BaseException) else None
+
+
+def _render_traceback(main: int, error: BaseException) -> str:
+    said = " ".join("".join(traceback.format_exception_only(error)).split())[:300]
+    lines = [f"# the main thread has left the script by {said}; it was raised at"]
+    lines.append(f"Thread 0x{main:016x} [{_MAIN}] (most recent call first):")
+    places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
+    lines += [_line(frame, number) for frame, number in places]
+    return "\n".join(lines) + "\n"
+
+
+def _line(frame: FrameType, number: int) -> str:
+    code = frame.f_code
+    return f'  File "{code.co_filename}", line {number} in {code.co_qualname}'
+
+
+def _render(ident: int, name: str | None, frame: FrameType | None) -> str:
+    label = f" [{name}]" if name else ""
+    lines = [f"Thread 0x{ident:016x}{label} (most recent call first):"]
+    while frame is not None and len(lines) <= _MOST_FRAMES:
+        lines.append(_line(frame, frame.f_lineno))
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"
+
+
+def parse(text: str) -> list[ThreadStack]:
+    """The threads in ``text``; what is not in the form is passed over."""
+    found: list[tuple[int, str | None, list[Frame]]] = []
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            found.append((int(header["id"], 16), header["name"], []))
+        elif found and (frame := _FRAME.match(line)):
+            number = int(frame["line"]) if frame["line"].isdecimal() else 0
+            found[-1][2].append(Frame(frame["file"], number, frame["function"]))
+    first: dict[int, ThreadStack] = {}
+    for ident, name, frames in found:  # a dump that was asked for twice at once has each twice
+        first.setdefault(ident, ThreadStack(ident, name, tuple(frames)))
+    return list(first.values())
+
+
+def main_stack(threads: list[ThreadStack]) -> ThreadStack | None:
+    """The main thread's; without its name the last one, as faulthandler begins with the newest."""
+    named = next((thread for thread in threads if thread.name == _MAIN), None)
+    return named or (threads[-1] if threads else None)

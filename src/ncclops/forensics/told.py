@@ -1,0 +1,268 @@
+"""``ncclops incident``: what happened, told on one page from what an incident left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclops.errors import UsageError
+from ncclops.forensics import layout, places, proofs
+from ncclops.forensics.events import Decision, decision_on, exit_status, read_events
+from ncclops.forensics.places import Cluster, RankView, shown_ranks
+from ncclops.forensics.proc import describe_end
+from ncclops.forensics.recorded import Recorded, analyse
+from ncclops.forensics.stacks import Frame
+
+_HANGS = ("soft-timeout", "completion-timeout")
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The rank that began it, as far as the evidence tells; ``how`` it is known."""
+
+    rank: int
+    host: str | None
+    frame: Frame | None
+    how: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """One incident, told. ``record`` is its incident.json."""
+
+    number: int
+    directory: Path
+    record: dict[str, Any]
+    sentence: str
+    culprit: Culprit
+    classification: dict[str, Any] | None
+    recorded: Recorded | None
+    decision: Decision
+    next_steps: tuple[str, ...]
+    views: tuple[RankView, ...]
+    clusters: tuple[Cluster, ...]
+
+    @property
+    def timeline_ms(self) -> list[tuple[str, float]]:
+        """The phases in their order, with the milliseconds each took on the rank that wrote it."""
+        return [(name, float(ms)) for name, ms in self.record.get("phases_ms", {}).items()]
+
+    def to_json(self) -> dict[str, Any]:
+        """``ncclops.incident/1``: the record, and what is made of it."""
+        culprit = self.culprit
+        frame = None if culprit.frame is None else vars(culprit.frame)
+        return self.record | {
+            "number": self.number,
+            "directory": str(self.directory),
+            "sentence": self.sentence,
+            "culprit": {
+                "rank": culprit.rank,
+                "host": culprit.host,
+                "frame": frame,
+                "how": culprit.how,
+            },
+            "classification": self.classification,
+            "recorded": None if self.recorded is None else self.recorded.to_json(),
+            "decision": vars(self.decision),
+            "next_steps": list(self.next_steps),
+            "clusters": [cluster.to_json() for cluster in self.clusters],
+            "missing": {str(view.rank): view.reason for view in self.views if view.reason},
+        }
+
+
+def tell(run: Path, number: int | None) -> Told:
+    """Incident ``number`` of ``run``, the latest by default.
+
+    Raises ``UsageError`` when there is no such incident.
+    """
+    directory = _directory(run, number)
+    record = _record(directory)
+    views = tuple(places.read_rank(directory, rank) for rank in layout.ranks_in(directory))
+    events = read_events(run)
+    recorded = analyse(directory)
+    culprit = _culprit(record, views, recorded)
+    status = None
+    if culprit.rank in record.get("ranks_lost", []) and not _is_hang(record):
+        status = exit_status(events, culprit.rank, record["at"] - 60)
+    found = proofs.classify_rank(
+        run,
+        directory,
+        culprit.rank,
+        said=record.get("traceback") or record.get("exception"),
+        status=status,
+    )
+    return Told(
+        number=int(directory.name),
+        directory=directory,
+        record=record,
+        sentence=_sentence(record, culprit, views, recorded, status),
+        culprit=culprit,
+        classification=found,
+        recorded=recorded,
+        decision=decision_on(record, events),
+        next_steps=_next_steps(run, directory, record, culprit.rank, found),
+        views=views,
+        clusters=tuple(places.cluster(views)),
+    )
+
+
+def _directory(run: Path, number: int | None) -> Path:
+    parent = run / layout.INCIDENTS
+    known = layout.numbers(parent)
+    if not known:
+        raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
+    wanted = known[-1] if number is None else number
+    if wanted not in known:
+        raise UsageError(f"{run} has no incident {wanted}: it has {shown_ranks(known)}")
+    return parent / str(wanted)
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    """incident.json, or what a rank that left wrote where no rank went on."""
+    candidates = [directory / layout.INCIDENT, *sorted(directory.glob("left-rank*.json"))]
+    for path in candidates:
+        if record := layout.read_json(path):
+            return record
+    raise UsageError(
+        f"{directory} has pictures and no {layout.INCIDENT}: the run ended before it was written;"
+        f" try `ncclops flight analyze {directory}`"
+    )
+
+
+def _is_hang(record: dict[str, Any]) -> bool:
+    """Whether a rank stood still; one whose guardian ended it for that is no crash."""
+    return record["cause"] in _HANGS or (
+        record["cause"] == "died" and "hard timeout: " in record["summary"]
+    )
+
+
+# --- who ------------------------------------------------------------------------------------------
+
+
+def _culprit(
+    record: dict[str, Any], views: Sequence[RankView], recorded: Recorded | None
+) -> Culprit:
+    by_rank = {view.rank: view for view in views}
+    rank, how = record["first_faulty_rank"], "its fault was the first that follows from no other"
+    if _explains(recorded, record):
+        assert recorded is not None
+        rank, how = recorded.culprits[0], f"by the flight recorders and stacks: {recorded.kind}"
+    elif _is_hang(record) and (behind := _behind(views)) is not None:
+        rank, how = behind
+    view = by_rank.get(rank)
+    return Culprit(
+        rank=rank,
+        host=view.host if view is not None else None,
+        frame=_raised_at(record, rank) or (view.frame if view is not None else None),
+        how=how,
+    )
+
+
+def _explains(recorded: Recorded | None, record: dict[str, Any]) -> bool:
+    """Whether what the recorders say is what the incident is about."""
+    if recorded is None or not recorded.culprits or not recorded.hung:
+        return False
+    # That a rank which its guardian has ended is gone, explains nothing.
+    return _is_hang(record) and recorded.kind != "rank-died"
+
+
+def _raised_at(record: dict[str, Any], rank: int) -> Frame | None:
+    """Where the user's code raised, by the traceback of the first faulty rank."""
+    if rank != record["first_faulty_rank"] or not record.get("traceback"):
+        return None
+    found = [
+        Frame(match["file"], int(match["line"]), match["function"])
+        for match in places.TRACEBACK_LINE.finditer(record["traceback"])
+    ]
+    return places.user_frame(found[::-1])
+
+
+def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
+    """The rank that others wait for, by what each entered last and where its main thread is."""
+    waiting = [view for view in views if view.last is not None and view.last["pending"]]
+    if not waiting:
+        return None
+    group, _ = Counter(view.last["name"] for view in waiting if view.last).most_common(1)[0]
+    reached = max(view.last["seq"] for view in waiting if view.last and view.last["name"] == group)
+    others = [view for view in views if view not in waiting]
+    late = [view for view in others if view.last is None or view.last["seq"] < reached]
+    if not late:
+        return None
+    # A rank that cannot even answer has more to hide than one that can.
+    first = min(late, key=lambda view: (view.last is not None, _reached(view), view.rank))
+    return first.rank, f"{len(waiting)} ranks wait in a collective that it has not entered"
+
+
+def _reached(view: RankView) -> int:
+    return view.last["seq"] if view.last is not None else 0
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def _sentence(
+    record: dict[str, Any],
+    culprit: Culprit,
+    views: Sequence[RankView],
+    recorded: Recorded | None,
+    status: int | None,
+) -> str:
+    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    at = f" at {culprit.frame}" if culprit.frame is not None else ""
+    if _is_hang(record):
+        ended = culprit.rank in record.get("ranks_lost", [])
+        said = _hang_sentence(who, culprit, views)
+        if recorded is not None and _explains(recorded, record):
+            said = recorded.sentence
+        return said + ("; its guardian ended it" if ended else "")
+    if record["cause"] in ("died", "lost"):
+        how = "" if status is None else f" ({_ended(status)})"
+        return f"{who} is gone{how}: {_after_rank(record['summary'])}" + (at and f"; it was{at}")
+    if record.get("exception"):
+        return f"{who} raised {record['exception']}{at}"
+    return f"{who}: {_after_rank(record['summary'])}{at}"
+
+
+def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str:
+    waiting = [v for v in views if v.rank != culprit.rank and v.last and v.last["pending"]]
+    where = f"it was at {culprit.frame}" if culprit.frame is not None else "where it was is unknown"
+    if not waiting or waiting[0].last is None:
+        return f"{who} made no progress: {where}"
+    last = waiting[0].last
+    ranks = shown_ranks([view.rank for view in waiting])
+    plural = "s" if len(waiting) > 1 else ""
+    return (
+        f"{who} never entered {places.describe_operation(last)}, "
+        f"in which rank{plural} {ranks} waited: {where}"
+    )
+
+
+def _next_steps(
+    run: Path, directory: Path, record: dict[str, Any], rank: int, found: dict[str, Any] | None
+) -> tuple[str, ...]:
+    steps = list(found["remedy"]) if found else []
+    if _is_hang(record):
+        steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
+        steps.append("if it hangs again, look at it while it does: ncclops where")
+    if record["cause"] in ("died", "lost") and not found:
+        steps.append(
+            "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
+            " Xid errors leave nothing else"
+        )
+    log = run / "ranks" / str(rank) / "stderr.log"
+    if log.exists():
+        steps.append(f"read what rank {rank} wrote: {log}")
+    return tuple(steps)
+
+
+def _after_rank(summary: str) -> str:
+    """Guardians' summaries begin with the rank."""
+    head, colon, rest = summary.partition(": ")
+    return rest if colon and head.startswith("rank ") else summary
+
+
+def _ended(status: int) -> str:
+    return describe_end(-status if status < 0 else status << 8)

@@ -1,0 +1,6 @@
+"""What a run spent its time on: computed from its events, drawn by the report, told at the end."""
+
+from ncclops.goodput.measure import Goodput, measure
+from ncclops.goodput.spans import KINDS, Span, SpanKind, spans
+
+__all__ = ["KINDS", "Goodput", "Span", "SpanKind", "measure", "spans"]

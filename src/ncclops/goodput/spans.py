@@ -1,0 +1,175 @@
+"""The run as spans of time, one after the other without a gap. Pure.
+
+start-up     from the start of processes, or of an iteration, to the first sign of training
+compile      compile warm-up, as receipts or printed lines show it
+steps        training; nobody can say so without a `step` or `compile-warmup` event
+redone       steps that were done before and lost in a fault
+restart      from a fault until the function is entered again, or new processes start
+cool-down    the pause before a retry
+unmeasured   after start-up, where nothing is seen of training
+end          from the end of the first worker to the verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+SpanKind = Literal[
+    "start-up", "compile", "steps", "redone", "restart", "cool-down", "unmeasured", "end"
+]
+KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """``kind`` from ``start`` to ``end``, in seconds since the epoch."""
+
+    kind: SpanKind
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+def spans(events: Iterable[Event], *, now: float | None = None) -> list[Span]:
+    """The spans of a run, from the objects of its ``events.jsonl``.
+
+    A run without a verdict goes on until ``now``, or its last event. Events that say nothing about
+    the time, and broken ones, are passed over.
+    """
+    timeline = _Timeline()
+    ordered = sorted(_timed(events), key=lambda event: float(event["ts"]))
+    for event in ordered:
+        timeline.take(event, float(event["ts"]))
+    if ordered and not timeline.over:
+        timeline.close(max(now or 0.0, float(ordered[-1]["ts"])))
+    return timeline.spans
+
+
+def _timed(events: Iterable[Event]) -> Iterable[Event]:
+    return (event for event in events if isinstance(event.get("ts"), int | float))
+
+
+class _Timeline:
+    """The spans so far, and what the run is doing since ``_since``."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.over = False
+        self._kind: SpanKind = "start-up"
+        self._since: float | None = None
+        self._furthest = -1  # the highest step ever done
+        self._lost_until = -1  # steps up to this one are done again
+        self._last_step: tuple[int, float] | None = None  # of this iteration: number, time
+        self._exited: float | None = None  # the first worker's end, unless the others went on
+        self._restarted: tuple[Any, ...] = ()  # ranks whose faults the last restart was for
+
+    def take(self, event: Event, ts: float) -> None:
+        """One more event, in order of time."""
+        if self._since is None:
+            self._since = ts
+        match event.get("event"):
+            case "worker-started":
+                self._begin_iteration("start-up", ts)
+            case "bootstrapped" if self._kind == "start-up":
+                self._turn("unmeasured", ts)
+            case "compile-warmup":
+                self._warmed_up(ts, _number(event.get("seconds")))
+            case "step":
+                self._step(event, ts)
+            case "fault" if event.get("rank") in self._restarted:
+                pass  # each rank tells for itself, and this one after the restart was told
+            case "fault" if self._kind not in ("cool-down", "restart"):
+                self._turn("restart", ts if self._exited is None else self._exited)
+            case "restart":
+                self._restart(event, ts)
+            case "retry":
+                self._turn("cool-down", ts)
+            case "worker-exited" if self._exited is None:
+                self._exited = ts
+            case "verdict":
+                self.close(ts)
+                self.over = True
+
+    def close(self, ts: float) -> None:
+        """The run ends here, or is looked at here."""
+        if self._exited is not None:
+            self._turn("end", self._exited)
+        self._turn(self._kind, ts)
+
+    def _restart(self, event: Event, ts: float) -> None:
+        phases, faulty = event.get("phases_ms"), event.get("faulty_ranks")
+        taken = sum(map(_number, phases.values())) if isinstance(phases, dict) else 0.0
+        self._turn("restart", ts - taken / 1000)
+        self._begin_iteration("start-up", ts)
+        self._restarted = tuple(faulty) if isinstance(faulty, list) else ()
+
+    def _begin_iteration(self, kind: SpanKind, ts: float) -> None:
+        self._lost_until = self._furthest
+        self._last_step = self._exited = None
+        self._turn(kind, ts)
+
+    def _warmed_up(self, ts: float, seconds: float) -> None:
+        if self._kind in ("start-up", "unmeasured", "compile"):
+            self._turn("compile", ts - seconds)
+            self._turn(self._steps_kind(), ts)
+
+    def _step(self, event: Event, ts: float) -> None:
+        number = event.get("step")
+        if not isinstance(number, int) or self._kind in ("restart", "cool-down"):
+            return
+        self._exited, self._restarted = None, ()
+        if self._kind in ("start-up", "unmeasured", "compile"):
+            self._turn(self._steps_kind(), ts - _number(event.get("step_s")))
+        if self._kind == "redone" and number > self._lost_until:
+            self._turn("steps", self._passed(number, ts, _number(event.get("step_s"))))
+        self._last_step = (number, ts)
+        self._furthest = max(self._furthest, number)
+
+    def _steps_kind(self) -> SpanKind:
+        return "redone" if self._lost_until >= 0 else "steps"
+
+    def _passed(self, number: int, ts: float, step_s: float) -> float:
+        """When the last lost step was done again, if steps took equally long since one was told.
+
+        ``step_s`` is how long, for the first that is told in an iteration.
+        """
+        assert self._since is not None
+        new = number - self._lost_until
+        if self._last_step is None:
+            return max(self._since, ts - new * step_s)
+        before, then = self._last_step
+        if number <= before:
+            return ts
+        share = max(0, self._lost_until - before) / (number - before)
+        return then + share * (ts - then)
+
+    def _turn(self, kind: SpanKind, ts: float) -> None:
+        """From ``ts`` on it is ``kind``. What was taken for something else after that is undone."""
+        assert self._since is not None
+        while self.spans and self.spans[-1].end > ts:
+            last = self.spans.pop()
+            self._since = last.start
+            if last.start < ts:
+                self.spans.append(replace(last, end=ts))
+                self._since = ts
+        if ts > self._since:
+            self._add(Span(self._kind, self._since, ts))
+            self._since = ts
+        self._kind = kind
+
+    def _add(self, span: Span) -> None:
+        if self.spans and self.spans[-1].kind == span.kind:
+            span = replace(span, start=self.spans.pop().start)
+        self.spans.append(span)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,101 @@
+"""What a run does when it is asked from outside (``ncclops.control``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from ncclops.control.commands import ControlRefused
+from ncclops.durations import format_duration
+from ncclops.launch.job import Job
+from ncclops.launch.ladder import HARD, SOFT
+from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.team import Team
+from ncclops.worker.limits import Window, numbers_of
+
+# Who asks in words can wait for a long step and a checkpoint; a scheduler's SIGTERM cannot.
+STOP_GRACE = timedelta(minutes=5)
+
+
+class Steering:
+    """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any."""
+
+    def __init__(self, job: Job, stop: StopRequests, team: Callable[[], Team | None]) -> None:
+        self._job = job
+        self._stop = stop
+        self._team = team
+        self._tightened: tuple[Team | None, Window] | None = None
+
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        """As SIGTERM does, with ``reason`` in place of the signal; by force after ``grace``."""
+        if self._stop.first is not None:
+            raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
+        self._record("stop", reason, by)
+        grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
+        self._stop.add(StopRequest(reason=f"{reason} ({by})", grace=grace))
+        return f"stopping in good order, by force after {format_duration(grace)}"
+
+    def restart(self, *, reason: str, by: str) -> str:
+        """In place, on all ranks: it is enough that one of them is told."""
+        if not self._job.restarts_in_process:
+            raise ControlRefused("this run does not restart in place (--restart): stop it instead")
+        if self._stop.asked:
+            raise ControlRefused("it is being stopped")
+        team = self._team()
+        begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
+        if not any(w.order("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
+            raise ControlRefused("no worker has come to the script yet, or takes orders")
+        self._record("restart", reason, by)
+        return "all ranks start the script again"
+
+    def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
+        """On each rank from its next step, or update of an optimizer, on."""
+        if self._job.layout.nodes.count > 1:
+            raise ControlRefused("ranks on other nodes cannot be told yet: timeouts would differ")
+        if not self._job.restarts_in_process and {"soft", "hard"} & set(limits):
+            raise ControlRefused("soft and hard are of restarts in place, which this run has not")
+        team = self._team()
+        window = tightened(self._present(team), limits)
+        numbers = numbers_of(window)
+        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
+        if not told or not all(told):
+            raise ControlRefused("not all workers can be told")
+        self._tightened = (team, window)
+        self._record("tighten-timeouts", reason, by, **numbers)
+        return f"from the next step on: {_said(window)}"
+
+    def _present(self, team: Team | None) -> Window:
+        """What holds for ``team`` after warm-up. New workers start with the profile's again."""
+        if self._tightened is not None and self._tightened[0] is team:
+            return self._tightened[1]
+        return self._job.limits.steady or self._job.limits.first
+
+    def _record(self, action: str, reason: str, by: str, **fields: Any) -> None:
+        self._job.run.event("control", action=action, reason=reason, by=by, **fields)
+
+
+def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
+    """``window`` with ``limits``, and the rest in proportion where that would be too long.
+
+    Raises :class:`ControlRefused` for what would be longer than before, or out of order.
+    """
+    group = limits.get("process_group", window.process_group)
+    hard = limits.get("hard", window.hard if group is None else min(window.hard, group * HARD))
+    soft = limits.get("soft", min(window.soft, hard * (SOFT / HARD)))
+    new = Window(process_group=group, soft=soft, hard=hard)
+    for name, limit in limits.items():
+        present = getattr(window, name)
+        if present is not None and limit > present:
+            raise ControlRefused(
+                f"{name} is {format_duration(present)} already; timeouts only get shorter"
+            )
+    if soft >= hard or (group is not None and hard >= group):
+        raise ControlRefused(f"soft < hard < process_group must hold, and not {_said(new)}")
+    return new
+
+
+def _said(window: Window) -> str:
+    group = window.process_group
+    ladder = {"soft": window.soft, "hard": window.hard, "process_group": group}
+    return ", ".join(f"{name} {format_duration(t)}" for name, t in ladder.items() if t is not None)

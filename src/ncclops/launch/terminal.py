@@ -1,0 +1,50 @@
+"""The terminal of a run: workers' output and our own lines, and an end that cannot block us."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from ncclops.launch import logs
+from ncclops.launch.changes import Changes
+from ncclops.launch.echo import Echo
+from ncclops.launch.job import Job
+from ncclops.launch.screen import Screen
+
+
+class Terminal:
+    """Shows what workers of ``job`` write, from :meth:`open` until :meth:`finish`."""
+
+    def __init__(self, job: Job) -> None:
+        stdout = sys.stderr if job.stdout_is_data else sys.stdout
+        self._job = job
+        self._echo = Echo(Screen(stdout.buffer, sys.stderr.buffer))
+
+    def open(self) -> None:
+        self._echo.start()
+
+    def follow(self, ranks: Sequence[int]) -> None:
+        """Show what these write too, by local rank; those that are followed stay as they are."""
+        self._echo.follow(logs.shown(self._job.run, ranks, self._job.shown))
+
+    def say(self, note: str) -> None:
+        """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
+        self._echo.say(note)
+
+    async def finish(self, changes: Changes, give_up: Callable[[], bool]) -> bool:
+        """Show what is left; False if the terminal does not take it and ``give_up`` says so.
+
+        In a thread of its own, which nobody waits for: a terminal may block for ever.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def finish() -> None:
+            self._echo.finish()
+            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(changes.tell)
+
+        threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
+        await changes.until(lambda: done.is_set() or give_up())
+        return done.is_set()

@@ -1,0 +1,471 @@
+"""The agents of several nodes, acting as one: they meet, start together, and decide once.
+
+Everything that all have to agree on goes through the shared log (``ncclops.nodes.log``): who
+takes part, a failure that ends the attempt, the end of each node's part, the decision. So each
+agent knows the same, and any of them can take over from the one that decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+
+from ncclops.classify.policy import Attempt
+from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError, PreflightRefused
+from ncclops.launch import deciding, store
+from ncclops.launch.changes import Changes
+from ncclops.launch.company import Choose, LocalEnd, Settled
+from ncclops.launch.job import Job
+from ncclops.launch.options import Nodes
+from ncclops.launch.party import Party
+from ncclops.launch.place import Place
+from ncclops.launch.stopping import StopRequest, StopRequests
+from ncclops.launch.tail import last_lines
+from ncclops.launch.workers import Layout, Worker
+from ncclops.nodes import fingerprint, interfaces, reach
+from ncclops.nodes.log import Record
+from ncclops.nodes.member import Config
+from ncclops.nodes.peers import Message, Peers
+from ncclops.nodes.standing import Standing
+from ncclops.worker.variables import ACTIVE_RANKS
+
+# What of a worker's output every terminal gets: a traceback's last frames and its exception.
+_TOLD_LINES = 12
+# The others need the store to read the decision; it takes them one message.
+_OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
+
+
+class Together:
+    """The other agents of ``job``, from the first meeting to the end of the run."""
+
+    def __init__(
+        self,
+        job: Job,
+        party: Party,
+        *,
+        changes: Changes,
+        stop: StopRequests,
+        say: Callable[[str], None],
+        choose: Choose,
+    ) -> None:
+        self._job, self._party, self._meeting = job, party, party.meeting
+        self._changes, self._stop, self._say = changes, stop, say
+        self._choose = choose
+        self._standing = Standing(party.meeting.most)
+        self._server: store.StoreServer | None = None
+        self._peers: Peers | None = None
+        self._rank: int | None = None
+        self._address = party.meeting.local_addr or ""
+        self._number = 0
+        self._gathered: list[Record] | None = None
+        self._no_round: str | None = None  # why there is none
+        self._store_lost: str | None = None
+        self._heard_at = time.monotonic()
+        self._end: LocalEnd | None = None
+        self._deciding = False
+        self._told = 0  # failures of this node in this attempt
+
+    # --- the agent's questions ----------------------------------------------------------------
+
+    async def assemble(self, number: int) -> Place:
+        if self._peers is None:
+            await self._join()
+        assert self._peers is not None
+        self._begin(number)
+        self._peers.meet(number, self._facts())
+        limit = (
+            self._meeting.pace.join + self._meeting.pace.last_call + self._meeting.pace.lost_after
+        )
+        await self._changes.until(self._is_assembled, limit)
+        if self._gathered is not None and self._standing.start is None:
+            self._give_the_start(self._gathered)
+            await self._changes.until(self._is_started, limit)
+        return self._place()
+
+    def over_for_all(self) -> str | None:
+        standing = self._standing
+        if standing.stop is not None:
+            return f"stopped on {standing.name(standing.stop['node'])}"
+        if standing.failed is not None and standing.failed["node"] != self._rank:
+            return f"rank {standing.failed['rank']} failed on {self._failed_name()}"
+        if self._job.restarts_in_process:
+            return None  # the workers see to it themselves
+        lost = [rank for rank in standing.lost if rank not in standing.idle]
+        return f"{standing.name(lost[0])} was lost" if lost else None
+
+    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
+        if self._peers is None or worker.exit is None:
+            return
+        self._told += 1
+        run = self._job.run
+        lines = last_lines(run.stderr_log(worker.rank), _TOLD_LINES) or last_lines(
+            run.stdout_log(worker.rank), _TOLD_LINES
+        )
+        how = f"exited with code {worker.exit.code}"
+        if worker.exit.signal is not None:
+            how = f"was killed by {worker.exit.signal}"
+        self._peers.post(
+            "failed" if fatal else "fault",
+            node=self._rank,
+            rank=worker.rank,
+            how=how,
+            # The first one tells what happened; a node that goes down has many that tell the same.
+            lines=lines if fatal or self._told == 1 else [],
+        )
+
+    def tell_stop(self, request: StopRequest) -> None:
+        if self._peers is not None and self._rank is not None:
+            self._peers.post("stop", node=self._rank, signal=request.signum, reason=request.reason)
+
+    async def settle(self, end: LocalEnd) -> Settled:
+        if self._peers is None or self._standing.start is None:
+            return Settled()
+        self._end = end
+        described = asdict(end) | {"failure": deciding.failure_json(end.failure)}
+        self._peers.post("ended", node=self._rank, **described)
+        await self._changes.until(
+            lambda: (
+                self._standing.decision is not None
+                or self._store_lost is not None
+                or self._stop.asked
+            )
+        )
+        decision = self._standing.decision
+        if decision is None:
+            if self._store_lost is not None:
+                self._say(f"{self._store_lost}: this node ends by its own account")
+            return Settled()
+        return deciding.settled(decision)
+
+    async def leave(self) -> None:
+        if self._peers is not None:
+            if self._rank is not None:
+                self._peers.post("bye", node=self._rank)
+            if self._server is not None and self._standing.start is not None:
+                await self._changes.until(self._nobody_needs_us, limit=_OTHERS_LEAVE_WITHIN)
+            await self._peers.leave(over=True)
+        if self._server is not None:
+            self._server.close()
+
+    def pids(self) -> set[int]:
+        processes = [self._peers and self._peers.process, self._server and self._server.process]
+        return {process.pid for process in processes if process}
+
+    # --- meeting ------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Host the job's store if it is ours to host, wait until it is there, start the member."""
+        meeting, party = self._meeting, self._party
+        if party.listener is not None:
+            self._server = store.serve(party.listener, meeting.host, self._job.run.store_log)
+        await reach.wait_for_store(meeting, pause=self._pause, say=self._say)
+        self._address = meeting.local_addr or interfaces.address_towards(meeting.host)
+        pace = meeting.pace
+        config = Config(
+            backend=meeting.backend,
+            # What hosts the store is reached over the loopback, whatever its name leads to.
+            host="127.0.0.1" if self._server is not None else meeting.host,
+            port=meeting.port,
+            job_id=meeting.job_id,
+            active=meeting.active,
+            most=meeting.most,
+            rank=meeting.rank,
+            name=party.name,
+            join_s=pace.join.total_seconds(),
+            last_call_s=pace.last_call.total_seconds(),
+            beat_s=pace.beat.total_seconds(),
+            missed_beats=pace.missed_beats,
+        )
+        self._peers = Peers(config, self._job.run.path / "nodes.log", self._on_message)
+
+    async def _pause(self, limit: timedelta) -> bool:
+        return await self._changes.until(lambda: self._stop.asked, limit)
+
+    def _begin(self, number: int) -> None:
+        self._number, self._rank = number, None
+        self._standing = Standing(self._meeting.most)
+        self._gathered, self._no_round = None, None
+        self._end, self._deciding, self._told = None, False, 0
+        self._heard_at = time.monotonic()
+
+    def _facts(self) -> Record:
+        return {
+            "name": self._party.name,
+            "address": self._address,
+            "attempt": self._number,
+            "hosts": self._server is not None,
+            "history": [attempt.as_json() for attempt in self._job.history.attempts],
+            "print": self._party.print.to_json(),
+        }
+
+    def _is_assembled(self) -> bool:
+        return self._gathered is not None or self._is_started()
+
+    def _is_started(self) -> bool:
+        standing = self._standing
+        return bool(
+            standing.start
+            or standing.refused
+            or standing.lost
+            or standing.stop
+            or self._no_round
+            or self._store_lost
+            or self._stop.asked
+        )
+
+    def _give_the_start(self, gathered: list[Record]) -> None:
+        """On node 0, with everybody's facts: compare them, and start or refuse for all."""
+        assert self._peers is not None
+        prints = [
+            fingerprint.Fingerprint(
+                **facts["print"] | {"clock_offset_s": facts.get("clock_offset_s", 0.0)}
+            )
+            for facts in gathered
+        ]
+        found = fingerprint.compare(
+            prints, allowed=self._party.allowed, lost_after=self._meeting.pace.lost_after
+        )
+        if refused := found.of_weight("refused"):
+            lines = [line for difference in refused for line in difference.lines()]
+            names = [difference.name for difference in refused]
+            self._peers.post("refused", node=self._rank, names=names, lines=lines)
+            return
+        remarks = [line for each in found.of_weight("remark") for line in each.lines()]
+        hosted = any(facts["hosts"] for facts in gathered)
+        self._listener, address = self._workers_store(hosted)
+        self._peers.post(
+            "start",
+            names=[facts["name"] for facts in gathered],
+            addresses=[facts["address"] for facts in gathered],
+            # Those who came later count with those who were there.
+            attempt=max(facts["attempt"] for facts in gathered),
+            history=max((facts["history"] for facts in gathered), key=len),
+            store=[address.host, address.port],
+            external=self._listener is None,
+            prefix=f"ncclops/{self._meeting.job_id}/{secrets.token_hex(4)}",
+            remarks=remarks,
+        )
+
+    _listener: socket.socket | None = None
+
+    def _workers_store(self, hosted: bool) -> tuple[socket.socket | None, store.StoreAddress]:
+        """The store of this attempt's workers: one of their own, on node 0.
+
+        Where no node hosts the job's store and workers restart in place, it is that one: then any
+        node may be lost.
+        """
+        meeting = self._meeting
+        if self._job.restarts_in_process and not hosted:
+            return None, store.StoreAddress(meeting.host, meeting.port)
+        listener = store.listen(host=self._address, port=0)
+        return listener, store.StoreAddress(self._address, listener.getsockname()[1])
+
+    def _place(self) -> Place:
+        """What came of the meeting. Raises ``NcclopsError`` if that was nothing."""
+        standing, meeting = self._standing, self._meeting
+        if standing.refused is not None:
+            for line in standing.refused["lines"]:
+                self._say(line)
+            names = ", ".join(standing.refused["names"])
+            raise PreflightRefused(
+                f"the nodes differ in {names} (the table is above): make them alike, or let one"
+                " differ with --allow-difference NAME"
+            )
+        if standing.start is None or self._rank is None:
+            raise NcclopsError(self._why_no_start())
+        start, rank = standing.start, self._rank
+        self._job.history.adopt([Attempt.from_json(each) for each in start["history"]])
+        standing.names = start["names"]
+        in_process, nproc = self._job.restarts_in_process, self._job.layout.nproc
+        spares = range(meeting.active, standing.size)
+        if not in_process:
+            standing.idle = frozenset(spares)
+        environ = self._environ(start, len(spares))
+        self._introduce(start, rank)
+        count = standing.size if in_process else min(standing.size, meeting.active)
+        return Place(
+            number=start["attempt"],
+            layout=Layout(nodes=Nodes(count=count, rank=rank), nproc=nproc),
+            store=store.StoreAddress(*start["store"]),
+            listener=self._listener if rank == 0 else None,
+            environ=environ,
+            idle=rank in standing.idle,
+        )
+
+    def _environ(self, start: Record, spares: int) -> Mapping[str, str]:
+        if not self._job.restarts_in_process:
+            return {}
+        told = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
+        if start["external"]:
+            told["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
+        if self._meeting.local_addr:
+            told["NCCLOPS_RESTART_HOST"] = self._meeting.local_addr
+        if spares > 0:
+            told[ACTIVE_RANKS] = str(self._meeting.active * self._job.layout.nproc)
+        return told
+
+    def _introduce(self, start: Record, rank: int) -> None:
+        names, active = start["names"], self._meeting.active
+        self._job.run.event(
+            "nodes",
+            attempt=start["attempt"],
+            nodes=[
+                {"rank": number, "name": name, "address": address, "spare": number >= active}
+                for number, (name, address) in enumerate(
+                    zip(names, start["addresses"], strict=True)
+                )
+            ],
+        )
+        spare = f", in reserve: {' '.join(names[active:])}" if names[active:] else ""
+        self._say(f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}")
+        for line in start["remarks"]:
+            self._say(line)
+
+    def _why_no_start(self) -> str:
+        standing, meeting = self._standing, self._meeting
+        if self._no_round or self._store_lost:
+            return self._no_round or self._store_lost or ""
+        if self._stop.asked or standing.stop is not None:
+            return "stopped before the nodes had met"
+        if standing.lost:
+            rank, record = next(iter(standing.lost.items()))
+            return f"{standing.name(rank)} was lost before the start: {record['why']}"
+        return (
+            f"node 0 of job {meeting.job_id} did not give the start within"
+            f" {format_duration(meeting.pace.join)} (--rdzv-conf join_timeout): look at its output"
+        )
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
+        match message["is"]:
+            case "tick":
+                return
+            case "met":
+                self._rank = message["rank"]
+                self._standing = Standing(message["size"])
+                self._watch_the_store()
+            case "gathered":
+                self._gathered = message["facts"]
+            case "waiting":
+                self._say_who_is_here(message["here"])
+                return
+            case "record":
+                self._on_record(message["record"])
+            case "store-lost":
+                self._lose_store(message["why"])
+            case "failed":
+                self._no_round = message["why"]
+            case "not-needed":
+                self._no_round = "the job has ended, and this node in reserve was not needed"
+            case "ended":
+                log = self._job.run.shown(self._job.run.path / "nodes.log")
+                self._no_round = f"the process that meets the other nodes ended: {log}"
+                self._lose_store(self._no_round)
+        self._changes.tell()
+
+    def _on_record(self, record: Record) -> None:
+        standing, kind, node = self._standing, record["kind"], int(record.get("node", -1))
+        if not standing.take(record):
+            return
+        match kind:
+            case "waiting" if self._rank not in record["missing"]:  # else it is of before our time
+                self._say_who_is_missing(record["here"], record["missing"])
+            case "failed" | "fault":
+                if node != self._rank:
+                    self._say_failure(record)
+                    fields = {k: record[k] for k in ("rank", "how", "lines")}
+                    self._job.run.event(
+                        "fault", cause=record["how"], on=standing.name(node), **fields
+                    )
+            case "lost":
+                self._on_lost(node, record)
+            case "stop":
+                if node != self._rank:
+                    self._say(f"asked to stop on {standing.name(record['node'])}")
+        self._decide_if_it_is_us()
+
+    def _on_lost(self, node: int, record: Record) -> None:
+        standing = self._standing
+        self._job.run.event("fault", cause="node-lost", on=standing.name(node), why=record["why"])
+        if node != self._rank:
+            self._say(f"{standing.name(node)} is lost: {record['why']}")
+        elif self._job.restarts_in_process and self._end is None and self._peers is not None:
+            # We were late, and our workers know nothing of it: no reason to end them.
+            self._peers.post("back", node=node)
+
+    def _decide_if_it_is_us(self) -> None:
+        standing = self._standing
+        ours = standing.decider() == self._rank and self._rank is not None
+        if not ours or self._deciding or standing.decision or not standing.all_ended():
+            return
+        if standing.start is None or self._peers is None:
+            return
+        self._deciding = True
+        decision = deciding.decide(
+            standing,
+            in_process=self._job.restarts_in_process,
+            require_receipt=self._job.require_receipt,
+            replaceable=self._meeting.backend == "c10d",
+            choose=self._choose,
+        )
+        self._peers.post("decision", node=self._rank, **decision)
+
+    def _watch_the_store(self) -> None:
+        """Our member tells of each beat; without one for too long, the store is out of reach."""
+        lost_after = self._meeting.pace.lost_after.total_seconds()
+
+        def look() -> None:
+            if self._peers is None or self._store_lost is not None:
+                return
+            quiet = time.monotonic() - self._heard_at
+            if quiet > lost_after:
+                self._lose_store(f"nothing was heard of it for {quiet:.0f}s")
+                self._changes.tell()
+                return
+            asyncio.get_running_loop().call_later(lost_after / 3, look)
+
+        look()
+
+    def _lose_store(self, why: str) -> None:
+        if self._store_lost is None:
+            self._store_lost = f"the job's store at {self._meeting.address} is lost ({why})"
+            self._job.run.event("fault", cause="store-lost", why=why)
+            if self._standing.decision is None:
+                # Workers that are up may well go on without it; a restart cannot.
+                self._say(f"{self._store_lost}: the next failure will be the last")
+
+    def _nobody_needs_us(self) -> bool:
+        return self._standing.all_left() or self._store_lost is not None
+
+    # --- words --------------------------------------------------------------------------------
+
+    def _say_who_is_here(self, here: list[str]) -> None:
+        active, expected = self._meeting.active, self._meeting.expected
+        missing = [name for name in expected if name not in here]
+        rest = " ".join(missing) or max(active - len(here), 0)
+        last_call = "" if len(here) < active else " (last call for spares)"
+        self._say(f"{len(here)}/{active} nodes: {' '.join(here)}; waiting for {rest}{last_call}")
+
+    def _say_who_is_missing(self, here: list[str], missing: list[int]) -> None:
+        expected = self._meeting.expected
+        rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
+        size = len(here) + len(missing)
+        self._say(f"{len(here)}/{size} nodes: {' '.join(here)}; waiting for {rest}")
+
+    def _say_failure(self, record: Record) -> None:
+        name = self._standing.name(record["node"])
+        self._say(f"{name}: rank {record['rank']} {record['how']}")
+        for line in record["lines"]:
+            self._say(f"    {line}")
+
+    def _failed_name(self) -> str:
+        assert self._standing.failed is not None
+        return self._standing.name(self._standing.failed["node"])

@@ -1,0 +1,61 @@
+"""One log for all agents of a round, in the job's store: the same records in the same order.
+
+A record is written where the log ends, by a comparison: only one writer gets the place, the
+others try the next. So a writer may die at any moment and leaves no gap, and what was decided
+first is decided for all. Waiting for the next record is a blocking ``wait`` in the store.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any, Protocol
+
+Record = dict[str, Any]
+
+
+class Store(Protocol):
+    """What is needed of torch's store; one thread at a time."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+class SharedLog:
+    """The log under ``prefix``. Reading and writing may each go over a connection of its own."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._end = 0  # no record before it is missing, as far as we know
+
+    def post(self, record: Record) -> int:
+        """Append ``record``, which no other writer must repeat word for word; its number."""
+        text = json.dumps(record)
+        while self._store.compare_set(self._key(self._end), "", text) != text.encode():
+            self._end += 1
+        return self._end
+
+    def read(self, number: int, limit: timedelta) -> Record | None:
+        """Record ``number``, once it is there; None after ``limit``.
+
+        Raises ``RuntimeError`` when the store does not answer.
+        """
+        key = self._key(number)
+        try:
+            self._store.wait([key], limit)
+        except RuntimeError as error:
+            if is_lost(error):
+                raise
+            return None
+        record: Record = json.loads(self._store.get(key))
+        return record
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}/log/{number}"
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether ``error``, raised by a store, says that it is gone rather than late."""
+    return not any(words in str(error).lower() for words in ("timeout", "timed out"))

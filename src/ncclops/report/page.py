@@ -1,0 +1,262 @@
+"""The page: the run's parts as HTML, in the order in which one asks for them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+from ncclops._version import __version__
+from ncclops.goodput import spans
+from ncclops.report.drawing import Mark, timeline
+from ncclops.report.heat import Heat, heat_of, slowest
+from ncclops.report.records import Record, Records
+from ncclops.report.units import moment, spell
+
+# What the events table shows: a run of weeks has more than a browser likes.
+_EVENTS_SHOWN = 500
+_SLOWEST_SHOWN = 3
+_MARKED = ("fault", "retry", "straggler", "group-timeout", "stop-requested", "escalation")
+_GOOD_OUTCOMES = ("completed", "stopped")
+_ALWAYS = ("ts", "event", "rank", "node")
+
+
+def render(records: Records) -> str:
+    """The whole page as one HTML document that loads nothing."""
+    heat = heat_of(records.steps)
+    sections = (
+        _head(records),
+        _timeline(records),
+        _failure(records),
+        _restarts(records),
+        _heat(heat),
+        _receipt(records.verdict.get("receipt")),
+        _workers(records),
+        _environment(records),
+        _events(records),
+    )
+    # A `<` in the data must not end the script element that holds it.
+    data = json.dumps(None if heat is None else heat.to_json()).replace("<", "\\u003c")
+    return Template(_asset("page.html")).substitute(
+        title=escape(f"ncclops report: {_run_id(records)}"),
+        style=_asset("style.css"),
+        script=_asset("heat.js"),
+        heat=data,
+        body="\n".join(filter(None, sections)),
+        version=escape(__version__),
+    )
+
+
+def _head(records: Records) -> str:
+    verdict, run = records.verdict, records.run
+    outcome = str(verdict.get("outcome", "still running, or its end is not on record"))
+    good = outcome in _GOOD_OUTCOMES
+    badge = f'<span class="badge {"good" if good else "bad"}">{escape(outcome)}</span>'
+    stack = run.get("stack") or {}
+    versions = " | ".join(f"{name} {value}" for name, value in stack.items() if value)
+    lines = [
+        f"<h1>{escape(_run_id(records))}{badge}</h1>",
+        f"<p>{escape(str(verdict.get('reason', '')))}</p>",
+        f'<p class="dim mono">{escape(" ".join(map(str, run.get("argv") or [])))}</p>',
+        f'<p class="dim">{escape(versions)}</p>',
+        f'<div class="facts">{"".join(_fact(*fact) for fact in _facts(records))}</div>',
+    ]
+    return "\n".join(lines)
+
+
+def _facts(records: Records) -> Iterable[tuple[str, str]]:
+    verdict, run = records.verdict, records.run
+    yield "started", moment(run.get("started"))
+    yield "took", spell(verdict.get("seconds"))
+    yield "ranks", str(run.get("world_size", "?"))
+    yield "profile", str((run.get("profile") or {}).get("name", "?"))
+    yield "attempts", str(verdict.get("attempts", "?"))
+    yield "restarts in process", str(len(records.named("restart")))
+    ratio = (verdict.get("goodput") or {}).get("ratio")
+    if ratio is not None:
+        yield "goodput", f"{ratio:.1%}"
+    receipt = verdict.get("receipt") or {}
+    if receipt.get("steady_rate") is not None:
+        rate = receipt["steady_rate"]
+        yield "steady rate", f"{rate:,.{0 if rate >= 100 else 2}f} {receipt.get('rate_unit', '')}"
+
+
+def _fact(name: str, value: str) -> str:
+    return f'<div><span class="dim">{escape(name)}</span><b>{escape(value)}</b></div>'
+
+
+def _timeline(records: Records) -> str:
+    parts = spans(records.events)
+    if not parts:
+        return ""
+    marks = [Mark(float(e["ts"]), e["event"], _told(e)) for e in records.named(*_MARKED)]
+    seconds: dict[str, float] = {}
+    for span in parts:
+        seconds[span.kind] = seconds.get(span.kind, 0.0) + span.end - span.start
+    legend = "".join(
+        f'<span><i style="background:var(--{escape(kind)}, var(--dim))"></i>'
+        f"{escape(kind)} {spell(total)}</span>"
+        for kind, total in seconds.items()
+    )
+    return f'<h2>Timeline</h2>{timeline(parts, marks)}<div class="legend">{legend}</div>'
+
+
+def _failure(records: Records) -> str:
+    failure = records.verdict.get("first_failure")
+    found = records.verdict.get("classification")
+    if not failure and not found:
+        return ""
+    lines = ["<h2>What failed first</h2>"]
+    if failure:
+        said = failure.get("message") or failure.get("signal") or "no message"
+        lines.append(f"<p>rank {escape(str(failure.get('rank')))}: {escape(str(said))}</p>")
+    if found:
+        lines.append(f"<p><b>{escape(str(found.get('class')))}</b>: {escape(found['summary'])}</p>")
+        lines += [f"<p>remedy: {escape(remedy)}</p>" for remedy in found.get("remedy", ())]
+        proof = "\n".join(f"{e['file']}:{e['line']}: {e['text']}" for e in found["evidence"])
+        lines.append(f"<pre>{escape(proof)}</pre>" if proof else "")
+    if failure and failure.get("tail"):
+        lines.append(f"<pre>{escape(chr(10).join(failure['tail']))}</pre>")
+    return "\n".join(lines)
+
+
+def _restarts(records: Records) -> str:
+    restarts = records.named("restart")
+    if not restarts:
+        return ""
+    began = float(records.events[0]["ts"])
+    rows = []
+    for event in restarts:
+        phases = event.get("phases_ms") or {}
+        told = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if ms >= 0.5)
+        rows.append(
+            (
+                spell(float(event["ts"]) - began),
+                event.get("iteration"),
+                event.get("cause"),
+                _ranks(event.get("faulty_ranks")),
+                _ranks(event.get("ranks_lost")),
+                event.get("world_size"),
+                f"{sum(phases.values()):.0f} ms ({told})",
+            )
+        )
+    titles = ("at", "iteration", "cause", "faulty", "lost", "ranks after", "took")
+    return "<h2>Restarts in process</h2>" + _table(titles, rows) + _tracebacks(records.incidents)
+
+
+def _tracebacks(incidents: Sequence[Record]) -> str:
+    return "".join(
+        f"<details><summary>iteration {escape(str(incident.get('iteration')))}, rank"
+        f" {escape(str(incident.get('first_faulty_rank')))}: traceback</summary>"
+        f"<pre>{escape(str(incident['traceback']))}</pre></details>"
+        for incident in incidents
+        if incident.get("traceback")
+    )
+
+
+def _heat(heat: Heat | None) -> str:
+    if heat is None:
+        return (
+            "<h2>Step times</h2><p class='dim'>No step was timed: the script does not call"
+            " <code>ncclops.receipt.step</code>.</p>"
+        )
+    slow = ", ".join(f"rank {rank} {ratio:.2f}" for rank, ratio in slowest(heat)[:_SLOWEST_SHOWN])
+    last = heat.first_step + heat.width * len(heat.medians) - 1
+    return f"""<h2>Step times</h2>
+<p class="dim">One row a rank ({len(heat.ranks)}), steps {heat.first_step} to {last} from left to
+right; red is slower and blue faster than
+<select id="heat-mode" aria-label="reference"><option value="ranks">the median of the ranks</option>
+<option value="run">the median of the run</option></select>.
+Slowest, as a ratio to the median of the ranks: {escape(slow)}.</p>
+<div class="heat"><canvas id="heat" aria-label="step time of each rank"></canvas></div>
+<p class="tip dim" id="heat-tip">&nbsp;</p>"""
+
+
+def _receipt(receipt: Record | None) -> str:
+    if not receipt:
+        return ""
+    rows = [
+        ("ok" if rule["ok"] else "broken", rule["rule"], rule.get("note"), rule.get("evidence"))
+        for rule in receipt.get("rules", ())
+    ]
+    head = f"<h2>Receipt: {escape(str(receipt.get('verdict')))}</h2>"
+    return head + _table(("", "rule", "because", "line"), rows)
+
+
+def _workers(records: Records) -> str:
+    rows = [
+        (
+            ending.get("rank"),
+            ending.get("pid"),
+            ending.get("signal") or ending.get("exit_code"),
+            spell(ending.get("seconds")),
+            "asked to stop" if ending.get("asked_to_stop") else "",
+        )
+        for ending in records.verdict.get("workers", ())
+    ]
+    titles = ("rank", "pid", "exit code or signal", "ran", "")
+    return _folded(f"Workers ({len(rows)})", _table(titles, rows)) if rows else ""
+
+
+def _environment(records: Records) -> str:
+    rows = [
+        tuple(change.get(key) for key in ("name", "action", "before", "after", "reason"))
+        for change in records.run.get("plan") or ()
+        if change.get("action") != "keep"
+    ]
+    titles = ("variable", "", "before", "after", "why")
+    return _folded(f"Environment ({len(rows)} changed)", _table(titles, rows)) if rows else ""
+
+
+def _events(records: Records) -> str:
+    began = float(records.events[0]["ts"]) if records.events else 0.0
+    shown = records.events[-_EVENTS_SHOWN:]
+    rows = [
+        (spell(float(e["ts"]) - began), e["event"], e.get("rank"), e.get("node"), _told(e))
+        for e in shown
+    ]
+    which = f"last {len(shown)} of {len(records.events)}"
+    table = _table(("at", "event", "rank", "node", ""), rows)
+    return _folded(f"Events ({which})", table)
+
+
+def _told(event: Record) -> str:
+    """An event's own fields in a line."""
+    fields = ((name, value) for name, value in event.items() if name not in _ALWAYS)
+    text = ", ".join(f"{name} {_short(value)}" for name, value in fields if value is not None)
+    return text[:400]
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else escape(str(value))
+
+
+def _ranks(ranks: Any) -> str:
+    return ", ".join(map(str, ranks)) if ranks else ""
+
+
+def _run_id(records: Records) -> str:
+    return str(records.run.get("run_id") or records.path.resolve().name)
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text("utf-8")

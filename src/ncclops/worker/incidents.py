@@ -1,0 +1,41 @@
+"""Incidents of the restart core as events of the run."""
+
+from __future__ import annotations
+
+from ncclops.receipts import recorder
+from ncclops.restart.attribution import FaultKind
+from ncclops.restart.incident import Incident
+from ncclops.worker import record
+from ncclops.worker.windows import Windows
+
+# After these the rank at fault is not there any more.
+_SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
+
+
+def tell(incident: Incident) -> None:
+    """Each rank tells its own fault, one rank the restart, and what a dead rank cannot tell."""
+    recorder.current().flush()  # the steps before the fault are on record before the fault is
+    culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
+    if culprit == incident.initial_rank:
+        record.tell("fault", cause=incident.summary, kind=incident.cause)
+    elif speaks_for_all and incident.cause in _SILENT:
+        record.tell("fault", cause=incident.summary, kind=incident.cause, of_rank=culprit)
+    if speaks_for_all:
+        record.tell(
+            "restart",
+            iteration=incident.iteration + 1,
+            cause=incident.summary,
+            faulty_ranks=list(incident.faulty_ranks),
+            ranks_lost=list(incident.ranks_lost),
+            world_size=incident.world_size,
+            phases_ms=dict(incident.phases_ms),
+        )
+
+
+def begin_next(incident: Incident, windows: Windows | None) -> None:
+    """The iteration after ``incident`` begins on this rank, under a wrapper of the script's."""
+    if incident.rank is None:
+        return
+    recorder.current().begin_iteration(incident.iteration + 1)
+    if windows is not None:
+        windows.begin_iteration()

@@ -1,0 +1,21 @@
+"""Aborting all process groups of a worker that is about to be ended by a signal."""
+
+from __future__ import annotations
+
+import sys
+
+from ncclops.worker import record
+
+
+def abort_groups(_order: object) -> None:
+    """Abort what collectives are under way, from any thread, and tell the agent when that is done.
+
+    A process that ends in the middle of one takes the communicator of its peers with it, and the
+    next attempt may not come up.
+    """
+    if "torch.distributed" in sys.modules:
+        from ncclops.restart.abort import AbortTorchDistributed
+        from ncclops.restart.state import State
+
+        AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
+    record.tell("groups-aborted")

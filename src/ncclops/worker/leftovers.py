@@ -1,0 +1,149 @@
+"""What an interrupted run leaves behind in places that no snapshot shows.
+
+Callbacks at exit, handlers of named loggers, threads: the next run of the script adds its own, and
+those of the last one would act a second time, or keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class _AtExit:
+    """Remembers what a script registers at exit, so that an interrupted run's can be dropped.
+
+    Callbacks that a library registers while it is imported are kept, since an import does not
+    happen again.
+    """
+
+    def __init__(self) -> None:
+        self._registered: list[Callable[..., Any]] = []
+        self._register = atexit.register
+
+    def watch(self) -> None:
+        """Start remembering."""
+        atexit.register = self._remember  # type: ignore[assignment]
+
+    def _remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not _during_import():
+            self._registered.append(function)
+        return self._register(function, *args, **kwargs)
+
+    def forget(self) -> None:
+        """Unregister what the run that ended has registered."""
+        for function in self._registered:
+            atexit.unregister(function)
+        self._registered.clear()
+
+
+def _during_import() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _LogHandlers:
+    """Lets a handler replace the like one that an earlier run has added to the same logger.
+
+    The earlier ones are not taken away beforehand: a module that stays imported may remember that
+    it has set up its logger, and would not do so again.
+    """
+
+    def __init__(self) -> None:
+        self._run = 0
+        self._added_in: weakref.WeakKeyDictionary[logging.Handler, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def watch(self) -> None:
+        """Start remembering."""
+        add, remember = logging.Logger.addHandler, self._remember
+
+        def add_handler(logger: logging.Logger, handler: logging.Handler) -> None:
+            remember(logger, handler)
+            add(logger, handler)
+
+        logging.Logger.addHandler = add_handler  # type: ignore[method-assign, assignment]
+
+    def begin_run(self) -> None:
+        """What was added until now is from earlier runs."""
+        self._run += 1
+
+    def _remember(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        for earlier in list(logger.handlers):
+            stale = self._added_in.get(earlier, self._run) < self._run
+            if stale and earlier is not handler and _target(earlier) == _target(handler):
+                logger.removeHandler(earlier)
+                earlier.close()
+        self._added_in[handler] = self._run
+
+
+def _target(handler: logging.Handler) -> tuple[Any, ...]:
+    """What makes two handlers say everything twice."""
+    stream = getattr(handler, "stream", None)
+    return type(handler), getattr(handler, "baseFilename", None) or id(stream)
+
+
+class _Threads:
+    """Knows the threads that earlier runs have left running: nobody can end those from outside."""
+
+    def __init__(self) -> None:
+        self._left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def note(self, ours: set[threading.Thread]) -> None:
+        """The run has ended; what runs now and is not among ``ours`` is its own."""
+        self._left |= weakref.WeakSet(t for t in threading.enumerate() if t not in ours)
+
+    def keep_the_process(self) -> list[str]:
+        """Names of threads of earlier runs for which the interpreter would wait at its end."""
+        return sorted(t.name for t in self._left if t.is_alive() and not t.daemon)
+
+    def join_others(self) -> None:
+        """Wait for the threads of the run that has ended well, as the interpreter would."""
+        for thread in threading.enumerate():
+            is_its_own = thread is not threading.current_thread() and thread not in self._left
+            if is_its_own and not thread.daemon:
+                thread.join()
+
+    def names(self) -> list[str]:
+        """Names of all threads of earlier runs that still run."""
+        return sorted(t.name for t in self._left if t.is_alive())
+
+
+atexit_callbacks = _AtExit()
+log_handlers = _LogHandlers()
+threads = _Threads()
+
+
+def watch() -> None:
+    """Remember what a script leaves, from now on."""
+    atexit_callbacks.watch()
+    log_handlers.watch()
+
+
+def end_process(code: int) -> None:
+    """End the process if threads of an interrupted run would keep it from ending by itself.
+
+    Whoever was to tell them to stop was interrupted. Exit callbacks run as usual; the threads of
+    the run that ended well are waited for.
+    """
+    kept_by = threads.keep_the_process()
+    if not kept_by:
+        return
+    threads.join_others()
+    sys.stderr.write(f"ncclops: threads of an interrupted run are left: {', '.join(kept_by)}\n")
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -1,0 +1,80 @@
+"""Notices a script that wraps its function itself, so that it is not wrapped a second time.
+
+Ours and the one it is compatible with. Decorating is the sign: a module that merely imports the
+wrapper, for an option that is off, is not taken for a user of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ncclops.worker import after_import, record
+from ncclops.worker.variables import RUN_DIR
+from ncclops.worker.windows import Windows
+
+_OURS = "ncclops.restart.wrap"
+_WRAPPERS = {_OURS: "ncclops.restart", "nvidia_resiliency_ext.inprocess": ""}
+
+
+class ScriptWrapsItself(BaseException):
+    """Leaves the script where it applies a wrapper, so that ours can be taken off before."""
+
+
+class _Observer:
+    def __init__(self, windows: Windows | None) -> None:
+        self._windows = windows
+        self.leaves_script = False  # while our own wrapper is around it
+        self._told = False
+
+    def found(self, name: str) -> None:
+        """The script applies the wrapper of module ``name``."""
+        if not self._told:
+            self._told = True
+            record.tell("own-wrapper", wrapper=name)
+        if self.leaves_script:
+            raise ScriptWrapsItself(name)
+
+    def patch(self, module: ModuleType, name: str) -> None:
+        wrapper: Any = module.Wrapper
+        plain = wrapper.__call__
+
+        def wrap(applied: Any, fn: Any) -> Any:
+            if getattr(applied, "enabled", True):
+                self.found(name)
+                if module.__name__ == _OURS:
+                    self._listen(applied)
+            return plain(applied, fn)
+
+        wrapper.__call__ = wrap
+
+    def _listen(self, applied: Any) -> None:
+        """Have incidents of a wrapper of ours told to the agent too."""
+        from ncclops.worker import incidents
+
+        told_to = applied.settings.on_incident
+
+        def on_incident(incident: Any) -> None:
+            incidents.tell(incident)
+            incidents.begin_next(incident, self._windows)
+            if told_to is not None:
+                told_to(incident)
+
+        changes: dict[str, Any] = {"on_incident": on_incident}
+        if applied.settings.incident_dir is None and RUN_DIR in os.environ:
+            changes["incident_dir"] = str(Path(os.environ[RUN_DIR]) / "incidents")
+        applied.settings = dataclasses.replace(applied.settings, **changes)
+
+
+def watch(windows: Windows | None, *, leaves_script: bool = False) -> _Observer:
+    """Notice wrappers from now on; ``leaves_script`` as in :class:`ScriptWrapsItself`."""
+    observer = _Observer(windows)
+    observer.leaves_script = leaves_script
+    for module, name in _WRAPPERS.items():
+        shown = name or module
+        after_import.act(module, partial(observer.patch, name=shown))
+    return observer

@@ -1,0 +1,335 @@
+"""The control plane over HTTP: what can be read, who may change what, what ends with whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ncclops.control import address
+from ncclops.launch import proctree
+from tests.conftest import LIMIT_S
+from tests.control.conftest import Agent, event, write_events
+
+Start = Callable[..., Agent]
+
+
+def test_anybody_with_the_socket_can_read(shared: Agent) -> None:
+    response, body = shared.ask("GET", "/status")
+    document = json.loads(body)
+    assert response.status == 200
+    assert (document["schema"], document["source"]) == ("ncclops.status/1", "agent")
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
+    response, body = shared.ask("GET", "/metrics")
+    assert response.getheader("Content-Type", "").startswith("text/plain; version=0.0.4")
+    assert b'ncclops_run_info{profile="local-cpu",run_id="a-run"} 1.0' in body
+    response, body = shared.ask("GET", "/healthz")
+    assert (response.status, json.loads(body)) == (200, {"ok": True})
+
+
+def test_curl_reads_status_and_metrics(shared: Agent) -> None:
+    ask = ["curl", "-sS", "--fail", "--unix-socket", shared.run / "control/http.sock"]
+    for path, expected in (("/status", "ncclops.status/1"), ("/metrics", "ncclops_restarts_total")):
+        curl = subprocess.run(
+            [*ask, f"http://localhost{path}"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert expected in curl.stdout, curl.stderr
+
+
+def test_a_head_request_gets_the_head_alone(shared: Agent) -> None:
+    response, body = shared.ask("HEAD", "/status")
+    assert response.status == 200
+    assert int(response.getheader("Content-Length", "0")) > 100
+    assert body == b""
+
+
+def test_what_changes_in_the_run_is_seen(agent: Agent) -> None:
+    def phase() -> str:
+        return str(json.loads(agent.ask("GET", "/status")[1])["phase"])
+
+    assert phase() == "starting"
+    write_events(agent.run, [event("bootstrapped", 0.0, rank) for rank in (0, 1)])
+    deadline = _deadline()
+    while phase() != "running":  # a status is kept for half a second
+        deadline()
+
+
+@pytest.mark.parametrize(
+    ("action", "noted"),
+    [
+        ({"action": "stop"}, ("stop", "no reason given", "unknown")),
+        ({"action": "stop", "reason": "enough", "by": "me"}, ("stop", "enough", "me")),
+        ({"action": "restart", "by": "me"}, ("restart", "no reason given", "me")),
+        (
+            {"action": "tighten-timeouts", "timeouts": {"soft": "90s", "hard": "2m"}},
+            (
+                "tighten",
+                {"soft": timedelta(seconds=90), "hard": timedelta(minutes=2)},
+                "no reason given",
+                "unknown",
+            ),
+        ),
+    ],
+)
+def test_a_change_reaches_the_agent(
+    shared: Agent, action: dict[str, object], noted: tuple[object, ...]
+) -> None:
+    code, answer = shared.command(action)
+    assert (code, answer["action"]) == (202, action["action"])
+    assert answer["message"] == f"{noted[0]} noted"
+    assert shared.asked.calls == [noted]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer"}, 403),
+        ({"Authorization": "Bearer wrong"}, 403),
+        ({"Authorization": "Bearer \xff\xfe"}, 403),
+        ({"Authorization": "Basic {token}"}, 403),
+        ({"Authorization": "{token}"}, 403),
+        ({"Authorization": "Bearer {token}x"}, 403),
+        ({"Authorization": "Bearer {token} {token}"}, 403),
+    ],
+)
+@pytest.mark.parametrize("action", ["stop", "restart", "tighten-timeouts", "nonsense"])
+def test_no_token_no_change(shared: Agent, action: str, headers: dict[str, str], code: int) -> None:
+    told = {name: value.replace("{token}", shared.token) for name, value in headers.items()}
+    body = json.dumps({"action": action, "timeouts": {"soft": "1s"}})
+    response, answer = shared.ask("POST", "/control", body, told)
+    assert response.status == code
+    assert "token" in json.loads(answer)["error"]
+    assert (response.getheader("WWW-Authenticate") is not None) == (code == 401)
+    assert shared.asked.calls == []
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_a_change_is_a_post(shared: Agent, method: str) -> None:
+    headers = {"Authorization": f"Bearer {shared.token}"}
+    response, _ = shared.ask(method, "/control", '{"action": "stop"}', headers)
+    assert (response.status, response.getheader("Allow")) == (405, "POST")
+    assert shared.asked.calls == []
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/healthz"])
+def test_what_is_read_cannot_be_written(shared: Agent, path: str) -> None:
+    headers = {"Authorization": f"Bearer {shared.token}"}
+    assert shared.ask("POST", path, '{"action": "stop"}', headers)[0].status == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/stop", "/status/", "//control", "/control/../status", "*"])
+def test_other_paths_are_not_there(shared: Agent, path: str) -> None:
+    response, answer = shared.ask("GET", path)
+    assert response.status == 404
+    assert "/status" in json.loads(answer)["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("", "JSON"),
+        ("{", "JSON"),
+        ("[]", "an object"),
+        ("null", "an object"),
+        ("{}", "action"),
+        ('{"action": "launch"}', "'stop', 'restart', 'tighten-timeouts'"),
+        ('{"action": ["stop"]}', "action"),
+        ('{"action": "stop", "force": true}', "force"),
+        ('{"action": "stop", "reason": 5}', "reason"),
+        (json.dumps({"action": "stop", "reason": "x" * 401}), "reason"),
+        ('{"action": "tighten-timeouts"}', "timeouts"),
+        ('{"action": "tighten-timeouts", "timeouts": {}}', "timeouts"),
+        ('{"action": "tighten-timeouts", "timeouts": {"soft": "90"}}', "90s or 2h"),
+        ('{"action": "tighten-timeouts", "timeouts": {"soft": "0s"}}', "at once"),
+        ('{"action": "tighten-timeouts", "timeouts": {"soft": "9e9d"}}', "duration"),
+        (f'{{"action": "tighten-timeouts", "timeouts": {{"soft": "{"9" * 30}d"}}}}', "longer than"),
+        ('{"action": "tighten-timeouts", "timeouts": {"completion": "1s"}}', "completion"),
+        ("[" * 20000, ""),
+        ('{"action": "stop", "reason": "\\ud800"}', ""),
+    ],
+)
+def test_a_command_that_is_none_is_refused_with_its_fault(
+    shared: Agent, body: str, says: str
+) -> None:
+    code, answer = shared.command(body)
+    assert code == 400
+    assert says in answer["error"]
+    assert "\n" not in answer["error"]
+    assert shared.asked.calls == []
+
+
+def test_what_goes_into_the_record_is_one_plain_line(shared: Agent) -> None:
+    shared.command({"action": "stop", "reason": "too\nslow\x1b[31m\x00", "by": " a \t b "})
+    assert shared.asked.calls == [("stop", "too slow [31m", "a b")]
+
+
+def test_an_agent_that_refuses_says_why(shared: Agent) -> None:
+    shared.asked.refuse("nothing runs any more")
+    assert shared.command({"action": "restart"}) == (409, {"error": "nothing runs any more"})
+
+
+def test_a_command_that_fails_ends_nobody(shared: Agent) -> None:
+    shared.asked.fails_with = RuntimeError("a defect")
+    code, answer = shared.command({"action": "stop"})
+    assert code == 409
+    assert "a defect" in answer["error"]
+    assert any("a defect" in line for line in shared.said)
+    shared.asked.fails_with = None
+    assert shared.command({"action": "stop"})[0] == 202
+
+
+def test_the_token_is_for_its_owner_and_new_for_each_run(
+    start_agent: Start, tmp_path: Path
+) -> None:
+    first, second = start_agent(tmp_path / "a"), start_agent(tmp_path / "b")
+    for agent in (first, second):
+        token, path = address.token_path(agent.run), address.socket_path(agent.run)
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first.token != second.token
+    assert first.command({"action": "stop"}, second.token)[0] == 403
+
+
+def test_a_run_directory_may_have_a_long_name(start_agent: Start, tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 120) / ("e" * 120)
+    agent = start_agent(long)
+    assert agent.ask("GET", "/healthz")[0].status == 200
+
+
+def test_where_the_file_system_takes_no_sockets_a_link_leads_to_one(
+    start_agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = address._bind
+
+    def refuse_there(path: Path) -> object:
+        if path.is_relative_to(tmp_path):
+            raise OSError(95, "Operation not supported")
+        return bind(path)
+
+    monkeypatch.setattr(address, "_bind", refuse_there)
+    agent = start_agent()
+    path = address.socket_path(agent.run)
+    target = path.readlink()
+    assert agent.ask("GET", "/healthz")[0].status == 200
+    agent.close()
+    assert not target.exists()
+    assert not path.is_symlink()
+
+
+def test_over_tcp_it_listens_on_loopback(start_agent: Start) -> None:
+    agent = start_agent(tcp=True)
+    url = f"http://127.0.0.1:{agent.tcp_port}"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=LIMIT_S) as response:
+        assert b"ncclops_run_phase" in response.read()
+    change = urllib.request.Request(f"{url}/control", b'{"action": "stop"}')
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(change, timeout=LIMIT_S)
+    change.add_header("Authorization", f"Bearer {agent.token}")
+    with urllib.request.urlopen(change, timeout=LIMIT_S) as response:
+        assert response.status == 202
+
+
+def test_with_the_agent_the_server_goes(agent: Agent) -> None:
+    agent.ask("GET", "/healthz")
+    (pid,) = agent.server.pids
+    agent.close()
+    assert not psutil.pid_exists(pid)
+    assert not address.socket_path(agent.run).exists()
+    assert not address.token_path(agent.run).exists()
+    assert agent.said == []
+
+
+def test_a_server_that_was_killed_is_replaced(agent: Agent) -> None:
+    agent.ask("GET", "/healthz")
+    (pid,) = agent.server.pids
+    os.kill(pid, 9)
+    # The socket is the agent's, so nobody is refused in between.
+    assert agent.ask("GET", "/healthz")[0].status == 200
+    assert agent.server.pids != {pid}
+    assert agent.command({"action": "stop"})[0] == 202
+
+
+def test_one_that_cannot_live_is_left_alone_and_that_is_said(agent: Agent) -> None:
+    agent.ask("GET", "/healthz")
+    seen: set[int] = set()
+    deadline = _deadline()
+    while not agent.said:
+        for pid in agent.server.pids - seen:
+            seen.add(pid)
+            os.kill(pid, 9)
+        deadline()
+    assert "ended 5 times" in agent.said[0]
+    assert "server.log" in agent.said[0]
+
+
+def test_a_run_whose_directory_cannot_be_written_goes_on_without(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "control").write_text("in the way")
+    agent = Agent(tmp_path / "run")
+    assert agent.said[0].startswith("no control plane")
+    agent.close()
+
+
+def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent) -> None:
+    agent.ask("GET", "/healthz")
+    leftover = subprocess.Popen(["sleep", "600"])
+    assert proctree.end_descendants(timedelta(0), {leftover.pid}, spared=agent.server.pids) == []
+    assert leftover.wait(LIMIT_S) != 0
+    assert agent.ask("GET", "/healthz")[0].status == 200
+
+
+def test_status_over_a_directory_that_has_gone_is_an_answer(agent: Agent) -> None:
+    (agent.run / "events.jsonl").unlink()
+    response, answer = agent.ask("GET", "/status")
+    assert response.status == 503
+    assert "cannot be read" in json.loads(answer)["error"]
+    assert agent.command({"action": "stop"})[0] == 202
+
+
+def test_ten_thousand_requests_are_answered(shared: Agent) -> None:
+    """And what they cost the job is measured by scripts/bench_control.py."""
+
+    async def one_client(requests: int) -> int:
+        reader, writer = await asyncio.open_connection(sock=shared.connect())
+        good = 0
+        for number in range(requests):
+            path = b"/metrics" if number % 2 else b"/status"
+            writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.split(b"\r\n") if b"Content-Length" in line)
+            await reader.readexactly(int(length.split(b":")[1]))
+            good += head.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        return good
+
+    async def all_clients() -> int:
+        return sum(await asyncio.gather(*(one_client(100) for _ in range(100))))
+
+    assert asyncio.run(asyncio.wait_for(all_clients(), LIMIT_S)) == 10_000
+    assert shared.asked.calls == []
+
+
+def _deadline() -> Callable[[], None]:
+    """A function to call in a loop that waits for what has no event; fails when it takes long."""
+    end = time.monotonic() + LIMIT_S
+
+    def check() -> None:
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+    return check

@@ -1,0 +1,197 @@
+"""Imports torch once and forks jobs: a line of JSON a job on stdin, a line back when it is done.
+
+A job's ranks make a process group over Gloo, run a function of `hang_script`, and are looked at
+once all are as far as they get: pictures as a run's incident has them in `<out>/incidents/0`,
+torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then they are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor  # torch imports it to name the frames of a dump: seconds, in each rank
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+import hang_script
+
+torch.set_num_threads(1)
+# After every rank has said that it is about to get stuck: longer than what counts as in flight,
+# on a busy machine too.
+SETTLE_S = 3.0
+LIMIT_S = 60
+
+
+def main() -> None:
+    threads = []
+    lock = threading.Lock()
+    for line in sys.stdin:
+        job = json.loads(line)
+        pids, pipes = _start(job)
+        thread = threading.Thread(target=_finish, args=(job, pids, pipes, lock))
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
+
+
+def _start(job: dict[str, Any]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """Fork the ranks; each has a pipe to say that it is ready and one to be told to look."""
+    out = Path(job["out"])
+    pids, pipes = {}, {}
+    for rank in range(job["world"]):
+        ready, ready_w = os.pipe()
+        look_r, look = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ready)
+            os.close(look)
+            _Rank(job["scenario"], rank, job["world"], out, ready_w, look_r).run()
+        os.close(ready_w)
+        os.close(look_r)
+        pids[rank], pipes[rank] = pid, (ready, look)
+    return pids, pipes
+
+
+def _finish(
+    job: dict[str, Any],
+    pids: dict[int, int],
+    pipes: dict[int, tuple[int, int]],
+    lock: threading.Lock,
+) -> None:
+    out = Path(job["out"])
+    for rank in pids:
+        os.read(pipes[rank][0], 1)  # ready, or dead
+    time.sleep(SETTLE_S)  # nothing announces that a rank has got stuck
+    dead = {rank: how for rank, pid in pids.items() if (how := _ended(pid)) is not None}
+    for rank in pids.keys() - dead.keys():
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipes[rank][1], b"x")
+    deadline = time.monotonic() + (5 if job.get("silent") else LIMIT_S)
+    waiting = set(pids) - set(dead)
+    while waiting and time.monotonic() < deadline:
+        waiting = {rank for rank in waiting if not (out / f"done{rank}").exists()}
+        time.sleep(0.05)  # ranks that hold their interpreter's lock can announce nothing
+    for rank in pids:
+        folder = out / "incidents" / "0" / f"rank{rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if rank in dead:
+            view = {"state": "Z", "state_name": "ended", "ended_by": dead[rank]}
+            (folder / "process.json").write_text(json.dumps(view))
+            reason = f"the process ended ({dead[rank]})"
+            (folder / "missing.json").write_text(json.dumps({"reason": reason}))
+        elif rank in waiting:
+            (folder / "missing.json").write_text(json.dumps({"reason": "it did not answer"}))
+    for rank, pid in pids.items():
+        if rank not in dead:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for end in pipes[rank]:
+            os.close(end)
+    with lock:
+        sys.stdout.write(json.dumps({"job": job["name"], "dead": dead}) + "\n")
+        sys.stdout.flush()
+
+
+def _ended(pid: int) -> str | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if not found:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class _Rank:
+    """One rank's process; never returns from :meth:`run`."""
+
+    def __init__(
+        self, scenario: str, rank: int, world: int, out: Path, ready: int, look: int
+    ) -> None:
+        self._scenario, self._rank, self._world, self._out = scenario, rank, world, out
+        self._ready, self._look = ready, look
+        self._folder = out / "incidents" / "0" / f"rank{rank}"
+
+    def run(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            logs = self._out / "ranks" / str(self._rank)
+            logs.mkdir(parents=True)
+            faults = (logs / "stderr.log").open("w")
+            os.dup2(faults.fileno(), 1)
+            os.dup2(faults.fileno(), 2)
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{self._out / 'store'}",
+                rank=self._rank,
+                world_size=self._world,
+                timeout=timedelta(seconds=300),
+            )
+            threading.Thread(target=self._collect, daemon=True).start()
+            for _ in range(2):
+                hang_script.step()
+            with contextlib.suppress(RuntimeError):
+                getattr(hang_script, self._scenario)(self._rank, self._world, self._about_to)
+                self._about_to()
+            time.sleep(hang_script.FOREVER_S)
+        except BaseException:  # noqa: BLE001 - into the log
+            traceback.print_exc()
+            time.sleep(hang_script.FOREVER_S)
+        finally:
+            os._exit(3)
+
+    def _about_to(self) -> None:
+        if self._scenario == "holding_the_gil" and self._rank == hang_script.odd_rank(self._world):
+            stacks = (self._folder / "stacks.txt").open("w")
+            faulthandler.dump_traceback_later(0.5, file=stacks)  # from C, without the lock
+        os.write(self._ready, b"x")
+
+    def _collect(self) -> None:
+        os.read(self._look, 1)
+        c10d = torch._C._distributed_c10d
+        pickled, text = c10d._dump_fr_trace(), c10d._dump_fr_trace_json()
+        now = time.time()
+        for kind, name in (("pickle", "comm_lib_trace_rank_"), ("json", "trace_")):
+            (self._out / kind).mkdir(exist_ok=True)
+            suffix = "" if kind == "pickle" else ".json"
+            data = (
+                pickled if kind == "pickle" else text if isinstance(text, bytes) else text.encode()
+            )
+            (self._out / kind / f"{name}{self._rank}{suffix}").write_bytes(data)
+        stamp = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
+        about = {"taken_at": now, "source": "_dump_fr_trace", "dump": pickle.loads(pickled)}
+        (self._folder / "flight.json").write_text(json.dumps(stamp | about))
+        with (self._folder / "stacks.txt").open("w") as stacks:
+            faulthandler.dump_traceback(file=stacks, all_threads=True)
+        world = dist.distributed_c10d._world
+        described = [
+            {
+                "name": world.pg_names[group],
+                "desc": group.group_desc,
+                "ranks": sorted(world.pg_group_ranks[group]),
+                "backend": "gloo",
+                "last_enqueued": None,
+                "last_started": None,
+                "last_completed": None,
+            }
+            for group in world.pg_map
+        ]
+        (self._folder / "groups.json").write_text(json.dumps(described))
+        (self._out / f"done{self._rank}").touch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Real jobs that fail in the way a test asks for, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Background, background  # noqa: F401 - a fixture
+
+# Generous: a deadline says "stuck", not "slow".
+DEADLINE_S = 100.0
+
+PROFILE = """
+description = "For tests: hangs are found within seconds."
+kind = "lane"
+nodes = "any"
+extends = "local-cpu"
+[timeouts]
+soft = "{soft}"
+hard = "{hard}"
+process_group = "10m"
+stop_grace = "2s"
+"""
+
+# Seven reductions in a function of its own; FAULT=kind:rank happens once, before the last one.
+TRAINING = """
+import ctypes, os, signal, sys, time
+import torch, torch.distributed as dist
+kind, victim = os.environ["FAULT"].split(":")
+dist.init_process_group("gloo")
+first = not os.path.exists("faulted")
+
+def reduce_gradients():
+    dist.all_reduce(torch.ones(4))
+
+def load_batch():
+    if kind == "raise": raise RuntimeError("out of the blue")
+    if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    while kind == "hang" and not os.path.exists("go-on"): time.sleep(0.1)
+    if kind == "gil": ctypes.PyDLL(None).sleep(1000)
+
+for step in range(7):
+    if step == 6 and first and dist.get_rank() == int(victim):
+        open("faulted", "w").close()
+        load_batch()
+    reduce_gradients()
+print("finished", flush=True)
+dist.destroy_process_group()
+"""
+LINE_OF = {
+    name: number
+    for number, line in enumerate(TRAINING.splitlines(), 1)
+    for name in ("raise Runtime", "time.sleep", "sleep(1000)", "dist.all_reduce")
+    if name in line
+}
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINING)
+    return path
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Callable[[str, str], Path]:
+    """``profile(soft, hard)`` writes a profile with these timeouts."""
+
+    def write(soft: str = "3s", hard: str = "6s") -> Path:
+        path = tmp_path / "forensics.toml"
+        path.write_text(PROFILE.format(soft=soft, hard=hard))
+        return path
+
+    return write
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of ``condition``; fails the test when there is none in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {DEADLINE_S} s for {what}")
+        time.sleep(0.05)  # other processes' files announce nothing
+    return value
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def ended(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    yield process.wait(DEADLINE_S)

@@ -1,0 +1,55 @@
+"""What becomes of timeouts that somebody asks to tighten."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ncclops.control.commands import ControlRefused
+from ncclops.launch.steering import tightened
+from ncclops.worker.limits import Window
+
+
+def window(soft: float, hard: float, group: float | None) -> Window:
+    limit = None if group is None else timedelta(seconds=group)
+    return Window(soft=timedelta(seconds=soft), hard=timedelta(seconds=hard), process_group=limit)
+
+
+def seconds(**limits: float) -> dict[str, timedelta]:
+    return {name: timedelta(seconds=value) for name, value in limits.items()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "becomes"),
+    [
+        ({"process_group": 100}, (80, 90, 100)),
+        ({"soft": 60}, (60, 540, 600)),
+        ({"hard": 90}, (80, 90, 600)),
+        ({"soft": 10, "hard": 20, "process_group": 30}, (10, 20, 30)),
+        ({"process_group": 599}, (479.2, 539.1, 599)),
+    ],
+)
+def test_what_is_not_named_shrinks_where_the_order_demands_it(
+    asked: dict[str, float], becomes: tuple[float, float, float]
+) -> None:
+    assert tightened(window(480, 540, 600), seconds(**asked)) == window(*becomes)
+
+
+def test_a_group_timeout_that_is_torch_s_own_stays_so() -> None:
+    assert tightened(window(480, 540, None), seconds(soft=60)) == window(60, 540, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"soft": 481}, "soft is 8m already"),
+        ({"process_group": 601}, "process_group is 10m already"),
+        ({"soft": 100, "hard": 100}, "soft < hard"),
+        ({"hard": 90, "process_group": 80}, "soft < hard"),
+    ],
+)
+def test_timeouts_only_get_shorter_and_keep_their_order(asked: Any, says: str) -> None:
+    with pytest.raises(ControlRefused, match=says):
+        tightened(window(480, 540, 600), seconds(**asked))

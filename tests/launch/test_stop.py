@@ -1,0 +1,199 @@
+"""A stop never cuts a collective, where there is a point at which it does not have to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.launch.team_stop import Way, find_way
+from ncclops.receipts.progress import Progress, Warmup
+from tests.conftest import LIMIT_S
+from tests.launch.conftest import Background, Run
+
+Script = Callable[[str], Path]
+Start = Callable[..., Background]
+
+RANKS = 4
+# Each rank writes down where it is: before and after each collective.
+TRAINING = """
+import os, random, sys, time
+import torch, torch.distributed as dist
+from ncclops import receipt
+reports = sys.argv[1] == "reports"
+dist.init_process_group("gloo")
+rank, log = dist.get_rank(), open(f"log-{os.environ['RANK']}", "w", buffering=1)
+uneven = random.Random(rank)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if reports:
+    @receipt.on_stop
+    def save():
+        dist.barrier()  # collectives still work
+        log.write(f"{n} saved\\n")
+for n in range(10**9):
+    model(torch.ones(4, 8)).sum().backward()
+    for part in range(3):
+        log.write(f"{n} {part} in\\n")
+        dist.all_reduce(torch.ones(1000))
+        log.write(f"{n} {part} out\\n")
+    if uneven.random() < 0.1:
+        time.sleep(0.01)
+    optimizer.step()
+    if reports:
+        receipt.step(n)
+    if n == 5 and rank == 0:
+        open("trains", "w").close()
+"""
+
+
+def burn() -> None:
+    os.nice(10)  # in the way of the ranks, and no more than that
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        pass
+
+
+@pytest.fixture
+def load() -> Iterator[None]:
+    """Two processes that keep two cores busy."""
+    burners = [multiprocessing.get_context("fork").Process(target=burn) for _ in range(2)]
+    for burner in burners:
+        burner.start()
+    yield
+    for burner in burners:
+        burner.kill()
+        burner.join()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} does not appear"
+        time.sleep(0.02)  # no event: another process's file
+
+
+def last_lines(tmp_path: Path) -> set[str]:
+    return {(tmp_path / f"log-{rank}").read_text().splitlines()[-1] for rank in range(RANKS)}
+
+
+def start_training(start: Start, script: Path, *arguments: str, **options: Any) -> Background:
+    return start(
+        *("launch", "--profile", "local-cpu", "--nproc-per-node", str(RANKS), "--run-dir", "run"),
+        *arguments[:-1],
+        script,
+        arguments[-1],
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("restart", "reports"),
+    [
+        ("in-process", "reports"),
+        ("none", "reports"),
+        ("process", "reports"),
+        ("in-process", "silent"),
+        ("none", "silent"),
+    ],
+)
+@pytest.mark.usefixtures("load")
+def test_all_ranks_end_at_the_same_point_and_none_within_a_collective(
+    background: Start, script: Script, tmp_path: Path, restart: str, reports: str
+) -> None:
+    launcher = start_training(background, script(TRAINING), "--restart", restart, reports)
+    wait_for(tmp_path / "trains")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    (agreed,) = run.named("stop-agreed")
+    if reports == "reports":
+        assert last_lines(tmp_path) == {f"{agreed['step']} saved"}
+    else:
+        assert last_lines(tmp_path) == {f"{agreed['update'] - 1} 2 out"}
+    assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0] * RANKS
+    assert run.named("stop-forced") == []
+
+
+def test_where_no_point_comes_groups_are_aborted_before_processes_are_signalled(
+    background: Start, script: Script, tmp_path: Path, quick_profile: Path
+) -> None:
+    """Neither steps nor optimizers: a script that only evaluates, say."""
+    source = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(1000))
+    open("trains", "w").close()
+"""
+    launcher = background(
+        *("launch", "--profile", quick_profile, "--nproc-per-node", "2", "--run-dir", "run"),
+        script(source),
+    )
+    wait_for(tmp_path / "trains")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    names = [record["event"] for record in run.events]
+    assert names.index("stop-requested") < names.index("stop-forced")
+    assert run.named("stop-forced")[0]["ranks"] == [0, 1]
+    told = [(tmp_path / f"run/ranks/{rank}/worker.jsonl").read_text() for rank in range(2)]
+    assert all('"groups-aborted"' in lines for lines in told)
+    assert "did not come to an end in good order" in run.verdict["reason"]
+
+
+def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Progress:
+    return Progress(
+        pid=1,
+        iteration=0,
+        step=step,
+        steps=0 if step is None else step + 1,
+        started_ns=0,
+        step_ns=0,
+        tick_ns=0,
+        warmup=Warmup.OVER,
+        warmup_ns=0,
+        phase=None,
+        phase_began_ns=0,
+        phase_limit=timedelta(0),
+        ended=False,
+        updates=updates,
+        stop_callbacks=callbacks,
+        collectives=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "grouped", "handles", "way"),
+    [
+        pytest.param([page(3), page(4)], True, False, Way.STEPS, id="all report steps"),
+        pytest.param([page(3), page()], True, False, Way.UNSETTLED, id="one is still in its first"),
+        pytest.param([page(), page()], True, False, Way.EITHER, id="nobody has begun"),
+        pytest.param([page(), page()], False, False, Way.SIGNAL, id="nothing to cut"),
+        pytest.param([None, None], False, False, Way.SIGNAL, id="not our workers"),
+        pytest.param(
+            [page(updates=2), page(updates=3)], True, False, Way.UPDATES, id="reports no steps"
+        ),
+        pytest.param(
+            [page(9, updates=9), page(updates=9)], True, False, Way.UPDATES, id="rank 0 reports"
+        ),
+        pytest.param(
+            [page(1, updates=2), page(updates=1)], True, False, Way.UNSETTLED, id="may catch up"
+        ),
+        pytest.param([page(3)], True, True, Way.SIGNAL, id="saves in its handler"),
+        pytest.param([page(3, callbacks=1)], True, True, Way.STEPS, id="saves in its callback"),
+        pytest.param([page(3), None], True, False, Way.UNSETTLED, id="one has no page"),
+    ],
+)
+def test_how_ranks_can_be_stopped(
+    seen: list[Progress | None], grouped: bool, handles: bool, way: Way
+) -> None:
+    assert find_way(seen, grouped=grouped, handles_sigterm=handles) is way

@@ -1,0 +1,137 @@
+"""What becomes an event while a run goes on: little of what is seen, and each thing once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ncclops.receipts.live import STEP_PACE, LiveWatch, Note, WatchRules
+from ncclops.receipts.observation import Kind, Observation, Where, observe_record
+from ncclops.receipts.stalls import Windows
+from ncclops.receipts.stragglers import step_time_in
+
+WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(seconds=1000))
+NOWHERE = Where("receipt.jsonl", 0, "")
+
+
+def watch() -> LiveWatch:
+    return LiveWatch(WatchRules(windows=WINDOWS), now=0.0)
+
+
+def line(kind: Kind, **fields: Any) -> Observation:
+    return Observation(kind=kind, where=NOWHERE, **fields)
+
+
+def record(live: LiveWatch, rank: int, now: float = 0.0, **fields: Any) -> list[Note]:
+    full = {"ts": now, "iteration": 0, **fields}
+    seen = observe_record(full, NOWHERE)
+    assert seen is not None
+    return live.saw_record(rank, seen, step_time_in(full), full["iteration"], now, now)
+
+
+def steps_told(live: LiveWatch, rank: int, numbers: range, now: float, **fields: Any) -> list[int]:
+    notes = [
+        note for n in numbers for note in record(live, rank, now, kind="step", step=n, **fields)
+    ]
+    return [note.fields["step"] for note in notes if note.event == "step"]
+
+
+def test_a_window_that_passes_is_told_once_with_its_name() -> None:
+    live = watch()
+    assert live.deadline == 100.0
+    assert live.check(99.0) == []
+    (stall,) = live.check(100.0)
+    assert (stall.event, stall.fields["window"]) == ("startup-stall", "startup")
+    assert live.check(1e6) == []
+    live.saw_line(0, line("begun"), now=200.0, at=0.0)
+    (stall,) = live.check(1200.0)
+    assert (stall.event, stall.fields["window_s"]) == ("compile-stall", 1000.0)
+
+
+def test_a_step_of_any_rank_closes_the_windows() -> None:
+    live = watch()
+    live.saw_line(3, line("step", step=0), now=10.0, at=0.0)
+    assert live.deadline is None
+
+
+def test_a_restart_in_place_opens_them_again() -> None:
+    live = watch()
+    record(live, 0, kind="step", step=0)
+    record(live, 0, now=50.0, kind="iteration", iteration=1)
+    assert live.deadline == 150.0
+
+
+def test_steps_are_told_at_a_pace_and_the_last_one_at_an_end() -> None:
+    live = watch()
+    assert steps_told(live, 1, range(10), now=1.0) == [0]
+    assert steps_told(live, 0, range(10), now=2.0) == [], "told already, of another rank"
+    pace = STEP_PACE.total_seconds()
+    assert steps_told(live, 0, range(10, 20), now=1.0 + pace) == [10]
+    assert steps_told(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
+    assert live.flush() == [Note("step", 0, {"step": 19, "step_s": 0.0}, 1.0 + pace)]
+    assert live.flush() == []
+
+
+def test_an_end_of_an_iteration_tells_its_last_step_first() -> None:
+    live = watch()
+    steps_told(live, 0, range(3), now=1.0)
+    ended = record(live, 1, now=5.0, kind="iteration", iteration=1)
+    assert ended == [Note("step", 0, {"step": 2, "step_s": 0.0}, 1.0)]
+    assert steps_told(live, 0, range(1, 5), now=6.0, iteration=1) == [1]
+
+
+def test_what_other_ranks_wrote_before_they_started_again_does_not_count() -> None:
+    live = watch()
+    steps_told(live, 0, range(16), now=1.0)
+    record(live, 0, now=5.0, kind="iteration", iteration=1)
+    assert record(live, 1, now=5.0, kind="step", step=15) == []
+    assert live.saw_line(0, line("step", step=15), now=5.0, at=5.0) == []
+    record(live, 1, now=5.0, kind="iteration", iteration=1)
+    assert steps_told(live, 1, range(10, 15), now=6.0, iteration=1) == [10]
+
+
+def test_the_time_per_step_is_the_mean_since_the_last_one_told() -> None:
+    live = watch()
+    for n in range(12):
+        notes = record(live, 0, now=10.0 + n, kind="step", step=n)
+    assert [note.fields for note in live.flush()] == [{"step": 11, "step_s": 1.0}]
+    assert notes == []
+
+
+def test_a_step_that_is_printed_and_recorded_counts_once() -> None:
+    live = watch()
+    told = {"step": 0, "step_s": 0.5, "rate": 100.0, "unit": "tokens/s"}
+    assert record(live, 0, kind="step", step=0, tokens=50, seconds=0.5) == [
+        Note("step", 0, told, 0.0)
+    ]
+    assert live.saw_line(0, line("step", step=0), now=0.0, at=0.0) == []
+    assert live.flush() == []
+    assert live.steps_printed(0) == 1
+
+
+def test_warmup_is_told_once_per_rank_and_start() -> None:
+    live = watch()
+    stated = Note("compile-warmup", 0, {"seconds": 3.5, "stated": True}, 0.0)
+    assert record(live, 0, kind="compile-warmup", seconds=3.5) == [stated]
+    assert live.saw_line(0, line("warmup", seconds=3.5), now=0.0, at=0.0) == [], "printed as well"
+    silent = [note for n in range(3) for note in record(live, 1, kind="step", step=n)]
+    assert [note for note in silent if note.event == "compile-warmup"] == [
+        Note("compile-warmup", 1, {"seconds": None, "stated": False}, 0.0)
+    ]
+    record(live, 0, kind="iteration", iteration=1)
+    assert record(live, 0, kind="compile-warmup", seconds=1.0, iteration=1)
+
+
+def test_a_slow_rank_is_told_with_its_ratio_and_the_advice() -> None:
+    live = watch()
+    found: list[Note] = []
+    for n in range(40):
+        for rank in range(4):
+            seconds = 0.11 if rank == 2 else 0.1
+            found += record(live, rank, now=float(n), kind="step", step=n, seconds=seconds)
+    (slow,) = [note for note in found if note.event == "straggler"]
+    assert slow.rank == 2
+    assert slow.fields["kind"] == "chronic"
+    assert slow.fields["ratio"] == 1.1
+    assert slow.fields["since_step"] == 1, "never the contaminated one"
+    assert "Swap the GPU" in slow.fields["advice"]

@@ -1,0 +1,210 @@
+"""`ncclops report`: what the page holds, and that a real browser draws it without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.report.heat import COLUMNS, heat_of, slowest
+from ncclops.report.page import render
+from ncclops.report.records import StepTime, read
+from tests.conftest import LIMIT_S, CompletedText
+
+Ncclops = Callable[..., CompletedText]
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def steps_of(slow: float, count: int = 30) -> list[dict[str, Any]]:
+    return [
+        {"ts": 110.0 + n, "kind": "step", "iteration": 0, "step": n, "seconds": slow}
+        | ({"first": True} if n == 0 else {})
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run of four ranks with a restart, rank 2 half again as slow as the others."""
+    run = tmp_path / "run"
+    for rank in range(4):
+        write(run / "ranks" / str(rank) / "receipt.jsonl", *steps_of(1.5 if rank == 2 else 1.0))
+    event = {"rank": None, "node": "n01"}
+    write(
+        run / "events.jsonl",
+        {"ts": 100.0, "event": "run-started", **event},
+        {"ts": 101.0, "event": "worker-started", **event},
+        {"ts": 110.0, "event": "compile-warmup", **event, "seconds": 5.0},
+        {"ts": 120.0, "event": "fault", **event, "cause": EVIL},
+        {
+            "ts": 121.0,
+            "event": "restart",
+            **event,
+            "iteration": 1,
+            "cause": EVIL,
+            "faulty_ranks": [1],
+            "ranks_lost": [3],
+            "world_size": 3,
+            "phases_ms": {"detect": 1.0, "abort": 40.0},
+        },
+        {"ts": 125.0, "event": "step", **event, "step": 12},
+        {"ts": 140.0, "event": "verdict", **event, "outcome": "completed"},
+    )
+    verdict = {
+        "outcome": "completed",
+        "exit_code": 0,
+        "reason": "3 workers exited 0; token=abc123def",
+        "seconds": 40.0,
+        "attempts": 1,
+        "workers": [],
+    }
+    (run / "run.json").write_text(json.dumps({"run_id": "20260101-abc", "world_size": 4}))
+    (run / "verdict.json").write_text(json.dumps(verdict))
+    return run
+
+
+def page_of(ncclops: Ncclops, run: Path) -> str:
+    result = ncclops("report", run, "-o", "page.html")
+    assert result.returncode == 0, result.stderr
+    return (run.parent / "page.html").read_text()
+
+
+def test_the_page_tells_what_happened(ncclops: Ncclops, run_dir: Path) -> None:
+    page = page_of(ncclops, run_dir)
+    assert "20260101-abc" in page
+    assert "3 workers exited 0" in page
+    for kind in ("start-up", "compile", "steps", "restart"):
+        assert f'data-kind="{kind}"' in page
+    assert "41 ms (detect 1, abort 40)" in page
+    assert "rank 2 1.50" in page
+
+
+def test_the_page_holds_no_secret_and_nothing_that_runs(ncclops: Ncclops, run_dir: Path) -> None:
+    page = page_of(ncclops, run_dir)
+    assert "abc123def" not in page
+    assert "<img" not in page
+    assert page.count("<script") == 2  # the data and the drawing
+
+
+class Attributes(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen |= {name for name, _ in attrs}
+
+
+def test_the_page_loads_nothing(ncclops: Ncclops, run_dir: Path) -> None:
+    page = page_of(ncclops, run_dir)
+    assert "default-src 'none'" in page
+    assert not re.findall(r"url\(|@import|https?://", page)
+    attributes = Attributes()
+    attributes.feed(page)
+    assert "class" in attributes.seen
+    assert not attributes.seen & {"src", "href", "srcset", "data", "action", "background"}
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine to open the page in")
+def test_a_browser_draws_every_cell(ncclops: Ncclops, run_dir: Path, tmp_path: Path) -> None:
+    page_of(ncclops, run_dir)
+    dom, log = browse(tmp_path / "page.html", tmp_path)
+    painted = re.search(r'data-painted="(\d+)"', dom)
+    assert painted, log
+    assert int(painted[1]) == 4 * 29  # the first step of each rank does not count
+    assert "<title>ncclops report: 20260101-abc</title>" in dom
+    assert "CONSOLE" not in log
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine to open the page in")
+def test_a_browser_shows_a_run_without_receipts(ncclops: Ncclops, tmp_path: Path) -> None:
+    write(tmp_path / "bare" / "events.jsonl", {"ts": 1.0, "event": "run-started"})
+    page_of(ncclops, tmp_path / "bare")
+    dom, log = browse(tmp_path / "page.html", tmp_path)
+    assert "No step was timed" in dom
+    assert "CONSOLE" not in log
+
+
+def browse(page: Path, home: Path) -> tuple[str, str]:
+    """The page's document after its script has run, and what the browser said."""
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"),
+            *(f"--user-data-dir={home / 'browser'}", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return done.stdout, done.stderr
+
+
+def test_the_page_goes_to_standard_output(ncclops: Ncclops, run_dir: Path) -> None:
+    result = ncclops("report", run_dir, "-o", "-")
+    assert result.stdout.startswith("<!doctype html>")
+    assert result.stderr == ""
+
+
+def test_what_cannot_be_reported_is_one_line(ncclops: Ncclops, run_dir: Path) -> None:
+    for arguments, words in (
+        ((run_dir.parent,), "holds no run"),
+        (("nothing",), "no run 'nothing'"),
+        ((run_dir, "-o", "nowhere/page.html"), "cannot write nowhere/page.html"),
+    ):
+        result = ncclops("report", *arguments)
+        assert result.returncode == 2
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_broken_records_are_passed_over(run_dir: Path) -> None:
+    for path in run_dir.rglob("*.json*"):
+        with path.open("ab") as file:
+            file.write(b'{"half": \xff')
+    page = render(read(run_dir))
+    assert "rank 2 1.50" in page
+
+
+def test_a_heat_map_stays_small() -> None:
+    steps = {
+        rank: [StepTime(step=n, seconds=1.0, at=0.0, counts=True) for n in range(100, 5000)]
+        for rank in range(3)
+    }
+    heat = heat_of(steps)
+    assert heat is not None
+    assert len(heat.medians) <= COLUMNS
+    assert heat.first_step == 100
+    assert heat.first_step + heat.width * len(heat.medians) > 4999
+    assert all(cell == 1.0 for row in heat.cells for cell in row)
+
+
+def test_a_step_done_again_counts_as_it_was_done_last() -> None:
+    def step(seconds: float, counts: bool = True) -> StepTime:
+        return StepTime(step=5, seconds=seconds, at=0.0, counts=counts)
+
+    heat = heat_of({0: [step(9.0), step(2.0)], 1: [step(1.0)], 2: [step(1.0, counts=False)]})
+    assert heat is not None
+    assert heat.cells == [[2.0], [1.0], [None]]
+    assert slowest(heat)[0] == (0, pytest.approx(2.0 / 1.5))
+
+
+def test_no_timed_step_no_heat_map() -> None:
+    assert heat_of({0: [], 1: []}) is None

@@ -1,0 +1,213 @@
+"""When restarts in place give up, and what they ask for instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.incident import Incident
+from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
+from tests.conftest import CompletedText
+from tests.launch.conftest import Run
+
+Ncclops = Callable[..., CompletedText]
+Script = Callable[..., Path]
+OnlyRun = Callable[[], Run]
+
+STARTED = 1_000_000.0
+LATER = STARTED + 3600
+
+
+def incident(
+    summary: str,
+    *,
+    kind: FaultKind = FaultKind.EXCEPTION,
+    line: int = 7,
+    at: float = LATER,
+    iteration: int = 1,
+) -> Incident:
+    raised = kind is not FaultKind.SOFT_TIMEOUT
+    text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}' if raised else None
+    fault = Fault(
+        kind=kind, initial_rank=3, rank=3, iteration=iteration, at=at, summary=summary,
+        traceback=text,
+    )  # fmt: skip
+    return Incident(
+        iteration=iteration, cause=kind.value, summary=summary, first_faulty_rank=3,
+        faulty_ranks=(3,), ranks_lost=(), exception=summary if raised else None, traceback=text,
+        faults=(fault,), world_size_before=4, world_size=4, initial_rank=0, rank_before=0, rank=0,
+        at=at, phases_ms={},
+    )  # fmt: skip
+
+
+def after(
+    *incidents: tuple[Incident, int | None], respawned_for: str | None = None
+) -> Escalation | None:
+    """What follows from the last of ``incidents``; each comes with the highest step so far."""
+    repetition = Repetition(STARTED, respawned_for)
+    for index, (happened, step) in enumerate(incidents):
+        assert repetition.escalation is None, f"escalated before incident {index}"
+        repetition.count(happened, step)
+    return repetition.escalation
+
+
+BROKEN = incident("RuntimeError: broken pipe in the loader")
+
+
+def test_the_same_failure_three_times_without_a_new_step_asks_for_new_processes() -> None:
+    escalation = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    assert "3 times in a row" in escalation.reason
+    assert "train.py" in escalation.reason
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [(BROKEN, 10), (BROKEN, 10), (BROKEN, 11)],
+        [(BROKEN, 10), (incident("RuntimeError: another"), 10), (BROKEN, 10)],
+        [(BROKEN, 10), (incident(BROKEN.summary, line=8), 10), (BROKEN, 10)],
+        [(BROKEN, None), (BROKEN, None)],
+    ],
+)
+def test_progress_or_another_failure_counts_anew(
+    history: list[tuple[Incident, int | None]],
+) -> None:
+    assert after(*history) is None
+
+
+def test_a_hang_that_comes_back_is_a_failure_too() -> None:
+    hang = incident("rank 3: no progress", kind=FaultKind.SOFT_TIMEOUT)
+    assert after((hang, 4), (hang, 5)) is None
+    escalation = after((hang, 4), (hang, 4), (hang, 4))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+
+
+def test_what_new_processes_have_not_mended_stops_the_job_at_once() -> None:
+    first = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
+    assert first is not None
+    assert first.failure is not None
+    told = failure_as_text(first.failure)
+    second = after((BROKEN, None), respawned_for=told)
+    assert second is not None
+    assert second.to == "stop"
+    assert after((incident("OSError: another"), None), respawned_for=told) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: device-side assert triggered CUDA kernel errors might"
+        " be asynchronously reported at some other API call",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "HealthCheckError: health check failed: CUDA error: unspecified launch failure",
+        "RuntimeError: NCCL Error 1: unhandled cuda error: Cuda failure 700 'an illegal memory"
+        " access was encountered'",
+    ],
+)
+def test_a_corrupted_cuda_context_needs_new_processes(text: str) -> None:
+    escalation = after((incident(text), 10))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    assert "CUDA context of rank 3" in escalation.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: CUDA error: invalid device ordinal",
+        "ValueError: misaligned address in the index file",
+    ],
+)
+def test_other_errors_leave_the_context_usable(text: str) -> None:
+    assert after((incident(text), 10)) is None
+
+
+@pytest.mark.parametrize(
+    ("summary", "way"),
+    [
+        ("KeyError: 'learning_rate'", "stop"),
+        ("RuntimeError: ncclRemoteError: remote process exited", "respawn"),
+    ],
+)
+def test_early_failures_are_final_in_place(summary: str, way: str) -> None:
+    escalation = after((incident(summary, at=STARTED + 5, iteration=0), None))
+    assert escalation is not None
+    assert escalation.to == way
+    assert after((incident(summary), 10)) is None, "hours later it is worth another try"
+
+
+def test_what_one_rank_knows_the_others_follow() -> None:
+    """The rank that leaves says why in its exception, which is in everybody's incident."""
+    own = Escalation("respawn", "open files grew by 300")
+    text = f"ncclops.restart.exception.RestartAbort: {own.as_exception()}"
+    followed = after((incident(text, kind=FaultKind.LEFT), 10))
+    assert followed is not None
+    assert (followed.to, followed.reason) == ("respawn", "open files grew by 300")
+
+
+class TestRuns:
+    def test_new_processes_mend_what_a_restart_in_place_does_not(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """The module keeps what spoils each iteration; only one of the ranks fails by itself."""
+        source = (
+            "import os, sys, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "spoiled = getattr(dist, 'spoiled', os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+            "dist.spoiled = spoiled\n"
+            "print('started', flush=True)\n"
+            "if spoiled and os.environ['LOCAL_RANK'] == '1':\n"
+            "    raise RuntimeError('spoiled')\n"
+            "dist.barrier()\n"
+        )
+        done = ncclops("launch", "--nproc-per-node", "2", script(source))
+        assert done.returncode == 0, done.stderr
+        run = only_run()
+        assert run.stdout(0) == "started\n" * 4
+        (escalation,) = run.named("escalation")
+        assert escalation["to"] == "respawn"
+        assert "3 times in a row" in escalation["reason"]
+        (retry,) = run.named("retry")
+        assert "spoiled" in retry["reason"]
+        assert run.verdict["attempts"] == 2
+        names = [event["event"] for event in run.events]
+        assert names.index("escalation") < names.index("retry")
+
+    def test_what_piles_up_over_restarts_ends_in_new_processes(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
+    ) -> None:
+        """Rank 0 loses twenty files an iteration; rank 1 follows it out."""
+        profile = tmp_path / "tight.toml"
+        profile.write_text(
+            'description = "A small budget."\nextends = "local-cpu"\n[growth]\nfds = 30\n'
+        )
+        source = (
+            "import os, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+            "    kept = dist.__dict__.setdefault('kept', [])\n"
+            "    if os.environ['LOCAL_RANK'] == '0':\n"
+            "        kept += [open(os.devnull) for _ in range(20)]\n"
+            "        raise RuntimeError(f'failure {len(kept)}')\n"
+            "dist.barrier()\n"
+        )
+        options = ["--profile", str(profile), "--nproc-per-node", "2"]
+        done = ncclops("launch", *options, script(source))
+        assert done.returncode == 0, done.stderr
+        run = only_run()
+        growth = run.named("resource-growth")
+        assert all(event["rank"] == 0 for event in growth if event["grown"].get("fds", 0) >= 20)
+        assert growth[-1]["exceeded"] is not None
+        (escalation,) = run.named("escalation")
+        assert (escalation["to"], escalation["rank"]) == ("respawn", 0)
+        assert "open files grew by 40" in escalation["reason"]
+        assert run.verdict["attempts"] == 2
+        assert len(run.named("restart")) == 4, "three failures, and rank 0 leaving"

@@ -1,0 +1,87 @@
+"""A script that wraps its function itself is not wrapped a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+from tests.launch.conftest import Run
+
+Ncclops = Callable[..., CompletedText]
+Script = Callable[..., Path]
+OnlyRun = Callable[[], Run]
+
+OURS = """
+import os, torch.distributed as dist
+from ncclops import receipt, restart as inprocess
+print("top", flush=True)
+
+def guardians():
+    import psutil
+    return sum("guardian" in " ".join(c.cmdline()) for c in psutil.Process().children())
+
+@inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=3))
+def train(call: inprocess.CallWrapper):
+    dist.init_process_group("gloo")
+    print("train", call.iteration, guardians(), flush=True)
+    for step in range(5):
+        dist.barrier()
+        receipt.step(step)
+        if step == 2 and call.iteration == 0 and dist.get_rank() == 1:
+            raise RuntimeError("once")
+    receipt.end()
+    dist.destroy_process_group()
+    return "result"
+
+if __name__ == "__main__":
+    print("main", os.environ["RANK"], flush=True)
+    print(train(), flush=True)
+"""
+
+
+def test_its_own_wrapper_restarts_it_and_everything_is_told(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun
+) -> None:
+    done = ncclops("launch", "--nproc-per-node", "2", script(OURS))
+    assert done.returncode == 0, done.stderr
+    run = only_run()
+    once = "top\nmain 0\ntrain 0 1\ntrain 1 1\nresult\n"
+    assert run.stdout(0) == "top\n" + once, "left where the wrapper is applied, then started anew"
+    assert {event["wrapper"] for event in run.named("own-wrapper")} == {"ncclops.restart"}
+    (fault,) = run.named("fault")
+    assert (fault["rank"], fault["cause"]) == (1, "RuntimeError: once")
+    (restart,) = run.named("restart")
+    assert restart["phases_ms"]["abort"] > 0
+    assert run.verdict["receipt"]["steps"] == 5
+    assert list((run.path / "incidents").iterdir())
+
+
+# Stands for the other package, which is not installed here: decorating is all we look at.
+STAND_IN = """
+class Wrapper:
+    def __init__(self, *, enabled=True): self.enabled = enabled
+    def __call__(self, fn): return lambda: ("wrapped" if self.enabled else "plain", fn())
+"""
+
+
+@pytest.mark.parametrize(("enabled", "seen"), [("True", "wrapped"), ("False", "plain")])
+def test_the_wrapper_it_is_compatible_with_is_noticed(
+    enabled: str, seen: str, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
+) -> None:
+    """One that is switched off is none."""
+    package = tmp_path / "nvidia_resiliency_ext" / "inprocess"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text(STAND_IN)
+    source = (
+        "import nvidia_resiliency_ext.inprocess as inprocess\n"
+        f"print(inprocess.Wrapper(enabled={enabled})(lambda: 1)())\n"
+    )
+    done = ncclops("launch", "--nproc-per-node", "1", script(source))
+    assert done.returncode == 0, done.stderr
+    assert only_run().stdout(0) == f"('{seen}', 1)\n"
+    told = [event["wrapper"] for event in only_run().named("own-wrapper")]
+    assert told == (["nvidia_resiliency_ext.inprocess"] if seen == "wrapped" else [])

@@ -1,0 +1,136 @@
+"""Timeouts are long while ranks may compile and tighten afterwards, on every group and rank."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ
+from tests.launch.conftest import Run
+
+EXAMPLE = REPOSITORY / "docs" / "examples" / "train_fsdp2.py"
+
+Ncclops = Callable[..., CompletedText]
+OnlyRun = Callable[[], Run]
+
+_GROUPS = ("default_pg", "mesh_replicate", "mesh_shard")
+
+
+def lines_of(output: str, when: str) -> dict[str, str]:
+    """What the script has seen of its groups at a moment, by their description."""
+    found = re.findall(rf"{when}: (.+) (\S+) s$", output, re.MULTILINE)
+    return dict(found)
+
+
+@pytest.mark.slow
+def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
+    ncclops: Ncclops, only_run: OnlyRun
+) -> None:
+    """FSDP2 on a mesh of two dimensions; one of its groups has a timeout of its own."""
+    done = ncclops(
+        "launch", "--nproc-per-node", "4", "--profile", "local-cpu", "--profile",
+        "compile-sensitive", "--timeout", "groups.mesh_sh*=5m",
+        EXAMPLE, "--fail-once-at", "3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    marker = "compiling: default_pg"
+    iterations = only_run().stdout(0).split(marker)[1:]
+    assert len(iterations) == 2
+    for output in (marker + iteration for iteration in iterations):
+        assert lines_of(output, "compiling") == dict.fromkeys(_GROUPS, "7200")
+        steady = {"default_pg": "600", "mesh_replicate": "600", "mesh_shard": "300"}
+        assert lines_of(output, "warm") == steady
+        assert lines_of(output, "later") == steady | {"made later": "600"}
+    told = only_run().named("group-timeout")
+    assert all(change["applied"] for change in told)
+    for rank in range(4):
+        of_rank = [change for change in told if change["rank"] == rank]
+        assert [(change["desc"], change["from_s"], change["to_s"]) for change in of_rank] == [
+            ("default_pg", 7200, 600),
+            ("mesh_replicate", 7200, 600),
+            ("mesh_shard", 7200, 300),
+        ] * 2
+    warm = only_run().named("compile-warmup")
+    assert sorted(event["rank"] for event in warm) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert only_run().verdict["receipt"]["verdict"] == "healthy"
+
+
+def test_debug_level_detail_is_noticed(ncclops: Ncclops, only_run: OnlyRun) -> None:
+    """There torch changes nothing, and says so only to who reads the timeout back."""
+    done = ncclops(
+        "launch", "--nproc-per-node", "1", "--restart", "process", "--profile", "local-cpu",
+        "--profile", "compile-sensitive", "--set", "TORCH_DISTRIBUTED_DEBUG=DETAIL", EXAMPLE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert lines_of(done.stdout, "warm")["default_pg"] == "7200"
+    told = only_run().named("group-timeout")
+    assert told
+    assert all(change["applied"] is False and "DETAIL" in change["why"] for change in told)
+
+
+# Two ranks with windows of their own. Rank 1 never reports its warm-up; in the end it stays away
+# from a collective.
+LONELY = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from ncclops.launch.ladder import build_ladder
+from ncclops.profiles import Growth, Timeouts
+from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker.windows import Windows
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+limits = build_ladder(Timeouts(
+    process_group=timedelta(hours=1), steady_process_group=timedelta(seconds=3)
+)).for_workers(Growth())
+groups = GroupTimeouts(limits)
+windows = Windows(limits, groups, timedelta(seconds=1))
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(hours=1))
+own = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+if rank == 0:
+    windows._end_warmup(timedelta(seconds=1))
+for step in range(2):
+    print("steady" if groups.is_steady else "wide", flush=True)
+    dist.all_reduce(torch.ones(1))
+    windows._step(step)
+print("steady" if groups.is_steady else "wide", flush=True)
+if rank == 1:
+    sys.stdin.read()
+else:
+    print(own._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        print("3000ms" in str(error), flush=True)
+"""
+
+
+def test_a_rank_that_does_not_report_holds_nobody_up(tmp_path: Path) -> None:
+    """Two steps show as well that nobody compiles; what is shorter stays; the change acts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LONELY, str(rank), str(port)],
+            cwd=tmp_path,
+            env=clean_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    with ranks[0], ranks[1]:
+        try:
+            output, _ = ranks[0].communicate(timeout=LIMIT_S)
+        finally:
+            for process in ranks:
+                process.kill()
+    assert output.split() == ["wide", "wide", "steady", "2.0", "True"]
