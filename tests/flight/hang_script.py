@@ -58,6 +58,12 @@ def other_dtype(rank: int, world: int, about_to: Ready) -> None:
     dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
 
 
+def larger_dtype(rank: int, world: int, about_to: Ready) -> None:
+    dtype = torch.float64 if rank == odd_rank(world) else torch.float32
+    about_to()
+    dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
+
+
 def other_op(rank: int, world: int, about_to: Ready) -> None:
     about_to()
     if rank == odd_rank(world):
@@ -106,7 +112,7 @@ def killed_inside(rank: int, world: int, about_to: Ready) -> None:
         work.wait()
     if rank == 0:  # so that the others are inside when it dies
         about_to()
-        time.sleep(FOREVER_S if world > 1000 else 0.6)
+        time.sleep(0.6)
     else:
         about_to()
     dist.all_reduce(torch.ones(4))
@@ -133,15 +139,18 @@ class _Slow(Dataset[torch.Tensor]):
 
 
 def data_loader(rank: int, world: int, about_to: Ready) -> None:
-    about_to()
-    for batch in DataLoader(_Slow(rank == odd_rank(world)), batch_size=2):
+    for number, batch in enumerate(DataLoader(_Slow(rank == odd_rank(world)), batch_size=2)):
+        if number == 1:
+            about_to()
         dist.all_reduce(batch)
 
 
 def data_loader_workers(rank: int, world: int, about_to: Ready) -> None:
     workers = 1 if rank == odd_rank(world) else 0
-    about_to()
-    for batch in DataLoader(_Slow(workers > 0), batch_size=2, num_workers=workers):  # HERE
+    loader = DataLoader(_Slow(workers > 0), batch_size=2, num_workers=workers)
+    for number, batch in enumerate(loader):  # HERE
+        if number == 1:
+            about_to()
         dist.all_reduce(batch)
 
 
@@ -171,30 +180,21 @@ def gather_shape(rank: int, world: int, about_to: Ready) -> None:
     dist.all_gather([torch.ones(size) for _ in range(world)], torch.ones(size))  # HERE
 
 
-def other_root(rank: int, world: int, about_to: Ready) -> None:
-    root = 0 if rank != odd_rank(world) else odd_rank(world) + 1
-    about_to()
-    dist.broadcast(torch.ones(4), root)  # HERE
-    dist.barrier()
-
-
 def one_step_more(rank: int, world: int, about_to: Ready) -> None:
     steps = 3 if rank == odd_rank(world) else 2
-    for _ in range(steps):
-        dist.all_reduce(torch.ones(4), op=_last(about_to))  # HERE
+    for number in range(steps):
+        if number == 1:
+            about_to()
+        dist.all_reduce(torch.ones(4))  # HERE
     dist.barrier()
-
-
-def _last(about_to: Ready) -> dist.ReduceOp:
-    about_to()
-    return dist.ReduceOp.SUM
 
 
 def one_step_less(rank: int, world: int, about_to: Ready) -> None:
-    for _ in range(1 if rank == odd_rank(world) else 2):
-        dist.all_reduce(torch.ones(4), op=_last(about_to))
-    if rank == odd_rank(world):
-        about_to()
+    dist.all_reduce(torch.ones(4))
+    about_to()
+    if rank != odd_rank(world):
+        dist.all_reduce(torch.ones(4))
+    else:
         time.sleep(FOREVER_S)  # HERE
 
 

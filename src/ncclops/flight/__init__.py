@@ -1,12 +1,19 @@
 """Flight recorders read: which rank hung first, where, and why. Never imports torch.
 
+What there is (impure: files, processes, a socket):
 - ``sources``      what a path holds: a run, an incident, a folder of dumps
-- ``reader``       dumps read in processes with limits (``reader_process``, ``decode``, ``parse``)
-- ``rank_files``   the small files of a rank's picture; ``stacks``, ``frames``: where it stands
+- ``reader``       dumps read in processes with limits (``reader_process``)
+- ``rank_files``   the small files of a rank's picture
+- ``ras_client``   NCCL's own service, asked; ``torch_opinion``: torch's own analyser, asked
+
+What it says (pure):
+- ``decode``, ``parse``, ``columns``   bytes to a rank's record
+- ``stacks``, ``frames``               where a rank stands, in whose code
 - ``groups``       each rank's entries side by side, by process group
 - ``compare``      where ranks asked for different things; ``waits``: who waits for whom
-- ``findings``     what is wrong; ``report``: told in a sentence and in JSON
-- ``ras``          the view of NCCL's own service; ``torch_opinion``: of torch's analyser
+- ``findings``     what is wrong (``scene``, ``absences``, ``stalls``)
+- ``report``       told in JSON and, with ``telling``, in a sentence
+- ``ras``          what NCCL's service said
 """
 
 from ncclops.flight.report import Report, analyze, judge

@@ -74,7 +74,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _unpickle(data: bytes) -> Any:
     try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
+        # Buffered: without a way to look ahead, the unpickler asks for each byte by itself.
+        return _PlainUnpickler(io.BufferedReader(io.BytesIO(data), 1 << 20)).load()
     except Unreadable:
         raise
     except MemoryError:

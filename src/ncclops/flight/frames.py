@@ -8,6 +8,7 @@ installed is user code to those who wrote it).
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -17,21 +18,24 @@ _USER, _PACKAGE, _MACHINERY = range(3)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib/python3\.\d+/|^<frozen |/lib/python3\d+\.zip/")
 _MACHINERY_PACKAGES = {"torch", "ncclops", "torchdata", "hta", "triton", "functorch"}
-_OURS = re.compile(r"/ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
-_DISTRIBUTED = re.compile(r"/torch/(?:distributed/|nn/parallel/|_C/_distributed)")
-_C10D = "/torch/distributed/distributed_c10d.py"
-_LOADER = re.compile(r"/torch/utils/data/")
+_OURS = re.compile(r"(?:^|/)ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
+_DISTRIBUTED = re.compile(r"(?:^|/)torch/(?:distributed/|nn/parallel/|_C/_distributed)")
+# py-spy shortens files to what can be imported.
+_SHORTENED = re.compile(r"^(?:torch/|(\w+)(?:/\w+)*\.py$)")
+_BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_inductor|_dynamo)/")
+_C10D = "torch/distributed/distributed_c10d.py"
+_LOADER = re.compile(r"(?:^|/)torch/utils/data/")
 _ITS_LOADER = "its data loader"
 # What frames below the user's are about, innermost first.
 _ABOUT = (
     (_LOADER, _ITS_LOADER),
-    (re.compile(r"/torch/distributed/checkpoint/"), "saving or loading a checkpoint"),
-    (re.compile(r"/torch/serialization\.py"), "saving or loading a file"),
-    (re.compile(r"/torch/_(?:inductor|dynamo)/"), "compiling"),
-    (re.compile(r"/torch/autograd/"), "the backward pass"),
-    (re.compile(r"/lib/python3[^/]*/(?:ssl|socket|http/|urllib/)"), "the network"),
-    (re.compile(r"/lib/python3[^/]*/subprocess\.py"), "a subprocess"),
-    (re.compile(r"/lib/python3[^/]*/threading\.py"), "a lock or another thread"),
+    (re.compile(r"(?:^|/)torch/distributed/checkpoint/"), "saving or loading a checkpoint"),
+    (re.compile(r"(?:^|/)torch/serialization\.py"), "saving or loading a file"),
+    (re.compile(r"(?:^|/)torch/_(?:inductor|dynamo)/"), "compiling"),
+    (re.compile(r"(?:^|/)torch/autograd/"), "the backward pass"),
+    (re.compile(r"(?:/lib/python3[^/]*/|^)(?:ssl|socket|http/|urllib/)"), "the network"),
+    (re.compile(r"(?:/lib/python3[^/]*/|^)subprocess\.py"), "a subprocess"),
+    (re.compile(r"(?:/lib/python3[^/]*/|^)threading\.py"), "a lock or another thread"),
 )
 # Functions of distributed_c10d.py in which a rank waits for others. Wrappers stand in c10d_logger.
 _NOT_COLLECTIVE = {
@@ -46,8 +50,11 @@ def _kind(file: str) -> int:
         return _MACHINERY if name in _MACHINERY_PACKAGES else _PACKAGE
     if file.startswith("<") or _STDLIB.search(file) or _OURS.search(file):
         return _MACHINERY
-    if "/torch/distributed/" in file or "/torch/csrc/" in file or "/torch/nn/" in file:
-        return _MACHINERY  # a build of torch that is not installed as a package
+    if _BUILT.search(file):
+        return _MACHINERY  # a torch that is not installed as a package
+    short = _SHORTENED.match(file)
+    if short and (short.group(1) is None or short.group(1) in sys.stdlib_module_names):
+        return _MACHINERY
     return _USER
 
 

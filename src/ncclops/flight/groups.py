@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ncclops.flight.model import Call, Evidence, GroupName, RankEvidence, RankRecord, Track
+from ncclops.flight.model import (
+    Call,
+    Evidence,
+    GroupName,
+    GroupState,
+    RankEvidence,
+    RankRecord,
+    Track,
+)
 
 _DEFAULT_DESC = "default_pg"
 _SIZE_FROM = 64
@@ -161,13 +169,17 @@ def _add_described(groups: list[Group], evidence: Evidence) -> None:
                 if not group.members_known:
                     group.members, group.members_known = state.ranks, True
                 if rank.rank not in group.tracks and state.last_enqueued >= 0 and len(mine) == 1:
-                    group.last[rank.rank] = state.last_enqueued
-                    group.completed[rank.rank] = state.last_completed
+                    _take_counts(group, rank.rank, state)
             if not mine and state.last_enqueued > 0 and rank.rank in state.ranks:
                 group = Group(GroupName(state.backend, state.name, state.desc), state.ranks, True)
-                group.last[rank.rank] = state.last_enqueued
-                group.completed[rank.rank] = state.last_completed
+                _take_counts(group, rank.rank, state)
                 groups.append(group)
+
+
+def _take_counts(group: Group, rank: int, state: GroupState) -> None:
+    group.last[rank] = state.last_enqueued
+    if state.last_completed >= 0:
+        group.completed[rank] = state.last_completed
 
 
 def _drop_left_behind(group: Group) -> None:

@@ -1,4 +1,4 @@
-"""A decoded dump to columns. All versions and both forms (pickle, JSON) look alike afterwards.
+"""A decoded dump to a record. All versions and both forms (pickle, JSON) look alike afterwards.
 
 What differs between them: JSON dumps have no stacks, may hold numbers and truth values as
 strings (Gloo's), and 2.4 calls the library's version ``nccl_version``.
@@ -7,29 +7,14 @@ strings (Gloo's), and 2.4 calls the library's version ``nccl_version``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ncclops.flight.columns import Columns, brief, text
 from ncclops.flight.decode import NotADump, Unreadable, decode
-from ncclops.flight.frames import user_frames
-from ncclops.flight.model import P2P, Call, Frame, GroupName, RankRecord, State, Track
+from ncclops.flight.model import RankRecord
 
 _MOST_ENTRIES = 2_000_000
-_SHOWN_CHARS = 400
-_STATES = {"scheduled": State.ENQUEUED, "started": State.STARTED, "completed": State.COMPLETED}
-# One algorithm under several names: calls that differ only in these do meet each other.
-_SAME_OP = {
-    "_all_gather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "all_reduce_barrier": "barrier",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "alltoall": "all_to_all",
-}
 
 
 def parse(data: bytes, *, rank: int | None, file: str) -> RankRecord:
@@ -48,7 +33,7 @@ def parse(data: bytes, *, rank: int | None, file: str) -> RankRecord:
     except Unreadable:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise Unreadable(f"not as a recorder writes it ({_brief(error)})") from None
+        raise Unreadable(f"not as a recorder writes it ({brief(error)})") from None
 
 
 def _unwrapped(dump: Any) -> dict[str, Any]:
@@ -73,8 +58,8 @@ def _record(
     record = RankRecord(
         rank=_rank(told) if told is not None else -1 if rank is None else rank,
         file=file,
-        version=_text(dump.get("version", "")),
-        comm_lib=_text(dump.get("comm_lib_version") or dump.get("nccl_version") or ""),
+        version=text(dump.get("version", "")),
+        comm_lib=text(dump.get("comm_lib_version") or dump.get("nccl_version") or ""),
         host=_optional_text(wrapper.get("host")),
         pid=None if wrapper.get("pid") is None else int(wrapper["pid"]),
         taken_at=None if wrapper.get("taken_at") is None else float(wrapper["taken_at"]),
@@ -82,7 +67,7 @@ def _record(
         entries=len(entries),
     )
     _add_members(record, dump.get("pg_config"))
-    _Columns(record).add_all(entries)
+    Columns(record).add_all(entries)
     if record.rank < 0:
         raise Unreadable("does not say whose it is: end its name with the rank, as torch does")
     return record
@@ -98,207 +83,15 @@ def _rank(value: Any) -> int:
 def _add_members(record: RankRecord, config: Any) -> None:
     """Who is in which group. Gloo's recorder files all groups under the empty name."""
     for key, about in config.items() if isinstance(config, Mapping) else ():
-        name = _text(about.get("name", key))
+        name = text(about.get("name", key))
         ranks = about.get("ranks", "")
         numbers = json.loads(ranks) if isinstance(ranks, str) else ranks
         members = tuple(sorted(map(_rank, numbers or ())))
         if name and members:
-            record.ranks_of[(name, _text(about.get("desc", "")))] = members
+            record.ranks_of[(name, text(about.get("desc", "")))] = members
         elif members:
             record.others = tuple(sorted({*record.others, *members}))
 
 
-class _Columns:
-    """Appends entries to the tracks of a record, with tables of what repeats."""
-
-    def __init__(self, record: RankRecord) -> None:
-        self._record = record
-        self._calls: dict[Call | tuple[Any, ...], int] = {}
-        self._frames: dict[Any, int] = {}
-        self._of_frame: dict[int, Frame] = {}
-        self._made: dict[GroupName, Any] = {}
-        self._names: dict[tuple[str, str, str], tuple[GroupName, str]] = {}
-
-    def add_all(self, entries: list[Any]) -> None:
-        for number, entry in enumerate(entries):
-            try:
-                self._add(number, entry)
-            except Unreadable:
-                raise
-            except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-                raise Unreadable(
-                    f"entry {number} is not as a recorder writes it ({_brief(error)})"
-                ) from None
-
-    def _add(self, number: int, entry: Mapping[str, Any]) -> None:
-        group_name, desc = entry["process_group"]
-        key = (entry["profiling_name"], group_name, desc)
-        known = self._names.get(key)
-        if known is None:
-            known = self._names[key] = _names(*key)
-        group, op = known
-        track = self._record.tracks.get(group)
-        # A group that was destroyed and made again counts from one again, under a new id.
-        made = entry.get("pg_id")
-        if track is None or self._made[group] != made:
-            track = self._begin(group)
-            self._made[group] = made
-        state = _state(entry)
-        order = entry.get("record_id", number)
-        if type(order) is not int:
-            order = int(order)
-        if op.startswith(("send", "recv")) or entry.get("is_p2p") in (True, "true"):
-            self._add_p2p(track, op, state, order, entry)
-        else:
-            self._add_collective(track, op, state, order, entry)
-
-    def _begin(self, group: GroupName) -> Track:
-        """A new track: what the ring holds of an earlier making of the group is over."""
-        before = self._record.tracks.get(group)
-        track = Track(group, makings=before.makings + 1 if before else 1)
-        self._record.tracks[group] = track
-        return track
-
-    def _add_collective(
-        self, track: Track, op: str, state: State, order: int, entry: Mapping[str, Any]
-    ) -> None:
-        seq = entry["collective_seq_id"]
-        if type(seq) is not int:
-            seq = int(seq)
-        call = (
-            op,
-            _shapes(entry.get("input_sizes")),
-            _shapes(entry.get("output_sizes")),
-            _types(entry.get("input_dtypes")),
-            _types(entry.get("output_dtypes")),
-        )
-        if track.seqs and seq <= track.seqs[-1]:
-            if seq == track.seqs[-1]:
-                self._merge(track, call, state)
-                return
-            track = self._begin(track.group)
-        track.seqs.append(seq)
-        track.calls.append(self._call(call))
-        track.frames.append(self._stack(entry.get("frames")))
-        track.states.append(state)
-        track.created_ns.append(int(entry.get("time_created_ns") or 0))
-        track.order.append(order)
-        track.timeout_ms = int(entry.get("timeout_ms") or 0)
-
-    def _merge(self, track: Track, call: tuple[Any, ...], state: State) -> None:
-        """Operations issued as one share a number; ``coalesced`` only marks their end."""
-        before = self._record.calls[track.calls[-1]]
-        track.states[-1] = min(track.states[-1], state)
-        if call[0] == "coalesced":
-            return
-        op = call[0] if before.op == "coalesced" else before.op
-        whole = (
-            op,
-            before.inputs + call[1],
-            before.outputs + call[2],
-            before.input_types + call[3],
-            before.output_types + call[4],
-        )
-        if len(whole[1]) > 1 << 16:
-            raise Unreadable("more tensors in one operation than any recorder writes")
-        track.calls[-1] = self._call(whole)
-
-    def _add_p2p(
-        self, track: Track, op: str, state: State, order: int, entry: Mapping[str, Any]
-    ) -> None:
-        """Of transfers between two ranks only those that are pending tell anything later."""
-        if state >= State.COMPLETED:
-            return
-        word, _, peers = op.partition(" ")
-        left, _, right = peers.replace("->", " ").replace("<-", " ").partition(" ")
-        track.pending_p2p.append(
-            P2P(
-                sends=word == "send",
-                me=int(left),
-                peer=int(right),
-                started=state == State.STARTED,
-                order=order,
-                created_ns=int(entry.get("time_created_ns") or 0),
-                frames=self._record.frames[index]
-                if (index := self._stack(entry.get("frames"))) >= 0
-                else (),
-            )
-        )
-
-    def _call(self, key: tuple[Any, ...]) -> int:
-        index = self._calls.get(key)
-        if index is None:
-            index = self._calls[key] = len(self._record.calls)
-            self._record.calls.append(Call(*key))
-        return index
-
-    def _stack(self, frames: Any) -> int:
-        """The table's index of the user's frames among ``frames``; -1 where there are none."""
-        if not frames:
-            return -1
-        # torch's pickles share the dictionaries of equal frames: identity finds most of them.
-        key = tuple(map(id, frames))
-        index = self._frames.get(key)
-        if index is None:
-            index = self._frames[key] = self._new_stack(frames)
-        return index
-
-    def _new_stack(self, frames: Iterable[Mapping[str, Any]]) -> int:
-        found = user_frames(
-            Frame(_text(f["filename"]), int(f["line"]), _text(f["name"])) for f in frames
-        )
-        if not found:
-            return -1
-        index = self._frames.get(found)
-        if index is None:
-            index = self._frames[found] = len(self._record.frames)
-            self._record.frames.append(found)
-        return index
-
-
-def _names(profiling_name: Any, group: Any, desc: Any) -> tuple[GroupName, str]:
-    backend, colon, op = _text(profiling_name).partition(":")
-    if not colon:
-        backend, op = "", backend
-    return GroupName(backend, _text(group), _text(desc)), _SAME_OP.get(op, op)
-
-
-def _state(entry: Mapping[str, Any]) -> State:
-    state = _STATES[entry["state"]]
-    retired = entry.get("retired")
-    if state is not State.COMPLETED and (retired is True or retired == "true"):
-        return State.RETIRED
-    return state
-
-
-def _shapes(value: Any) -> tuple[tuple[int, ...], ...]:
-    if not value:
-        return ()
-    if isinstance(value, str):
-        value = json.loads(value)
-    return tuple([tuple(map(int, shape)) for shape in value])
-
-
-def _types(value: Any) -> tuple[str, ...]:
-    if not value:
-        return ()
-    if isinstance(value, str):
-        value = json.loads(value)
-    return tuple(map(_text, value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str | int | float):
-        raise TypeError(f"{type(value).__name__} where text was expected")
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS]
-
-
 def _optional_text(value: Any) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _brief(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"no {error.args[0]!r:.60}"
-    return (str(error) or type(error).__name__).splitlines()[0][:120]
+    return None if value is None else text(value)

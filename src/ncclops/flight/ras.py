@@ -1,46 +1,23 @@
-"""The view of NCCL's RAS service, where there is one: who does not answer, who launched less.
-
-Each process of a job since NCCL 2.24 listens on localhost:28028 and answers for the whole job. The
-protocol is lines of text; ``set format json`` exists since 2.28.7. Asking is not free of risk:
-
-- up to 2.26: a crash when a report is made while communicators are created (NVIDIA/nccl 1669, 1718)
-- up to 2.29.1: memory is corrupted when a report has missing ranks (NVIDIA/nccl 1762, fixed in
-  2.29.2), and that is exactly when one wants to ask
-- 2.29.2 on: an open report of a crash while communicators are created (NVIDIA/nccl 2346); a job
-  that hangs creates none
-
-So it is asked only when told to, and only of a release that is known and not in the first two.
-"""
+"""The view of NCCL's RAS service, where there is one: who does not answer, who launched less."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.durations import format_duration
 from ncclops.flight.model import Evidence, RankEvidence
+from ncclops.flight.ras_client import MOST_BYTES, RasError, ask, why_not
 
-SAFE_SINCE = (2, 29, 2)
-# The service waits this long for peers that do not answer (its own default), and we for it.
-_PEERS_S = 5
-_MOST_BYTES = 64 << 20
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _TEXT_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _TEXT_SECTION = re.compile(
     r"^(Errors|Warnings)\s*\n=+\s*\n(.*?)(?=^\S[^\n]*\n=+\s*$|\Z)", re.M | re.S
 )
 _SHOWN_LINES = 40
 _SAVED = ("ras.json", "ras.txt")
-
-
-class RasError(Exception):
-    """The service cannot or must not be asked, or its answer makes no sense; one line."""
 
 
 @dataclass(frozen=True)
@@ -75,64 +52,39 @@ class View:
     lines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
         return asdict(self)
 
 
-def why_not(version: str) -> str | None:
-    """Why a job with this NCCL must not be asked; None if it may."""
-    found = _VERSION.match(version)
-    if found is None:
-        return "NCCL's version is not known from the dumps, and some releases crash when asked"
-    number = tuple(int(part or 0) for part in found.groups())
-    if number < SAFE_SINCE:
-        return (
-            f"NCCL {version} can crash the job when asked while ranks are missing "
-            "(NVIDIA/nccl 1762, fixed in 2.29.2)"
-        )
-    return None
+def find_view(evidence: Evidence, address: str | None) -> View | None:
+    """The service's answer: saved beside the dumps, or by asking at ``address``.
 
-
-def ask(address: str, patience: timedelta = timedelta(seconds=30)) -> str:
-    """The service's verbose status, as JSON if it can. Blocks for up to ``patience``.
-
-    Tries twice: of the processes on a node any may answer, and a stopped one never does. Raises
-    :class:`RasError`.
+    What it says, or why there is none, goes into the evidence and its notes.
     """
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise RasError(f"{address!r} is no HOST:PORT")
-    problem: Exception | None = None
-    for _ in range(2):
+    try:
+        text = _saved(Path(evidence.source))
+        if text is None and address is not None:
+            versions = {r.record.comm_lib for r in evidence.ranks.values() if r.record is not None}
+            version = max(filter(None, versions), default="")
+            if reason := why_not(version):
+                raise RasError(f"not asked: {reason}")
+            text = ask(address)
+        view = None if text is None else read(text)
+    except RasError as error:
+        evidence.notes.append(f"RAS: {error}")
+        return None
+    if view is not None:
+        evidence.notes += add_to(evidence, view) or ["RAS: finds nothing wrong"]
+    return view
+
+
+def _saved(folder: Path) -> str | None:
+    for name in _SAVED:
         try:
-            return _ask_once(host.strip("[]") or "localhost", int(port), patience / 2)
-        except (OSError, RasError) as error:
-            problem = error
-    raise RasError(f"no answer from {address} within {format_duration(patience)}: {problem}")
-
-
-def _ask_once(host: str, port: int, patience: timedelta) -> str:
-    with socket.create_connection((host, port), timeout=patience.total_seconds()) as connection:
-        stream = connection.makefile("rwb")
-        greeting = _command(stream, "client protocol 2")
-        if not greeting.upper().startswith("SERVER PROTOCOL"):
-            raise RasError(f"it is not NCCL's service: it said {greeting[:60]!r}")
-        _command(stream, f"timeout {_PEERS_S}")
-        _command(stream, "set format json")  # refused by releases that only have text
-        stream.write(b"verbose status\n")
-        stream.flush()
-        answer: bytes = stream.read(_MOST_BYTES)
-        return answer.decode(errors="replace")
-
-
-def _command(stream: Any, line: str) -> str:
-    stream.write(line.encode() + b"\n")
-    stream.flush()
-    answer: bytes = stream.readline(4096)
-    if not answer:
-        raise RasError("it closed the connection")
-    return answer.decode(errors="replace").strip()
+            with (folder / name).open("rb") as stream:
+                return stream.read(MOST_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+    return None
 
 
 def read(text: str) -> View:
@@ -189,38 +141,6 @@ def _trouble(rank: Mapping[str, Any]) -> str:
 
 def _rank(rank: Mapping[str, Any], state: str, launched: int | None = None) -> RasRank:
     return RasRank(int(rank["rank"]), str(rank["host"]), int(rank["pid"]), state, launched)
-
-
-def find_view(evidence: Evidence, address: str | None) -> View | None:
-    """The service's answer: saved beside the dumps, or by asking at ``address``.
-
-    What it says, or why there is none, goes into the evidence and its notes.
-    """
-    try:
-        text = _saved(Path(evidence.source))
-        if text is None and address is not None:
-            versions = {r.record.comm_lib for r in evidence.ranks.values() if r.record is not None}
-            version = max(filter(None, versions), default="")
-            if reason := why_not(version):
-                raise RasError(f"not asked: {reason}")
-            text = ask(address)
-        view = None if text is None else read(text)
-    except RasError as error:
-        evidence.notes.append(f"RAS: {error}")
-        return None
-    if view is not None:
-        evidence.notes += add_to(evidence, view) or ["RAS: finds nothing wrong"]
-    return view
-
-
-def _saved(folder: Path) -> str | None:
-    for name in _SAVED:
-        try:
-            with (folder / name).open("rb") as stream:
-                return stream.read(_MOST_BYTES).decode(errors="replace")
-        except OSError:
-            continue
-    return None
 
 
 def add_to(evidence: Evidence, view: View) -> list[str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ncclops.flight import ras, torch_opinion
 from ncclops.flight.compare import Comparison
-from ncclops.flight.findings import Finding, Side, find, others_text
+from ncclops.flight.findings import find
 from ncclops.flight.groups import Group, add_possible_members, align
 from ncclops.flight.model import Evidence
+from ncclops.flight.scene import Finding, Side, others_text
 from ncclops.flight.sources import gather
 from ncclops.flight.telling import sentence
 from ncclops.flight.waits import Waits, find_waits

@@ -154,7 +154,7 @@ def _dumps_only(source: Path, paths: list[Path], *, needed: bool = True) -> Evid
     results = read_files([(path, rank_of(path)) for path in paths])
     for result in results:
         _take(evidence, result, explicit=source.is_file())
-    if needed and not evidence.ranks:
+    if needed and not any(rank.record is not None for rank in evidence.ranks.values()):
         raise _nothing_readable(source, evidence)
     return evidence
 
@@ -175,6 +175,9 @@ def _take(evidence: Evidence, result: Result, *, explicit: bool = False) -> None
     if record is None:
         if explicit or not result.is_other:
             evidence.skipped.append((str(result.path), result.reason))
+            if (number := rank_of(result.path)) is not None:
+                about = evidence.rank(number)
+                about.missing = about.missing or f"its dump cannot be read ({result.reason})"
         return
     if record.taken_at is None:
         record.taken_at = result.path.stat().st_mtime

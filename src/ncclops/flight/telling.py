@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from ncclops.flight.findings import Finding, doing, others_text
+from ncclops.flight.absences import doing
 from ncclops.flight.model import Evidence, Frame
+from ncclops.flight.scene import Finding, others_text
 
 _SHOWN_PLACES = 4
 

@@ -1,9 +1,9 @@
 """The opinion of torch's own analyser, asked in a process of its own and survived.
 
-It loads pickles by executing them, stops at dumps that do not say who is in a group (Gloo's), and
-at names it does not know. So it is not given the files: this process reads them as plain data,
-fills in the members that we know, and calls it on that. Run as ``python -m
-ncclops.flight.torch_opinion``, with a JSON request on stdin; imports torch only there.
+It loads pickles by executing them, stops at dumps that do not say who is in a group (Gloo's),
+and at names it does not know. So it is not given the files: this process reads them as plain data,
+fills in the members that we know, and calls it on that. Run as
+``python -m ncclops.flight.torch_opinion``, with a JSON request on stdin; imports torch only there.
 """
 
 from __future__ import annotations

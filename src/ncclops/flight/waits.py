@@ -16,9 +16,11 @@ from ncclops.flight.model import Evidence, Place, State, Track
 
 # Pictures of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
-IN_FLIGHT_S = 1.0
+IN_FLIGHT_S = 0.5
 # A recorder that has heard of no completion in so many operations is not told of them.
 _UNTOLD = 64
+# After everything that has a place in a recorder's order.
+_UNORDERED = 1 << 62
 # Waiting in C below one of these looks like being elsewhere.
 _MAY_WAIT = {"the backward pass", "a lock or another thread"}
 
@@ -84,8 +86,10 @@ def _pending(groups: list[Group], rank: int) -> list[tuple[int, Op]]:
     for number, group in enumerate(groups):
         track = group.tracks.get(rank)
         if track is None:
+            if 0 <= group.completed.get(rank, -1) < group.last.get(rank, 0):
+                found.append((_UNORDERED, Op(number, group.completed[rank] + 1)))
             continue
-        for index in open_entries(track, group.completed.get(rank, -1)):
+        for index in open_entries(group, rank, track):
             found.append((track.order[index], Op(number, track.seqs[index])))
         for transfer in track.pending_p2p:
             if 0 <= transfer.peer < len(group.members):
@@ -94,17 +98,16 @@ def _pending(groups: list[Group], rank: int) -> list[tuple[int, Op]]:
     return found
 
 
-def open_entries(track: Track, completed: int) -> range:
-    """The entries of ``track`` that have not ended: those after the last that has.
-
-    ``completed`` is a sequence number known to be complete from elsewhere, or -1.
-    """
-    states = track.states
+def open_entries(group: Group, rank: int, track: Track) -> range:
+    """The entries of a rank's ``track`` that have not ended: those after the last that has."""
+    states, completed = track.states, group.completed.get(rank, -1)
     first = len(states)
     while first and states[first - 1] < State.COMPLETED and track.seqs[first - 1] > completed:
         first -= 1
     if first == 0 and len(states) > _UNTOLD:
-        first = len(states) - 1
+        # Only the last may be open, and that neither if all have come and some have gone on.
+        went_on = min(group.last.values()) >= track.last < max(group.last.values())
+        first = len(states) - (not went_on)
     return range(first, len(states))
 
 
@@ -119,9 +122,13 @@ def _add_ended_waits(evidence: Evidence, groups: list[Group], waits: Waits) -> N
             continue
         for rank, last in group.last.items():
             track = group.tracks.get(rank)
-            if last != newest or rank in waits.heads or track is None or not track.states:
+            if last != newest or rank in waits.heads:
                 continue
-            if track.states[-1] == State.RETIRED and not _ended_in_time(evidence, group, rank):
+            if track is None or not track.states:
+                # Only a count, by which it is ahead of others.
+                if rank not in group.completed:
+                    waits.heads[rank] = Op(number, newest)
+            elif track.states[-1] == State.RETIRED and not _ended_in_time(evidence, group, rank):
                 waits.heads[rank] = Op(number, newest)
 
 

@@ -1,0 +1,143 @@
+"""Ranks that others wait for and that wait for nobody: not arrived, elsewhere, or dead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ncclops.flight import waits as waiting
+from ncclops.flight.frames import user_frames
+from ncclops.flight.model import Evidence, RankEvidence, Track
+from ncclops.flight.scene import Finding, Scene, Side, waiting_side
+from ncclops.flight.waits import Op
+
+
+def absences(scene: Scene) -> list[Finding]:
+    """Ranks that others wait for and that wait for nobody, by what they are waited for in."""
+    waited_in: dict[int, Counter[Op]] = {}
+    for rank, targets in scene.waits.edges.items():
+        for target in targets:
+            waited_in.setdefault(target, Counter())[scene.waits.heads[rank]] += 1
+    together: dict[tuple[str, Op], list[int]] = {}
+    for target in sorted(waiting.roots(scene.waits)):
+        kind = _absence_kind(scene, target)
+        op = min(waited_in[target], key=lambda op: (-waited_in[target][op], op.group, op.seq))
+        together.setdefault((kind, op), []).append(target)
+    found = [_absence(scene, kind, op, absent) for (kind, op), absent in together.items()]
+    named = {rank for finding in found for rank in finding.culprits}
+    return found + _deaths_nobody_waits_for(scene, named)
+
+
+def _absence_kind(scene: Scene, rank: int) -> str:
+    about = scene.about(rank)
+    if about.ended is not None:
+        return "never-arrived" if about.ended_well else "rank-died"
+    if about.place is not None and about.place.inside == "monitored_barrier":
+        return "op-mismatch"
+    if about.record is None and about.place is None and not about.groups:
+        return "rank-died"  # nothing at all is left of it
+    return "never-arrived"
+
+
+def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
+    waiters = sorted(rank for rank, head in scene.waits.heads.items() if head == op)
+    group = scene.groups[op.group]
+    if kind == "rank-died" and op.peer is None:
+        waiters = [rank for rank in group.members if group.last.get(rank, -1) >= op.seq]
+        if any(scene.about(rank).overrun for rank in absent):
+            kind = "shape-mismatch"
+    finished = all(scene.about(rank).ended_well for rank in absent)
+    if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
+        kind = "extra-call"
+    sides = [waiting_side(scene, op, waiters)]
+    sides += [absent_side(scene, rank) for rank in absent]
+    return Finding(
+        kind=kind,
+        group=group,
+        seq=op.seq if op.peer is None else None,
+        op=scene.op_name(op, waiters),
+        culprits=tuple(waiters if kind == "extra-call" else absent),
+        confidence=_certainty(scene, kind, absent),
+        sides=tuple(sides),
+    )
+
+
+def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
+    abouts = [scene.about(rank) for rank in absent]
+    if all(about.ended for about in abouts):
+        return 0.95
+    if all(about.record or about.place for about in abouts):
+        return 0.95 if all(about.place for about in abouts) else 0.85
+    return 0.6 if kind == "rank-died" else 0.7
+
+
+def _deaths_nobody_waits_for(scene: Scene, named: set[int]) -> list[Finding]:
+    """Ranks that are known to have died; their peers' operations may have failed at once."""
+    dead = [
+        rank
+        for rank, about in sorted(scene.evidence.ranks.items())
+        if about.ended and not about.ended_well and rank not in named
+    ]
+    if not dead:
+        return []
+    group = next((g for g in scene.groups if set(dead) <= set(g.members)), None)
+    last = max(group.last.values(), default=0) if group is not None else 0
+    seq = last or None
+    sides = [absent_side(scene, rank) for rank in dead]
+    op = None
+    if group is not None and seq is not None:
+        others = [rank for rank, number in group.last.items() if number == seq]
+        at = Op(scene.groups.index(group), seq)
+        op = scene.op_name(at, others)
+        side = waiting_side(scene, at, others)
+        sides.insert(0, side)
+    return [Finding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
+
+
+def absent_side(scene: Scene, rank: int) -> Side:
+    about = scene.about(rank)
+    frames = user_frames(about.place.frames) if about.place is not None else ()
+    track, index = _newest(about)
+    if not frames and about.record is not None and track is not None and track.frames[index] >= 0:
+        frames = about.record.frames[track.frames[index]]
+    return Side("culprit", (rank,), doing(scene.evidence, rank), None, frames)
+
+
+def doing(evidence: Evidence, rank: int) -> str:
+    """What a rank that waits for nobody does, in words."""
+    about = evidence.ranks.get(rank)
+    if about is None or (about.record is None and about.place is None and not about.ended):
+        reason = f": {about.missing}" if about is not None and about.missing else ""
+        return f"left no record, so it died or cannot answer{reason}"
+    if about.overrun is not None:
+        received, room = about.overrun
+        return f"it received {received} bytes with room for {room}; {about.ended}"
+    if about.ended is not None:
+        return about.ended
+    told = evidence.faults.get(rank)
+    said = f"it reported {told}; " if told else ""
+    place = about.place
+    if place is None or (place.frame is None and place.inside is None):
+        return said + _last_done(about)
+    if place.frame is None:
+        return f"{said}it is inside {place.inside}"
+    if place.inside is not None:
+        return f"{said}it is inside {place.inside}, called in {place.frame}"
+    where = f"{said}it is in {place.frame}"
+    return f"{where} ({place.what})" if place.what else where
+
+
+def _last_done(about: RankEvidence) -> str:
+    """The newest entry of a rank, for want of its stacks."""
+    where = "where it is instead is not recorded"
+    track, index = _newest(about)
+    if track is None or about.record is None:
+        return where
+    call = about.record.calls[track.calls[index]]
+    stack = track.frames[index]
+    line = f" in {about.record.frames[stack][0]}" if stack >= 0 else ""
+    return f"{where}, its last was {call.op} #{track.seqs[index]} of group {track.group}{line}"
+
+
+def _newest(about: RankEvidence) -> tuple[Track | None, int]:
+    tracks = [t for t in about.record.tracks.values() if t.seqs] if about.record else []
+    return max(tracks, key=lambda track: track.order[-1], default=None), -1

@@ -1,0 +1,98 @@
+"""Where a rank stands, from stacks of several tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.flight.frames import is_machinery, user_frame
+from ncclops.flight.model import Frame
+from ncclops.flight.stacks import place_in
+
+TORCH = "/opt/lib/python3.12/site-packages/torch"
+FAULTHANDLER = f"""\
+Thread 0x00007f3b58bfe6c0 [pin_memory] (most recent call first):
+  File "/opt/lib/python3.12/threading.py", line 359 in wait
+  File "/home/user/prefetch.py", line 12 in run
+
+Current thread 0x00007f3c9c3f7740 (most recent call first):
+  File "{TORCH}/distributed/distributed_c10d.py", line 2950 in all_reduce
+  File "{TORCH}/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/user/train.py", line 57 in step
+  File "/home/user/train.py", line 90 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+def test_faulthandler_main_thread_comes_last() -> None:
+    """And is inside what the user called."""
+    place = place_in(FAULTHANDLER)
+    assert place is not None
+    assert (str(place.frame), place.inside) == ("train.py:57 step", "all_reduce")
+
+
+def test_a_named_main_thread_wins() -> None:
+    """Pictures that a process takes of itself name their threads, the main one first."""
+    text = FAULTHANDLER.replace("[pin_memory]", "[MainThread]")
+    place = place_in(text)
+    assert place is not None and str(place.frame) == "prefetch.py:12 run"
+
+
+def test_a_traceback_has_its_innermost_frame_last() -> None:
+    """As an exception prints it."""
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/user/train.py", line 90, in <module>\n    main()\n'
+        '  File "/home/user/data.py", line 12, in fetch\n    raise OSError\nOSError\n'
+    )
+    place = place_in(text)
+    assert place is not None and str(place.frame) == "data.py:12 fetch"
+
+
+def test_nothing_that_looks_like_a_stack() -> None:
+    """Text of any kind has no place in it."""
+    assert place_in("hello\nworld\n") is None
+
+
+@pytest.mark.parametrize(
+    ("below", "what"),
+    [
+        (f"{TORCH}/utils/data/dataloader.py", "its data loader"),
+        (f"{TORCH}/distributed/checkpoint/state_dict_saver.py", "saving or loading a checkpoint"),
+        ("/opt/lib/python3.12/subprocess.py", "a subprocess"),
+        (f"{TORCH}/_inductor/compile_fx.py", "compiling"),
+    ],
+)
+def test_what_a_rank_is_busy_with(below: str, what: str) -> None:
+    """The machinery below the user's line says it in words; it is no collective."""
+    text = (
+        "Thread 0x1 (most recent call first):\n"
+        f'  File "{below}", line 3 in inner\n  File "/home/user/train.py", line 4 in load\n'
+    )
+    place = place_in(text)
+    assert place is not None
+    assert (place.what, place.inside, str(place.frame)) == (what, None, "train.py:4 load")
+
+
+@pytest.mark.parametrize(
+    ("file", "machinery"),
+    [
+        (f"{TORCH}/nn/modules/module.py", True),
+        ("/opt/lib/python3.12/selectors.py", True),
+        ("<frozen importlib._bootstrap>", True),
+        ("/venv/lib/python3.11/site-packages/ncclops/restart/wrap.py", True),
+        ("/src/ncclops/worker/script.py", True),
+        ("/venv/lib/python3.11/site-packages/transformers/trainer.py", False),
+        ("/home/user/torch_experiments/train.py", False),
+    ],
+)
+def test_whose_code_it_is(file: str, machinery: bool) -> None:
+    """Installed packages of others are not the machinery's, and not quite the user's."""
+    assert is_machinery(file) == machinery
+
+
+def test_the_users_own_frame_comes_before_a_packages() -> None:
+    """A trainer that is installed stands in only where nothing else is the user's."""
+    package = Frame("/venv/lib/python3.11/site-packages/trl/trainer.py", 1, "train")
+    own = Frame("/home/user/train.py", 2, "main")
+    assert user_frame([package, own]) == own
+    assert user_frame([package]) == package
