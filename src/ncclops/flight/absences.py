@@ -63,6 +63,8 @@ def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
 
 def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
     abouts = [scene.about(rank) for rank in absent]
+    if any(about.overrun for about in abouts):
+        return 0.8
     if all(about.ended for about in abouts):
         return 0.95
     if all(about.record or about.place for about in abouts):
@@ -113,9 +115,11 @@ def doing(evidence: Evidence, rank: int) -> str:
         return f"it received {received} bytes with room for {room}; {about.ended}"
     if about.ended is not None:
         return about.ended
+    place = about.place
+    if place is not None and place.left is not None:
+        return f"it left by {place.left}" + (f", raised in {place.frame}" if place.frame else "")
     told = evidence.faults.get(rank)
     said = f"it reported {told}; " if told else ""
-    place = about.place
     if place is None or (place.frame is None and place.inside is None):
         return said + _last_done(about)
     if place.frame is None:
