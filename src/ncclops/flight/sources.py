@@ -110,7 +110,8 @@ def _says_something(rank: RankEvidence) -> bool:
 def _from_folder(directory: Path) -> Evidence:
     dumps, stacks = [], []
     for path in _files_below(directory):
-        if _STACK_NAME.search(path.name) and not _looks_like_dump(path):
+        near = path.name if path.parent == directory else f"{path.parent.name}/{path.name}"
+        if _STACK_NAME.search(near) and not _looks_like_dump(path):
             stacks.append(path)
         elif path.suffix.lower() not in _NEVER_DUMPS and (
             _looks_like_dump(path) or _DUMP_NAME.search(path.name)
