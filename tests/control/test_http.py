@@ -41,6 +41,8 @@ class Server:
 
     @staticmethod
     async def _answer(request: Request) -> Response:
+        if request.path == "/defect":
+            raise KeyError("a defect")
         if request.path == "/large":  # more than fits into the buffers of a socket
             return Response(200, bytes(16 << 20))
         return Response(200, f"{request.method} {request.path} ".encode() + request.body)
@@ -124,6 +126,12 @@ def test_a_thousand_requests_at_once_on_one_connection(server: Server) -> None:
 def test_what_is_asked_for_is_the_path(server: Server, target: bytes, path: bytes) -> None:
     answer = server.send(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.endswith(b"GET " + path + b" ")
+
+
+def test_a_handler_that_fails_is_one_request_s_matter(server: Server) -> None:
+    answers = server.send(GOOD.replace(b"/status", b"/defect") + GOOD)
+    assert answers.startswith(b"HTTP/1.1 500 ")
+    assert answers.endswith(b"GET /status ")
 
 
 def test_a_body_may_come_in_pieces(server: Server) -> None:

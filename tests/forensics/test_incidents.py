@@ -149,14 +149,15 @@ def test_a_team_that_the_agent_ends(
 
 
 def test_what_there_is_not(ncclops: Ncclops, tmp_path: Path) -> None:
-    assert "no run" in ncclops("incident").stderr
-    assert "no run under way" in ncclops("where").stderr
-    (tmp_path / "run").mkdir()
+    assert "no runs in runs/" in ncclops("incident").stderr
+    assert "no runs in runs/" in ncclops("where").stderr
+    run = tmp_path / "run"
+    run.mkdir()
     done = ncclops("incident", "run")
     assert (done.returncode, done.stdout) == (2, "")
-    (tmp_path / "run" / "run.json").write_text("{}")
+    (run / "events.jsonl").touch()
     assert "has no incidents" in ncclops("incident", "run").stderr
-    assert "no worker of run is alive" in ncclops("where", "run").stderr
-    (tmp_path / "run" / "incidents" / "3").mkdir(parents=True)
+    assert "is alive on this machine" in ncclops("where", "run").stderr
+    (run / "incidents" / "3").mkdir(parents=True)
     assert "no incident 1: it has 3" in ncclops("incident", "run", "1").stderr
     assert "pictures and no incident.json" in ncclops("incident", "run").stderr

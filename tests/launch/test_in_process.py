@@ -124,7 +124,7 @@ def test_a_syntax_error_is_a_mistake_too(
     assert len(only_run().named("restart")) == 1, "the decision to stop, and no second try"
 
 
-def test_the_same_failure_three_times_in_a_row_stops_the_job(
+def test_the_same_failure_again_and_again_ends_in_new_processes_and_then_in_a_stop(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
     source = (
@@ -135,8 +135,11 @@ def test_the_same_failure_three_times_in_a_row_stops_the_job(
     )
     done = launch(ncclops, script(source), nproc=2)
     assert done.returncode == 1
-    assert only_run().stdout(0) == "started\n" * 3
-    assert "3 times in a row" in done.stderr
+    assert only_run().stdout(0) == "started\n" * 3 + "started\n", "once more in a new process"
+    first, second = only_run().named("escalation")
+    assert (first["to"], second["to"]) == ("respawn", "stop")
+    assert "3 times in a row at the same place without a new step" in first["reason"]
+    assert "again in new processes" in second["reason"]
 
 
 def test_each_iteration_finds_the_process_as_it_was(ncclops: Ncclops, script: Script) -> None:

@@ -14,6 +14,7 @@ from ncclops.launch.options import (
     check_target,
     parse_nproc,
     parse_shown,
+    target_of,
 )
 
 EVERYONE = frozenset(range(4))
@@ -96,3 +97,21 @@ class TestTarget:
         monkeypatch.chdir(tmp_path)
         check_target(Target("module", "trainer"))
         check_target(Target("module", "json.tool"))
+
+    def test_a_function_of_a_file_is_told_from_a_file_of_that_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "train.py").write_text("def main(): pass\nfrom os import getcwd as where\n")
+        (tmp_path / "odd.py:name").touch()
+        monkeypatch.chdir(tmp_path)
+        kinds = {
+            name: target_of(name, (), module=False, program=False).kind
+            for name in ("train.py", "train.py:main", "odd.py:name", "train.py:not-a-name")
+        }
+        assert list(kinds.values()) == ["script", "function", "script", "script"]
+        for found in ("main", "where"):
+            check_target(Target("function", f"train.py:{found}"))
+        with pytest.raises(UsageError, match=r"train.py has no function mian; it defines main"):
+            check_target(Target("function", "train.py:mian"))
+        with pytest.raises(UsageError, match=r"gone.py does not exist"):
+            check_target(Target("function", "gone.py:main"))

@@ -80,6 +80,16 @@ def test_an_end_of_an_iteration_tells_its_last_step_first() -> None:
     assert steps_told(live, 0, range(1, 5), now=6.0, iteration=1) == [1]
 
 
+def test_what_other_ranks_wrote_before_they_started_again_does_not_count() -> None:
+    live = watch()
+    steps_told(live, 0, range(16), now=1.0)
+    record(live, 0, now=5.0, kind="iteration", iteration=1)
+    assert record(live, 1, now=5.0, kind="step", step=15) == []
+    assert live.saw_line(0, line("step", step=15), now=5.0, at=5.0) == []
+    record(live, 1, now=5.0, kind="iteration", iteration=1)
+    assert steps_told(live, 1, range(10, 15), now=6.0, iteration=1) == [10]
+
+
 def test_the_time_per_step_is_the_mean_since_the_last_one_told() -> None:
     live = watch()
     for n in range(12):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 # Generous: a deadline says "stuck", not "slow".
@@ -118,18 +119,26 @@ class Job:
         path = self.directory / f"guardian-{rank}.pid"
         return int(wait_until(lambda: path.exists() and path.read_text().strip(), "the pid file"))
 
+    def guardian_log(self, rank: int) -> str:
+        """What the guardian has logged so far."""
+        path = self.directory / f"guardian-log-{rank}"
+        return path.read_text() if path.exists() else ""
+
     def wait(self) -> dict[int, int]:
         """Exit codes of all ranks, negative for signals."""
         return {rank: self._exit(rank) for rank in self.pids}
 
     def _exit(self, rank: int) -> int:
-        path = self.directory / f"exit-{rank}"
+        path = self._exit_path(rank)
         try:
             wait_until(path.exists, f"the end of rank {rank}")
         except BaseException:
             self._print_logs()
             raise
         return int(path.read_text())
+
+    def _exit_path(self, rank: int) -> Path:
+        return self.directory / f"exit-{rank}"
 
     def _print_logs(self) -> None:
         for pid in self.processes():
@@ -165,15 +174,27 @@ class Job:
             raise
 
     def processes(self) -> list[int]:
-        """Pids of everything that descends from this job, found by its mark in the environment."""
+        """Pids of everything that this job has started and that has not ended."""
         mark = f"NCCLOPS_TEST_TAG={self.tag}".encode()
-        found = []
+        found = set(self.store_servers())
+        found |= {pid for rank, pid in self.pids.items() if not self._exit_path(rank).exists()}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     if mark in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
+                        found.add(int(entry.name))
+        return sorted(found)
+
+    def store_servers(self) -> list[int]:
+        """Pids of those who listen on the store's port: a forked one bears no mark."""
+        listening = psutil.net_connections("tcp")
+        return [
+            connection.pid
+            for connection in listening
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr.port == self.port
+            and connection.pid is not None
+        ]
 
     def expect_no_orphans(self) -> None:
         """Everything that the job started goes away by itself."""

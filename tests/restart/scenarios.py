@@ -223,7 +223,7 @@ def hanging(worker: Worker) -> Any:
         else:
             raise AssertionError(how)
 
-    return worker.wrap(main, **HANG)()
+    return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **HANG)()
 
 
 @scenario

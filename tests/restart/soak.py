@@ -13,6 +13,8 @@ LETHAL = ("kill", "stop", "gil")
 # Half of them exceptions, and a hang that releases the GIL, which costs a soft timeout.
 HARMLESS = ("exception", "exception", "exception", "sleep")
 PLACES = ("step", "step", "reduced", "initialize", "saving")
+# A restart waits for the end of an atomic section: a hang in one takes its rank away.
+_PLACES_OF_HANGS = tuple(place for place in PLACES if place != "saving")
 # A failure there ends its rank, as does death.
 PLACES_OF_NO_RETURN = ("finalize", "health_check")
 
@@ -29,8 +31,9 @@ def schedule(seed: int, world: int, steps: int, faults: int, lethal: int) -> lis
         place = chance.choice(PLACES + PLACES_OF_NO_RETURN)
         found.append([chance.randrange(steps), rank, chance.choice(LETHAL), place])
     for _ in range(faults - lethal):
-        step, rank = chance.randrange(steps), chance.randrange(world)
-        found.append([step, rank, chance.choice(HARMLESS), chance.choice(PLACES)])
+        step, rank, kind = chance.randrange(steps), chance.randrange(world), chance.choice(HARMLESS)
+        place = chance.choice(_PLACES_OF_HANGS if kind == "sleep" else PLACES)
+        found.append([step, rank, kind, place])
     return found
 
 

@@ -11,7 +11,7 @@ STEPS = 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "lethal"), [(1, 0), (6, 4)], ids=["survivable", "deaths"])
+@pytest.mark.parametrize(("seed", "lethal"), [(20, 0), (22, 4)], ids=["survivable", "deaths"])
 def test_random_faults_do_not_change_the_result(job: Job, seed: int, lethal: int) -> None:
     """Eight ranks; exceptions, hangs and, in the second half, deaths of all kinds."""
     faults = schedule(seed, world=8, steps=STEPS, faults=12, lethal=lethal)

@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), *STEPS],
         cwd=tmp_path_factory.mktemp("undisturbed"),
-        env=clean_environ(),
+        env=clean_environ({"OMP_NUM_THREADS": "1"}),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

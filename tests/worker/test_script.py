@@ -98,6 +98,42 @@ def test_it_sees_what_python_shows(arguments: list[str], project: Path) -> None:
     assert worker == plain
 
 
+FUNCTIONS = """
+import multiprocessing, pickle, sys
+
+class Thing: pass
+
+def child(queue): queue.put(__name__)
+
+def main():
+    print(__name__, sys.argv, type(pickle.loads(pickle.dumps(Thing()))) is Thing, flush=True)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print("child:", queue.get(timeout=30), flush=True)
+    process.join()
+    return 3
+
+def fail(): raise KeyError("boo")
+
+if __name__ == "__main__":
+    print("not this")
+"""
+
+
+def test_a_function_of_a_file_is_called_as_an_import_would(project: Path) -> None:
+    (project / "jobs.py").write_text(FUNCTIONS)
+    worker = ["-m", "ncclops.worker", "-f"]
+    code, stdout, stderr = run(worker, ["jobs.py:main", "--lr", "1"], project)
+    assert (code, stderr) == (0, "")
+    assert stdout == "jobs ['jobs.py', '--lr', '1'] True\nchild: jobs\n"
+    _, _, plain = run(["-c", "import jobs; jobs.fail()"], [], project)
+    code, _, stderr = run(worker, ["jobs.py:fail"], project)
+    assert code == 1
+    assert stderr.splitlines()[1:] == plain.splitlines()[2:], "the traceback starts in the file"
+
+
 def test_a_safe_path_stays_safe(project: Path) -> None:
     plain, worker = both(["probe.py"], project, PYTHONSAFEPATH="1", PYTHONPATH=_source_path())
     assert worker == plain

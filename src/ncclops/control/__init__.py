@@ -14,8 +14,9 @@ directory, like all readings of a run; what changes the run goes to the agent ov
 - ``http``                   one HTTP connection, with limits on everything
 - ``address``, ``client``    the socket and the token of a run, found by its directory
 - ``status``, ``events``     what is known of a run: the values, and the fold over its events
-- ``reading``, ``ranks``     the edges: files of the run, memory of its processes
-- ``merge``                  the status of several nodes as one
+- ``reading``, ``ranks``, ``gpu_memory``
+                             the edges: files of the run, memory of its processes and GPUs
+- ``compare``, ``merge``     what follows from all ranks together; several nodes as one
 - ``metrics``                the status in Prometheus' format
 - ``runs``                   which run is meant
 """

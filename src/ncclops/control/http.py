@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class _Connection:
             if request is None:
                 return False
             head_only = request.method == "HEAD"
-            response = await self._handler(request)
+            response = await self._handle(request)
         except BadRequest as error:
             response = error_response(error.status, str(error))
         except h11.RemoteProtocolError as error:
@@ -134,6 +135,13 @@ class _Connection:
             return False
         self._http.start_next_cycle()
         return True
+
+    async def _handle(self, request: Request) -> Response:
+        try:
+            return await self._handler(request)
+        except Exception as error:  # noqa: BLE001 - the boundary of a request: others go on
+            traceback.print_exc()
+            return error_response(500, f"a defect: {error!r}")
 
     async def _read_request(self) -> Request | None:
         """The next request, whole; None if there is no more."""

@@ -22,12 +22,14 @@ def record_end(
     ended: Mapping[int, str],
     running: Sequence[int],
     attempt: int,
+    hung: Mapping[int, str] | None = None,
     limit: timedelta = LIMIT,
 ) -> Path:
     """Take pictures of the ranks that still run, and write the incident; its directory.
 
     ``ended`` are the initial ranks that have failed, the one to blame first, and how each ended
-    (``exit code 1``, ``SIGKILL``). Blocks for ``limit`` at most; call it in a thread, before the
+    (``exit code 1``, ``SIGKILL``); ``hung`` are those that still run and are to blame, with the
+    evidence. Blocks for ``limit`` at most; call it in a thread, before the
     others get SIGTERM. Raises ``OSError`` when the run directory cannot be written.
     """
     at, started = time.time(), time.monotonic()
@@ -38,16 +40,19 @@ def record_end(
         reason = f"its process has ended ({how})"
         layout.add_missing(layout.rank_dir(directory, rank), reason, list(layout.PICTURE))
     collect_ms = round(1000 * (time.monotonic() - started), 3)
-    record = _record(run, dict(ended), attempt, at)
+    faults = [_hang(rank, how, at) for rank, how in (hung or {}).items()]
+    faults += [_fault(run, rank, how, attempt, at) for rank, how in ended.items()]
+    record = _record(faults, list(ended), attempt, at)
     record |= {"world_size_before": len(ended) + len(running), "world_size": 0}
     record |= {"phases_ms": {"collect": collect_ms}, "silent": sorted(collected.reasons)}
     layout.write_json(directory / layout.INCIDENT, record)
     return directory
 
 
-def _record(run: Path, ended: dict[int, str], attempt: int, at: float) -> dict[str, Any]:
+def _record(
+    faults: list[dict[str, Any]], ended: list[int], attempt: int, at: float
+) -> dict[str, Any]:
     """In the form of ``restart.incident.Incident``; nothing started again, so iteration 0."""
-    faults = [_fault(run, rank, how, attempt, at) for rank, how in ended.items()]
     first = faults[0]
     return {
         "schema": "ncclops.incident/1",
@@ -56,8 +61,8 @@ def _record(run: Path, ended: dict[int, str], attempt: int, at: float) -> dict[s
         "cause": first["kind"],
         "summary": first["summary"],
         "first_faulty_rank": first["initial_rank"],
-        "faulty_ranks": list(ended),
-        "ranks_lost": list(ended),
+        "faulty_ranks": [fault["initial_rank"] for fault in faults],
+        "ranks_lost": ended,
         "exception": first["summary"] if first["traceback"] else None,
         "traceback": first["traceback"],
         "faults": faults,
@@ -65,6 +70,20 @@ def _record(run: Path, ended: dict[int, str], attempt: int, at: float) -> dict[s
         "rank_before": None,
         "rank": None,
         "at": at,
+    }
+
+
+def _hang(rank: int, evidence: str, at: float) -> dict[str, Any]:
+    return {
+        "kind": "hung",
+        "initial_rank": rank,
+        "rank": rank,
+        "iteration": 0,
+        "at": at,
+        "summary": f"rank {rank} hangs: {evidence}",
+        "traceback": None,
+        "gone": False,
+        "secondary": False,
     }
 
 

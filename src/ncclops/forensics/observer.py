@@ -33,6 +33,7 @@ class Observer:
         self._pid = pid
         self._page = page
         self._silent_in: float | None = None  # the iteration; once in each is enough
+        self.stacks: str | None = None  # as of the last look at a silent process
 
     def look(self, iteration: int) -> None:
         """The main process takes its picture as ``iteration`` ends: add the view from outside.
@@ -50,7 +51,7 @@ class Observer:
             return
         self._silent_in = self._page.iteration
         view = self._view()
-        text = dump_stacks(self._dumper(), _DUMP_WITHIN_S)
+        text = self.stacks = dump_stacks(self._dumper(), _DUMP_WITHIN_S)
         missing = [*_FROM_THE_RANK, *([] if text else [layout.STACKS])]
         self._write_later(view, stacks=text, reason=f"it did not answer: {why}", missing=missing)
 

@@ -173,16 +173,14 @@ class _Agent:
         attempt.start()
         await attempt.watch()
         self._stopped_by = self._stop.first
-        failed = attempt.team.final_failure()
+        failed = attempt.failure()
         await attempt.stop_workers()
         if failed is not None:
             # The first to end need not be the one to blame; by now all have ended.
-            failed = attempt.team.final_failure() or failed
+            rank, cause = attempt.failure() or failed
             self._receipts.collect()
             attempt.watching.flush()
-            self._run.event(
-                "fault", rank=failed.rank, cause=str(failed.exit), attempt=attempt.number
-            )
+            self._run.event("fault", rank=rank, cause=cause, attempt=attempt.number)
         return failed is not None, await attempt.close()
 
     async def _local_end(

@@ -19,6 +19,8 @@ from ncclops.forensics.ended import record_end
 from ncclops.launch import events, logs, proctree, store, workers
 from ncclops.launch.changes import Changes
 from ncclops.launch.company import Company
+from ncclops.launch.hang_action import Hang, HangAction
+from ncclops.launch.hang_watch import HangWatch
 from ncclops.launch.job import Job
 from ncclops.launch.livescan import Diagnosis, LiveScan
 from ncclops.launch.place import Place
@@ -67,6 +69,14 @@ class RunningAttempt:
         self._stop_page: StopPage | None = None
         self._scan = LiveScan(logs.output(self._run, place.ranks), scene.printed)
         self.watching = Watching(self._job, scene.say)
+        self.hang: Hang | None = None  # where the attempt came to nothing because of one
+        self._hang_watch = HangWatch(
+            self._job,
+            place.ranks,
+            self.team,
+            self.watching.steps_printed,
+            HangAction(self._job, self.team, scene.say, self._on_hang).on_hung,
+        )
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -80,6 +90,7 @@ class RunningAttempt:
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._spawn_all()
+            self._hang_watch.start()
         except (NcclopsError, OSError) as error:
             self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
 
@@ -94,10 +105,19 @@ class RunningAttempt:
                 not (team.running() or self._place.idle)
                 or team.final_failure() is not None
                 or stop.asked
+                or self.hang
                 or self.cannot_start
                 or company.over_for_all()
             )
         )
+        self._hang_watch.close()
+
+    def failure(self) -> tuple[int, str] | None:
+        """Which rank's failure has ended the attempt and how it failed, if one has."""
+        if self.hang is not None:
+            return self.hang.ranks[0], f"hung: {self.hang.reason}"
+        failed = self.team.final_failure()
+        return None if failed is None else (failed.rank, str(failed.exit))
 
     async def stop_workers(self) -> None:
         """End the workers that are still there: together if we are to stop, else by signals."""
@@ -111,23 +131,31 @@ class RunningAttempt:
         stop = TeamStop(self._job, team, scene.stop, scene.changes, self._stop_page, scene.say)
         # A step to stop at would have to be the same on all nodes, so several of them get signals.
         alone = self._job.party is None
-        if alone and scene.stop.asked and team.final_failure() is None:
+        if self.hang is not None:
+            await self._collect_pictures()
+            await stop.force(f"rank {self.hang.ranks[0]} hangs")
+        elif alone and scene.stop.asked and team.final_failure() is None:
             await stop.run()
         else:
             await self._collect_pictures()
             await stop.signal_all(self._job.stop_grace)
 
     async def _collect_pictures(self) -> None:
-        """Of the ranks that are about to be ended because one has failed."""
+        """Of the ranks that are about to be ended because one has failed, or hangs."""
         failure = self.team.final_failure()
-        if failure is None or self._job.restarts_in_process:
+        if self.hang is None and (failure is None or self._job.restarts_in_process):
             return  # the restart core takes its own
-        failed = [failure, *(w for w in self.team.ended if w is not failure)]
-        ended = {worker.rank: str(worker.exit) for worker in failed}
-        running = [worker.rank for worker in self.team.running()]
+        failed = [] if failure is None else [failure]
+        failed += [worker for worker in self.team.ended if worker is not failure]
+        hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
         with suppress(OSError):  # a full disk keeps nobody from ending
             await asyncio.to_thread(
-                record_end, self._run.path, ended=ended, running=running, attempt=self.number
+                record_end,
+                self._run.path,
+                ended={worker.rank: str(worker.exit) for worker in failed},
+                running=[worker.rank for worker in self.team.running()],
+                attempt=self.number,
+                hung=hung,
             )
 
     async def close(self) -> Diagnosis:
@@ -141,6 +169,7 @@ class RunningAttempt:
         diagnosis = await asyncio.to_thread(
             self._scan.finish,
             self.team.failed_statuses(),
+            {} if self.hang is None else self.hang.lines(),
             starting_up=not self.team.bootstrapped,
         )
         self._scene.collect_receipts()
@@ -155,6 +184,12 @@ class RunningAttempt:
             self._scene.collect_receipts()
             self.watching.flush()
         events.take_over(self._run, self.team, rank, record)
+        self._scene.changes.tell()
+
+    def _on_hang(self, hang: Hang) -> None:
+        self.hang = hang
+        self.team.hung = set(hang.ranks)
+        self.team.last_faulty = hang.ranks[0]
         self._scene.changes.tell()
 
     def own_pids(self) -> set[int]:

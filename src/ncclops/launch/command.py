@@ -243,6 +243,7 @@ def _job(
         stop_grace=prepared.ladder.stop_grace,
         limits=prepared.ladder.for_workers(request.profile.growth),
         watch=_watch_rules(prepared),
+        hang=_hang_windows(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
@@ -259,6 +260,17 @@ def _watch_rules(prepared: Prepared) -> WatchRules:
     return WatchRules(
         windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
         straggler=watch.straggler,
+    )
+
+
+def _hang_windows(prepared: Prepared) -> hang.Windows:
+    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    usual = hang.Windows()
+    return replace(
+        usual,
+        hang=watch.hang,
+        quiet=max(watch.quiet, watch.hang),
+        compile=max(compiling or usual.compile, watch.hang),
     )
 
 

@@ -43,6 +43,7 @@ def conclude(ended: Ended) -> Verdict:
         launcher_lost=ended.launcher_lost,
         losses_allowed=job.restarts_in_process,
         cannot_start=last.cannot_start,
+        hung=None if last.hang is None else f"hang: {last.hang.reason}",
     )
     agreed = ended.settled.agreed
     if agreed is not None and ended.stopped_by is None:

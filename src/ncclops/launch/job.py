@@ -15,6 +15,7 @@ from ncclops.launch.rundir import RunDirectory
 from ncclops.launch.workers import Layout
 from ncclops.receipts import gpu
 from ncclops.receipts.forms import Form
+from ncclops.receipts.hang import Windows
 from ncclops.receipts.live import WatchRules
 from ncclops.worker.limits import Limits
 
@@ -38,6 +39,7 @@ class Job:
     stop_grace: timedelta
     limits: Limits  # the timeouts that workers were started with
     watch: WatchRules
+    hang: Windows
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others

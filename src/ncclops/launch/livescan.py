@@ -19,6 +19,7 @@ from ncclops.launch.tail import GrowthWatch
 _CHUNK = 1 << 20
 # Where the evidence says that exit statuses come from; in torchelastic's words, for the classifier.
 _EXITS = "exit status"
+_HANGS = "hang watch"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class LiveScan:
             self._watch.add(path)
         self._thread.start()
 
-    def finish(self, statuses: Mapping[int, int], *, starting_up: bool) -> Diagnosis:
+    def finish(
+        self, statuses: Mapping[int, int], hangs: Mapping[int, str], *, starting_up: bool
+    ) -> Diagnosis:
         """Read to the end and judge. Blocks until that is done.
 
         ``statuses`` are the exit statuses of ranks that failed, evidence like any line: a crash
-        in native code leaves nothing else.
+        in native code leaves nothing else. ``hangs`` is what the hang watch says about ranks.
         ``starting_up``: the workers never got as far as a process group.
         """
         self._finishing.set()
@@ -66,6 +69,8 @@ class LiveScan:
             return Diagnosis(_unknown(self._failure), steps=0)
         for rank, status in statuses.items():
             self._scanner.feed(rank, _EXITS, f"exitcode  : {status} (rank {rank})\n".encode())
+        for rank, line in hangs.items():
+            self._scanner.feed(rank, _HANGS, f"{line}\n".encode())
         return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:

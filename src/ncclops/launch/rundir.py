@@ -3,6 +3,8 @@
 <run>/run.json              what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl          one JSON object per event, appended and flushed
 <run>/store.log             output of the store server
+<run>/control/              http.sock, token, server.log (``ncclops.control``), stop (a page of
+                            memory, ``ncclops.receipts.stop``)
 <run>/incidents/<n>/        incident.json: why an iteration ended, and what the restart took; the
                             picture of each rank (``ncclops.forensics.layout``)
 <run>/where/<n>/            pictures of a look from outside (``ncclops where``)

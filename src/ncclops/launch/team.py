@@ -23,6 +23,7 @@ class Team:
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
+    hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
     last_faulty: int | None = None
 
     def running(self) -> list[Worker]:
@@ -76,7 +77,7 @@ class Team:
             for worker in self.ended
             if worker.exit is not None
             and not worker.exit.ok
-            and worker.rank not in self.asked_to_stop
+            and worker.rank not in self.asked_to_stop | self.hung
         }
 
     def blamed_first(self) -> list[Ending]:
@@ -90,5 +91,5 @@ class Team:
             exit_code=worker.exit.code if worker.exit else None,
             signal=worker.exit.signal if worker.exit else None,
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
-            asked_to_stop=worker.rank in self.asked_to_stop,
+            asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
         )

@@ -102,8 +102,13 @@ class TeamStop:
         if way is Way.SIGNAL:
             limit = self._left()
         elif not self._stop.hurry:
-            await self._abort_groups()
+            await self._abort_groups(self._why_by_force())
         await self.signal_all(limit)
+
+    async def force(self, why: str) -> None:
+        """Stop the team now: there is nothing to wait for."""
+        await self._abort_groups(why)
+        await self.signal_all(self._job.stop_grace)
 
     async def signal_all(self, limit: timedelta) -> None:
         """SIGTERM, ``limit``, SIGKILL, for the workers that are still there."""
@@ -171,12 +176,15 @@ class TeamStop:
 
     # --- by force -------------------------------------------------------------------------------
 
-    async def _abort_groups(self) -> None:
+    def _why_by_force(self) -> str:
+        failed = self._team.final_failure()
+        if failed is not None:
+            return f"rank {failed.rank} has failed meanwhile"
+        return "the grace time is over"
+
+    async def _abort_groups(self, why: str) -> None:
         team = self._team
         ranks = [worker.rank for worker in team.running()]
-        why = "the grace time is over"
-        if (failed := team.final_failure()) is not None:
-            why = f"rank {failed.rank} has failed meanwhile"
         self._job.run.event("stop-forced", ranks=ranks, reason=why)
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
         team.asked_to_stop |= set(ranks)

@@ -99,6 +99,7 @@ def judge(
     launcher_lost: bool,
     losses_allowed: bool = False,
     cannot_start: NcclopsError | None = None,
+    hung: str | None = None,
 ) -> tuple[Outcome, int, str]:
     """Outcome, exit code and reason for a run whose workers ended as ``endings``.
 
@@ -111,6 +112,8 @@ def judge(
         return _judge_stop(endings, stopped_by)
     if cannot_start is not None:
         return "failed", cannot_start.exit_code, str(cannot_start)
+    if hung is not None:
+        return "failed", 1, hung
     bad = [ending for ending in endings if not ending.ok]
     # One that ended well because we asked it to stop has not finished the job.
     well = sum(ending.ok and not ending.asked_to_stop for ending in endings)

@@ -116,7 +116,7 @@ def judge(samples: Sequence[Sample], windows: Windows, *, world_size: int) -> Ha
         return _verdict(findings, culprits, f"{_name(culprits)}: {outside[0].reason}")
     stuck = _ranks(findings, "stuck")
     if stuck and len(stuck) == world_size:
-        culprits = _behind(samples)
+        culprits = _most_stuck(_behind(samples), findings)
         first = next(finding for finding in findings if finding.rank == culprits[0])
         inside = all(sample.in_collective for sample in samples)
         where = "wait in a collective" if inside else "are stuck"
@@ -193,6 +193,12 @@ def _behind(samples: Sequence[Sample]) -> tuple[int, ...]:
     if len(known) < len(samples):
         return tuple(sample.rank for sample in samples)
     return tuple(sample.rank for sample in samples if sample.collectives == min(known))
+
+
+def _most_stuck(ranks: tuple[int, ...], findings: Sequence[Finding]) -> tuple[int, ...]:
+    """Those of ``ranks`` of which not even the interpreter runs, if there are such ones."""
+    frozen = {finding.rank for finding in findings if Kind.INTERPRETER in finding.stale}
+    return tuple(rank for rank in ranks if rank in frozen) or ranks
 
 
 def _as_waiting(finding: Finding) -> Finding:

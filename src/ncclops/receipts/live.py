@@ -57,6 +57,7 @@ class LiveWatch:
         self._ranks: dict[int, _Rank] = {}
         self._pace = _Pace()
         self._iteration = 0
+        self._recording: set[int] = set()  # ranks that report their steps
 
     @property
     def deadline(self) -> float | None:
@@ -76,6 +77,8 @@ class LiveWatch:
         """A line that ``rank`` has printed."""
         if seen.kind == "step":
             self._rank(rank).printed += 1
+            if rank in self._recording:  # it may be of an earlier start; records say of which
+                return []
         return self._saw(rank, seen, now, at)
 
     def saw_record(
@@ -89,6 +92,8 @@ class LiveWatch:
     ) -> list[Note]:
         """A record that ``rank`` has written in ``iteration``."""
         notes: list[Note] = []
+        if iteration < self._iteration:  # written before the others started again
+            return notes
         if iteration > self._iteration:  # the first rank to start again; the others follow
             self._iteration = iteration
             notes += self.flush()
@@ -97,6 +102,8 @@ class LiveWatch:
         if seen.kind == "start":
             self._ranks[rank] = _Rank()
             return notes
+        if seen.kind == "step":
+            self._recording.add(rank)
         notes += self._saw(rank, seen, now, at)
         if step_time is not None:
             notes += self._compare(rank, step_time)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from ncclops.receipts import gpu, progress
+from ncclops.receipts import progress
 from ncclops.receipts.evidence import Reading
 from ncclops.receipts.progress import WARM_AFTER_STEPS, Progress, Warmup
 
@@ -18,27 +18,22 @@ def read_rank(
     pid: int,
     *,
     alive: bool | None = None,
-    collectives: tuple[int, int] | None = None,
-    device: int | str | None = None,
+    gpu_active: bool | None = None,
     printed_steps: int | None = None,
 ) -> Reading:
     """One look at the worker ``pid`` of ``rank`` on this node.
 
-    ``alive`` is what the caller knows from the process's pidfd, ``collectives`` how many were
-    enqueued and completed (from the flight recorder), ``device`` the rank's GPU as in ``gpu``,
-    ``printed_steps`` how many steps the log shows, for a script that only prints. What a worker
-    does not report (another program, or not that far yet) is unknown, not stale.
+    ``alive`` is what the caller knows from the process's pidfd, ``gpu_active`` whether its GPU
+    works, ``printed_steps`` how many steps the log shows, for a script that only prints. What a
+    worker does not report (another program, or not that far yet) is unknown, not stale.
     """
-    enqueued, completed = collectives or (None, None)
     reading = Reading(
         rank=rank,
         alive=alive,
         incarnation=pid,
         steps=printed_steps,
-        enqueued=enqueued,
-        completed=completed,
         cpu_s=tree_cpu_s(pid),
-        gpu_active=None if device is None else gpu.is_active(device),
+        gpu_active=gpu_active,
         warming_up=(printed_steps or 0) < WARM_AFTER_STEPS,
     )
     page = progress.read(progress.path_in(run_dir, rank))
@@ -47,6 +42,7 @@ def read_rank(
 
 def _with_page(reading: Reading, page: Progress) -> Reading:
     in_phase = page.phase is not None
+    enqueued, completed = page.collectives or (None, None)
     phase_age = timedelta(microseconds=(time.monotonic_ns() - page.phase_began_ns) // 1000)
     return replace(
         reading,
@@ -54,6 +50,8 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
         # No steps yet may mean that the script reports none.
         steps=page.steps or page.updates or reading.steps,
         tick=page.tick_ns,
+        enqueued=enqueued,
+        completed=completed,
         warming_up=(
             reading.warming_up
             and page.warmup is not Warmup.OVER

@@ -30,7 +30,7 @@ class Warmup(IntEnum):
 # Positions of the numbers in the page. STEP holds the number of the last step that ended plus one.
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
-UPDATES, STOP_CALLBACKS = range(13, 15)
+UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED = range(13, 17)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -49,7 +49,8 @@ class Progress:
 
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
     in this iteration, and ``updates`` how often an optimizer has updated in it.
-    ``stop_callbacks`` is how many the script has registered for a requested stop.
+    ``stop_callbacks`` is how many the script has registered for a requested stop,
+    ``collectives`` how many were enqueued and completed (``receipts.collectives``).
     """
 
     pid: int
@@ -67,6 +68,7 @@ class Progress:
     ended: bool
     updates: int
     stop_callbacks: int
+    collectives: tuple[int, int | None] | None
 
 
 class Page:
@@ -120,4 +122,12 @@ def read(path: Path) -> Progress | None:
         ended=numbers[ENDED_NS] > 0,
         updates=numbers[UPDATES],
         stop_callbacks=numbers[STOP_CALLBACKS],
+        collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
     )
+
+
+def _collectives(enqueued: int, completed: int) -> tuple[int, int | None] | None:
+    # Each number is one more than it says, so that 0 is "not known".
+    if not enqueued:
+        return None
+    return enqueued - 1, completed - 1 if completed else None

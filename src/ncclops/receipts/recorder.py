@@ -33,6 +33,7 @@ UpdateListener = Callable[[], None]
 WarmupBeginListener = Callable[[], None]
 WarmupListener = Callable[[timedelta | None], None]
 PhaseListener = Callable[[timedelta | None], None]
+IterationListener = Callable[[], None]
 StopCallback = Callable[[], object]
 
 
@@ -78,9 +79,13 @@ class Silent:
 
     def on_phase(self, listener: PhaseListener) -> None: ...
 
+    def on_iteration(self, listener: IterationListener) -> None: ...
+
     def on_stop(self, callback: StopCallback) -> None: ...
 
     def leave(self) -> None: ...
+
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
 
     @property
     def highest_step(self) -> int | None:
@@ -117,6 +122,7 @@ class Recorder(Silent):
         self._warmup_begin_listeners: list[WarmupBeginListener] = []
         self._warmup_listeners: list[WarmupListener] = []
         self._phase_listeners: list[PhaseListener] = []
+        self._iteration_listeners: list[IterationListener] = []
         self._numbers[progress.PID] = os.getpid()
         self._numbers[progress.STARTED_NS] = time.monotonic_ns()
         self._tick()
@@ -248,6 +254,8 @@ class Recorder(Silent):
         self._numbers[progress.UPDATES] = 0
         self._forget_iteration()
         self._put("iteration")
+        for listener in self._iteration_listeners:
+            listener()
 
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""
@@ -265,6 +273,10 @@ class Recorder(Silent):
         """Call ``listener(limit)`` when the script declares a phase, and with None at its end."""
         self._phase_listeners.append(listener)
 
+    def on_iteration(self, listener: IterationListener) -> None:
+        """Call ``listener()`` when the script is about to run again in this process."""
+        self._iteration_listeners.append(listener)
+
     def on_warmup_end(self, listener: WarmupListener) -> None:
         """Call ``listener(taken)`` when warm-up is over, in the thread that trains.
 
@@ -276,6 +288,12 @@ class Recorder(Silent):
     def leave(self) -> None:
         """The script is over on this rank, which may wait for others now: it is not watched."""
         self._numbers[progress.ENDED_NS] = time.monotonic_ns()
+
+    def note_collectives(self, counted: tuple[int, int | None] | None) -> None:
+        """How many collectives were enqueued and completed; see ``collectives``."""
+        enqueued, completed = counted or (-1, None)
+        self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
+        self._numbers[progress.ENQUEUED] = enqueued + 1
 
     @property
     def highest_step(self) -> int | None:

@@ -57,13 +57,7 @@ class AbortTorchDistributed(Abort):
         # Also when no group is initialised: the main thread may be blocked in making the first.
         with _logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()
-        if distributed.is_initialized():
-            group = distributed.group.WORLD
-            _abort_backends()
-            # An abort that took too long was given up; the groups there are now are not its own.
-            if distributed.group.WORLD is group:
-                with _logged("destroy_process_group"):
-                    distributed.destroy_process_group()
+        _abort_groups()
         return state
 
 
@@ -120,15 +114,29 @@ def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
 def forget_failed_groups() -> None:
     """Leave nothing of the last iteration's groups, now that all ranks are out of it.
 
-    Gloo's connections are closed, and torch numbers process groups from 0 again: it names them by
+    A group that was completed just after the abort had looked for it is aborted now. Gloo's
+    connections are closed, and torch numbers process groups from 0 again: it names them by
     a counter that only ``destroy_process_group`` resets. Where making the first group was
     interrupted there is nothing to destroy, and the rank would from then on look for its peers
     under names that they do not use.
     """
+    _abort_groups()
     release_gloo_connections()
     world = getattr(distributed_c10d, "_world", None)
     if world is not None and not distributed.is_initialized() and not world.pg_map:
         world.group_count = 0
+
+
+def _abort_groups() -> None:
+    """Abort and destroy the groups there are."""
+    if not distributed.is_initialized():
+        return
+    group = distributed.group.WORLD
+    _abort_backends()
+    # An abort that took too long was given up; the groups there are now are not its own.
+    if distributed.group.WORLD is group:
+        with _logged("destroy_process_group"):
+            distributed.destroy_process_group()
 
 
 def _abort_backends() -> None:

@@ -35,6 +35,8 @@ class FaultKind(enum.StrEnum):
 # run into their soft timeout too, and some of them earlier.
 _SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
 
+_SEEN_FROM_OUTSIDE = {FaultKind.DIED, FaultKind.LOST, FaultKind.SOFT_TIMEOUT, FaultKind.HUNG}
+
 # What a rank sees when a peer of its collective has gone: Gloo's and NCCL's words for it.
 _PEER_IS_GONE = re.compile(
     r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
@@ -66,6 +68,21 @@ class Fault:
     traceback: str | None = None
     gone: bool = False
     secondary: bool = False
+
+    @property
+    def is_exception(self) -> bool:
+        """Whether it is something that was raised; ``traceback`` then says where.
+
+        Else ``traceback`` has the stacks of a rank that was silent, where they could be taken.
+        """
+        return self.kind not in _SEEN_FROM_OUTSIDE
+
+    @property
+    def account(self) -> str:
+        """All that there is to read about it."""
+        if self.is_exception:
+            return self.traceback or self.summary
+        return f"{self.summary}\n{self.traceback}" if self.traceback else self.summary
 
     @property
     def is_symptom(self) -> bool:

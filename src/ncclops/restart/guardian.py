@@ -41,6 +41,8 @@ _DELIVER_WITHIN_S = 60.0
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
+# As much as a report carries; the main thread, which matters, comes last.
+_STACKS_CHARS = 8000
 
 
 class _Report:
@@ -195,9 +197,11 @@ class Guardian:
             return
         cause = self._cause_of_death or "the process died"
         log.warning("main process gone: %s", cause)
+        stacks = None
         if self._observer is not None:
             self._observer.look_at_dead(cause)
-        self._report("died", cause, gone=True)
+            stacks = self._observer.stacks if self._cause_of_death is not None else None
+        self._report("died", cause, gone=True, stacks=stacks)
         self._forward_all()
         self._done = self._ring.idle
 
@@ -254,10 +258,11 @@ class Guardian:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         self._deliver(self._stamped(message), None)
 
-    def _report(self, cause: str, detail: str, *, gone: bool) -> None:
+    def _report(self, cause: str, detail: str, *, gone: bool, stacks: str | None = None) -> None:
         """Report something about this rank itself."""
         page = self._page
-        message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
+        message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._deliver(self._stamped(message), None)
 

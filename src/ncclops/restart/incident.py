@@ -25,7 +25,9 @@ class Incident:
     first; ``ranks_lost`` those that left for good in this iteration. ``phases_ms`` has the
     milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from the fault, by the wall
     clock of the rank that had it, until it was known here. World sizes count healthy ranks;
-    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left).
+    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
+    exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout,
+    of all its threads (with ``incident_dir``) at the hard one.
     """
 
     iteration: int
@@ -51,12 +53,12 @@ class Incident:
 
     def __str__(self) -> str:
         total_ms = sum(self.phases_ms.values())
-        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items())
-        lost = f", lost ranks {list(self.ranks_lost)}" if self.ranks_lost else ""
+        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
+        lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
+        who = f"rank {self.first_faulty_rank}: "
         return (
-            f"restart after {self.cause} on initial rank "
-            f"{self.first_faulty_rank}: {self.summary}{lost}; {self.world_size} ranks went on "
-            f"after {total_ms:.0f} ms ({phases})"
+            f"restart in process: {who}{self.summary.removeprefix(who)}{lost};"
+            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on after {total_ms:.0f} ms ({phases})"
         )
 
 
@@ -77,7 +79,7 @@ def describe(
         first_faulty_rank=cause.initial_rank,
         faulty_ranks=tuple(dict.fromkeys([cause.initial_rank, *agreement.faulty])),
         ranks_lost=tuple(sorted(lost)),
-        exception=cause.summary if cause.traceback else None,
+        exception=cause.summary if cause.traceback and cause.is_exception else None,
         traceback=cause.traceback,
         faults=faults,
         world_size_before=before.world_size,

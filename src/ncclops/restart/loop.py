@@ -443,7 +443,7 @@ class RestartLoop:
         earlier = self._earlier_error
         if earlier is None and self._remote_cause is not None:
             cause = self._remote_cause
-            earlier = RemoteFaultError(cause.traceback or cause.summary)
+            earlier = RemoteFaultError(cause.account)
         if earlier is not None:
             append_to_chain(error, earlier)
         return error

@@ -9,12 +9,13 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from traceback import walk_stack
+from traceback import format_stack, walk_stack
 from types import FrameType
 from typing import Any
 
@@ -62,6 +63,7 @@ class Session:
         self._state = state
         self._rank = state.initial_rank
         self._world_size = state.initial_world_size
+        self._main_thread = threading.get_ident()
         self._iteration = INITIAL  # what the reporter attributes reports to
         self._membership = Membership(self._world_size, frozenset())
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
@@ -96,7 +98,7 @@ class Session:
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
             self.interrupter = Interrupter(
-                threading.get_ident(),
+                self._main_thread,
                 settings.monitor_thread_interval.total_seconds(),
                 settings.soft_timeout.total_seconds(),
             )
@@ -256,6 +258,7 @@ class Session:
             iteration=message.get("iteration", iteration),
             at=message["at"],
             summary=f"rank {message['rank']}: {message['detail']}",
+            traceback=message.get("stacks") or self._main_stack_if_silent(message),
             gone=message["gone"],
         )
         if fault.initial_rank in self._membership.gone_before:
@@ -268,6 +271,13 @@ class Session:
         elif fault.iteration == iteration:
             ledger.record_fault(iteration, fault)
         self.guardian.send({"op": "confirm", "id": message["id"]})
+
+    def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
+        """Where this rank's main thread is, if ``message`` says that it does not move."""
+        frame = sys._current_frames().get(self._main_thread)
+        if message["rank"] != self._rank or message["cause"] != "soft-timeout" or frame is None:
+            return None
+        return "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
 
     def _on_need_addresses(self, after: int) -> None:
         if after != self._rank:

@@ -153,6 +153,7 @@ class Ring:
         if message["op"] == "hello":
             log.info("watching the guardian of rank %d", self._last_rank)
             link.trusted = self._was_linked = True
+            log.info("watching rank %d", self._last_rank)
             self._lost_host = None
             self._next_ping = now + self._interval_s
             self._actions.linked()

@@ -14,6 +14,7 @@ from functools import partial
 
 from ncclops.forensics import witness
 from ncclops.receipts import recorder
+from ncclops.receipts.collectives import CollectiveCounter
 from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.limits import Limits
@@ -25,6 +26,7 @@ witness.start_worker(os.environ, RUN_DIR)
 orders.listen()
 orders.on("abort", last_resort.abort_groups)
 updates.count()
+CollectiveCounter(recorder.current()).start()
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
         run = partial(script.run_module, name, arguments)

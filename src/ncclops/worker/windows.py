@@ -76,7 +76,6 @@ class Windows:
         self._tell_restart_core()
 
     def _end_warmup(self, taken: timedelta | None) -> None:
-        record.tell("compile-warmup", seconds=None if taken is None else taken.total_seconds())
         if self._limits.steady is None or self._groups.is_steady:
             return
         self._warmups += 1

@@ -1,0 +1,104 @@
+"""What is done about ranks that hang: as little as gets the others going again.
+
+Under in-process restart the ranks that still run Python are told, and all restart; one that sleeps
+or waits is interrupted and comes along. A rank whose interpreter stands still gets SIGCONT, in case
+that somebody stopped it, and if it does not move within the grace time it is ended, so that the
+others can go on without it. Elsewhere the attempt has failed, and the policy decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ncclops.launch.job import Job
+from ncclops.launch.team import Team
+from ncclops.launch.workers import Worker
+from ncclops.receipts import progress
+from ncclops.receipts.evidence import Kind
+from ncclops.receipts.hang import Finding, HangVerdict
+
+
+@dataclass(frozen=True)
+class Hang:
+    """An attempt that came to nothing because ``ranks`` hang."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+    def lines(self) -> dict[int, str]:
+        """What the classifier reads, by rank."""
+        return dict.fromkeys(self.ranks, f"ncclops: hang: {self.reason}")
+
+
+class HangAction:
+    """Acts on verdicts about ``team``. ``give_up`` is called where the attempt cannot go on."""
+
+    def __init__(
+        self, job: Job, team: Team, say: Callable[[str], None], give_up: Callable[[Hang], None]
+    ) -> None:
+        self._job, self._team, self._say, self._give_up = job, team, say, give_up
+        self._loop = asyncio.get_running_loop()
+        self._not_before = 0.0  # a restart takes a moment to show
+
+    def on_hung(self, verdict: HangVerdict) -> None:
+        """``verdict`` stands; called again and again while it does."""
+        if self._loop.time() < self._not_before:
+            return
+        self._not_before = self._loop.time() + self._job.hang.hang.total_seconds()
+        frozen = {f.rank for f in verdict.findings if Kind.INTERPRETER in f.stale}
+        teller = self._teller(frozen)
+        self._record(verdict, "restart in place" if teller else "end the attempt")
+        if teller is None:
+            self._give_up(Hang(verdict.culprits, verdict.reason))
+            return
+        culprit = verdict.culprits[0]
+        teller.order("restart", reason=f"hang: {verdict.reason}", hung=culprit)
+        for worker in self._team.running():
+            if worker.rank in frozen and worker.rank in verdict.culprits:
+                self._wake(worker)
+
+    def _teller(self, frozen: set[int]) -> Worker | None:
+        """A worker that can tell the others to restart."""
+        if not self._job.restarts_in_process:
+            return None
+        able = (w for w in self._team.running() if w.rank in self._team.entered - frozen)
+        return next(able, None)
+
+    def _record(self, verdict: HangVerdict, action: str) -> None:
+        self._job.run.event(
+            "hang",
+            rank=verdict.culprits[0],
+            culprits=list(verdict.culprits),
+            cause=verdict.reason,
+            evidence=[_evidence(finding) for finding in verdict.findings],
+            action=action,
+        )
+        self._say(f"hang: {verdict.reason}: {action}")
+
+    def _wake(self, worker: Worker) -> None:
+        tick = self._tick(worker)
+        worker.send(signal.SIGCONT)
+        self._loop.call_later(self._job.stop_grace.total_seconds(), self._end, worker, tick)
+
+    def _end(self, worker: Worker, tick: int | None) -> None:
+        if worker.exit is None and self._tick(worker) == tick:
+            self._job.run.event("hang-ended", rank=worker.rank, signal="SIGKILL")
+            worker.send(signal.SIGKILL)
+
+    def _tick(self, worker: Worker) -> int | None:
+        page = progress.read(progress.path_in(self._job.run.path, worker.rank))
+        return None if page is None else page.tick_ns
+
+
+def _evidence(finding: Finding) -> dict[str, Any]:
+    return {
+        "rank": finding.rank,
+        "state": finding.state,
+        "stale": [str(kind) for kind in finding.stale],
+        "window_s": None if finding.window is None else finding.window.total_seconds(),
+        "reason": finding.reason,
+    }

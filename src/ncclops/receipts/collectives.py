@@ -1,0 +1,105 @@
+"""How many collectives this process has enqueued and completed, as torch's flight recorder has it.
+
+Only where the recorder runs (profiles switch it on) and torch is loaded. For each group it knows
+the number of the last collective enqueued and completed; reading that takes a tenth of a
+millisecond, and neither stacks nor entries. The numbers of groups that are gone stay, so those of
+an earlier start of the script are left out.
+
+Other recorders than NCCL's take completions in the order in which threads come to report them, so
+that the last one reported need not be the last one. There, "all are completed" can be believed, and
+"one is not" cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ncclops.receipts.recorder import Silent
+
+_MODULE = "torch._C._distributed_c10d"
+_NCCL = "_dump_nccl_trace_json"
+# The other one is for the rest, from torch 2.8 on.
+_DUMPS = (_NCCL, "_dump_fr_trace_json")
+# Nothing announces a collective; and what is looked for is that none comes any more.
+_EVERY_S = 1.0
+
+Counted = tuple[int, int | None]
+Statuses = Mapping[str, Mapping[str, Any]]
+
+
+class CollectiveCounter:
+    """Notes the counters on the progress page of ``recorder``, in a thread of its own.
+
+    Not in the recorder's: its heartbeat must not depend on torch.
+    """
+
+    def __init__(self, recorder: Silent) -> None:
+        self._recorder = recorder
+        self._earlier: frozenset[str] = frozenset()
+
+    def start(self) -> None:
+        if not self._recorder.active:
+            return
+        self._recorder.on_iteration(self.begin_iteration)
+        threading.Thread(target=self._run, name="ncclops-counters", daemon=True).start()
+
+    def begin_iteration(self) -> None:
+        """The script starts (again): groups that there were so far count no more."""
+        self._earlier = frozenset(read_statuses())
+        self._recorder.note_collectives(None)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(_EVERY_S):
+            earlier = self._earlier
+            counted = count(read_statuses(), earlier)
+            if earlier is self._earlier:  # else the script has started again meanwhile
+                self._recorder.note_collectives(counted)
+
+
+def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted | None:
+    """Collectives enqueued and completed in all groups but ``earlier``; None: nobody counts.
+
+    What was completed is None where nobody can say.
+    """
+    enqueued = completed = 0
+    known, in_doubt = False, False
+    for name, status in statuses.items():
+        last = _number(status, "last_enqueued_collective")
+        if name in earlier or last is None:
+            continue
+        done = min(_number(status, "last_completed_collective") or 0, last)
+        in_doubt = in_doubt or (done < last and not name.startswith(_NCCL))
+        known = True
+        enqueued += last
+        completed += done
+    return (enqueued, None if in_doubt else completed) if known else None
+
+
+def read_statuses() -> Statuses:
+    """By group, what the flight recorders know; empty where there is none."""
+    module = sys.modules.get(_MODULE)
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in _DUMPS:
+        dump: Callable[..., str | bytes] | None = getattr(module, name, None)
+        if dump is None:
+            continue
+        try:
+            document = json.loads(dump(False, True))
+        except (RuntimeError, TypeError, ValueError):  # another release's arguments, or words
+            continue
+        statuses = document.get("pg_status") or {}
+        found |= {f"{name}/{group}": status for group, status in statuses.items()}
+    return found
+
+
+def _number(status: Mapping[str, Any], name: str) -> int | None:
+    try:
+        value = int(status[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return value if value >= 0 else None

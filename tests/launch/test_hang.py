@@ -1,0 +1,154 @@
+"""Ranks that hang are found on two kinds of evidence and dealt with; slow ones are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+from tests.launch.conftest import Run
+
+Ncclops = Callable[..., CompletedText]
+Script = Callable[[str], Path]
+OnlyRun = Callable[[], Run]
+
+# The timeouts of the restart core stay at their minutes: what acts within seconds is the watch.
+IMPATIENT = """
+description = "For tests: short windows."
+extends = "local-cpu"
+[timeouts]
+stop_grace = "3s"
+[watch]
+hang = "3s"
+quiet = "4s"
+"""
+
+TRAINING = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def once(name):
+    try:
+        Path(name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+def burn(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
+for n in range(12):
+    if n == 6 and os.environ["RANK"] == "{rank}" and once("faulted"):
+        {fault}
+    dist.all_reduce(torch.ones(10))
+    receipt.step(n)
+receipt.end()
+print("ended", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Path:
+    path = tmp_path / "impatient.toml"
+    path.write_text(IMPATIENT)
+    return path
+
+
+@pytest.fixture
+def train(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun, impatient: Path
+) -> Callable[..., tuple[CompletedText, Run]]:
+    """``train(fault, restart=…)`` runs two ranks, one of which does ``fault`` before step 6."""
+
+    def run(fault: str, restart: str = "in-process", rank: int = 1) -> tuple[CompletedText, Run]:
+        options = ("--profile", impatient, "--nproc-per-node", "2", "--restart", restart)
+        path = script(TRAINING.format(fault=fault, rank=rank))
+        done = ncclops("launch", *options, path)
+        return done, only_run()
+
+    return run
+
+
+Train = Callable[..., tuple[CompletedText, Run]]
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_interrupted_and_comes_along(train: Train) -> None:
+    done, run = train("time.sleep(600)")
+    assert done.returncode == 0, done.stderr
+    (hang,) = run.named("hang")
+    assert hang["culprits"] == [1]
+    assert hang["action"] == "restart in place"
+    (culprit,) = (each for each in hang["evidence"] if each["rank"] == 1)
+    assert {"step counter", "CPU time"} <= set(culprit["stale"])
+    (restart,) = run.named("restart")
+    assert (restart["faulty_ranks"][0], restart["ranks_lost"]) == (1, [])
+    (fault,) = run.named("fault")
+    assert (fault["rank"], fault["kind"]) == (1, "hung")
+    assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -> None:
+    done, run = train("ctypes.PyDLL(None).sleep(600)")
+    assert done.returncode == 0, done.stderr
+    assert run.named("hang")[0]["culprits"] == [1]
+    (ended,) = run.named("hang-ended")
+    assert ended["rank"] == 1
+    assert run.stdout(0) == "ended 1\n"
+    assert "rank 1 was killed by SIGKILL, the others went on" in run.verdict["reason"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_somebody_stopped_is_woken_and_comes_along(train: Train) -> None:
+    done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
+    assert done.returncode == 0, done.stderr
+    assert run.named("hang")[0]["culprits"] == [1]
+    assert run.named("hang-ended") == []
+    assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
+
+
+@pytest.mark.slow
+def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
+    train: Train,
+) -> None:
+    done, run = train("time.sleep(600)", restart="process")
+    assert done.returncode == 1
+    verdict = run.verdict
+    assert verdict["outcome"] == "failed"
+    assert verdict["reason"].startswith("hang: ")
+    assert "rank 1: step counter" in verdict["reason"]
+    assert verdict["first_failure"]["rank"] == 1
+    assert verdict["classification"]["class"] == "watchdog-timeout"
+    assert verdict["classification"]["signature"] == "ncclops-hang"
+    (fault,) = run.named("fault")
+    assert (fault["rank"], fault["cause"].startswith("hung: ")) == (1, True)
+    assert run.named("stop-forced")[0]["reason"] == "rank 1 hangs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("burn(10)", id="an evaluation that nobody declared uses its CPU"),
+        pytest.param(
+            "with receipt.phase('checkpoint', limit='60s'): time.sleep(10)",
+            id="a declared checkpoint sleeps",
+        ),
+    ],
+)
+def test_who_is_only_slow_is_left_alone(train: Train, fault: str) -> None:
+    done, run = train(fault, rank=0)
+    assert done.returncode == 0, done.stderr
+    assert run.named("hang") == []
+    assert run.named("restart") == []
+    assert run.verdict["receipt"]["verdict"] == "healthy"

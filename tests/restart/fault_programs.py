@@ -1,0 +1,262 @@
+"""Programs of test_faults_places.py and test_faults_interruption.py: faults in awkward places."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from scenarios import FAST, HANG, Worker, seconds
+
+from ncclops import restart as inprocess
+from ncclops.restart.state import FrozenState
+
+
+def dying(worker: Worker) -> Any:
+    """Rank ``on`` ends by signal ``how`` in the callback ``place`` on the way to iteration 1.
+
+    It is rank 1's exception that starts the restart, so that the death comes in the middle of it.
+    """
+    place, on, how = (worker.parameters[name] for name in ("place", "on", "how"))
+
+    def die(state: FrozenState, callback: str) -> FrozenState:
+        on_the_way = state.iteration == (1 if callback == "initialize" else 0)
+        restarting = callback == "initialize" or (worker.directory / "raised").exists()
+        if worker.rank == on and callback == place and on_the_way and restarting:
+            os.kill(os.getpid(), signal.Signals[how])
+            time.sleep(600)
+        return state
+
+    def main(call: inprocess.CallWrapper) -> str:
+        world = worker.join()
+        worker.note("entered", iteration=call.iteration, world=world)
+        if call.iteration == 0 and worker.rank == 1:
+            (worker.directory / "raised").touch()
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(
+        main,
+        initialize=callback_of(inprocess.initialize.Initialize, "initialize", die),
+        finalize=callback_of(inprocess.finalize.Finalize, "finalize", die),
+        health_check=callback_of(inprocess.health_check.HealthCheck, "health_check", die),
+        **FAST,
+    )()
+
+
+def callback_of(base: type, name: str, function: Callable[[FrozenState, str], FrozenState]) -> Any:
+    return type(base.__name__, (base,), {"__call__": lambda _, state: function(state, name)})()
+
+
+def waiting_in_the_barrier(worker: Worker) -> Any:
+    """All but rank 0 wait in the barrier between iterations, until the file ``go`` is there."""
+
+    def hold_up(state: FrozenState, _: str) -> FrozenState:
+        worker.note("finalize", pid=os.getpid())
+        while worker.rank == 0 and not (worker.directory / "go").exists():
+            time.sleep(0.02)
+        return state
+
+    def main(call: inprocess.CallWrapper) -> str:
+        world = worker.join()
+        worker.note("entered", iteration=call.iteration, world=world)
+        if call.iteration == 0 and worker.rank == 1:
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    finalize = callback_of(inprocess.finalize.Finalize, "finalize", hold_up)
+    return worker.wrap(main, finalize=finalize, **FAST)()
+
+
+def raising_in_clean_up(worker: Worker) -> Any:
+    """Rank 0 raises; what the others raise while they clean up comes during that restart."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration == 0:
+            if worker.rank == 0:
+                raise ValueError("the first")
+            try:
+                dist.barrier()
+            finally:
+                raise KeyError("the second")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def leaving_a_group_behind(worker: Worker) -> Any:
+    """The abort finds no group, as when one is completed just after it has looked."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.note("entered", iteration=call.iteration)
+        worker.join()
+        if call.iteration == 0:
+            raise ValueError("boom")
+        return worker.finish(call)
+
+    return worker.wrap(main, abort=None, **FAST)()
+
+
+def raising_at_once(worker: Worker) -> Any:
+    """Each rank raises in the first line of the function, in as many iterations as it has left."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration <= worker.rank:
+            raise ValueError(f"rank {worker.rank}")
+        worker.join()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def awkward(worker: Worker) -> Any:
+    """Rank 0 raises when rank 1 is in the middle of ``where``."""
+    where = PLACES[worker.parameters["where"]]
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration == 0 and worker.rank == 0:
+            while not (worker.directory / "there").exists():
+                time.sleep(0.01)
+            time.sleep(0.05)
+            raise ValueError("boom")
+        if call.iteration == 0 and worker.rank == 1:
+            (worker.directory / "there").touch()
+            where()
+            worker.note("survived")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def in_del() -> None:
+    """An exception that is raised in a finalizer is printed and lost."""
+
+    class Slow:
+        def __del__(self) -> None:
+            end = time.monotonic() + 0.02
+            while time.monotonic() < end:
+                pass
+
+    while True:
+        Slow()
+
+
+def in_except() -> None:
+    """The handler of another exception."""
+    while True:
+        try:
+            raise KeyError("something else")
+        except KeyError:
+            with contextlib.suppress(ValueError):
+                time.sleep(0.01)
+
+
+def in_swallowing_except() -> None:
+    """A handler of everything, in a loop: the usual retry of somebody else's library."""
+    for _ in range(5):
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException:  # noqa: BLE001 - that is the point
+            continue
+    while True:
+        time.sleep(0.01)
+
+
+def in_clean_up() -> None:
+    """A context manager that is just closing."""
+
+    @contextlib.contextmanager
+    def resource() -> Any:
+        try:
+            yield
+        finally:
+            time.sleep(0.01)
+
+    while True:
+        with resource():
+            pass
+
+
+def in_c_code() -> None:
+    """C code that calls Python and cannot hand an exception on: ctypes prints and forgets it."""
+    compare_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    numbers = (ctypes.c_int * 64)(*range(64))
+
+    def compare(_a: int, _b: int) -> int:
+        return len([None] * 500) - 500
+
+    callback = compare_type(compare)
+    libc = ctypes.CDLL(None)
+    while True:
+        libc.qsort(numbers, 64, ctypes.sizeof(ctypes.c_int), callback)
+
+
+def in_an_extension() -> None:
+    """An operation of torch that takes a while and does not look for exceptions."""
+    matrix = torch.ones(600, 600)
+    while True:
+        matrix = torch.clamp(matrix @ matrix, max=1.0)
+
+
+PLACES = {
+    "del": in_del,
+    "except": in_except,
+    "swallowing": in_swallowing_except,
+    "clean-up": in_clean_up,
+    "c-callback": in_c_code,
+    "extension": in_an_extension,
+}
+
+
+def many_groups(worker: Worker) -> Any:
+    """Rank 2 raises while the others are blocked, each in another of many groups.
+
+    ``backend`` is what torch takes: a name, or a map of devices to names.
+    """
+
+    def main(call: inprocess.CallWrapper) -> str:
+        dist.init_process_group(worker.parameters["backend"])
+        members = list(range(dist.get_world_size()))
+        groups = [dist.new_group(members) for _ in range(8)]
+        pairs = [dist.new_group([a, 2]) for a in (0, 1)]
+        for group in groups:
+            dist.all_reduce(torch.ones(1), group=group)
+        worker.note("entered", iteration=call.iteration, world=len(members))
+        if call.iteration == 0:
+            if worker.rank == 2:
+                raise ValueError("boom")
+            dist.barrier(group=pairs[worker.rank])
+        dist.barrier(group=groups[3])
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def silent(worker: Worker) -> Any:
+    """All wait for the file ``go`` in iteration 0, without any need of each other."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.note("entered", iteration=call.iteration, world=int(os.environ["WORLD_SIZE"]))
+        while call.iteration == 0:
+            time.sleep(0.02)
+        worker.join()
+        return worker.finish(call)
+
+    patient = {"soft_timeout": seconds(40), "hard_timeout": seconds(50)}
+    return worker.wrap(main, **{**HANG, **patient})()

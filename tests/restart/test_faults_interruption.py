@@ -1,0 +1,52 @@
+"""Faults that meet a rank where it is hard to interrupt, or in another restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Job
+from .test_faults import causes, returned_from
+
+
+def iterations(job: Job, rank: int) -> list[int]:
+    return [e["iteration"] for e in job.events("entered", rank)]
+
+
+@pytest.mark.parametrize(
+    "where", ["del", "except", "swallowing", "clean-up", "c-callback", "extension"]
+)
+def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: str) -> None:
+    assert job.start(2, "fault_programs:awkward", where=where).wait() == {0: 0, 1: 0}
+    assert iterations(job, 0) == iterations(job, 1) == [0, 1]
+    assert not job.events("survived")
+    assert causes(job) == {("exception", 0)}
+    job.expect_no_orphans()
+
+
+def test_an_exception_while_another_restart_is_in_progress_is_part_of_that(job: Job) -> None:
+    assert set(job.start(3, "fault_programs:raising_in_clean_up").wait().values()) == {0}
+    assert all(iterations(job, rank) == [0, 1] for rank in range(3))
+    incidents = job.events("incident")
+    assert causes(job) == {("exception", 0)}
+    assert any("the second" in fault["summary"] for e in incidents for fault in e["faults"])
+
+
+def test_a_group_that_the_abort_has_missed_does_not_fail_the_next_iteration(job: Job) -> None:
+    assert set(job.start(2, "fault_programs:leaving_a_group_behind").wait().values()) == {0}
+    assert iterations(job, 0) == iterations(job, 1) == [0, 1]
+
+
+def test_each_rank_raises_in_the_first_line_again_and_again(job: Job) -> None:
+    assert set(job.start(3, "fault_programs:raising_at_once").wait().values()) == {0}
+    assert returned_from(job, 3) == [0, 1, 2]
+    assert all(iterations(job, rank) == [0, 1, 2, 3] for rank in range(3))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"])
+def test_ranks_blocked_in_several_of_many_groups(job: Job, backend: str) -> None:
+    """A map of devices, as ``cpu:gloo,cuda:nccl`` on a machine that has the devices."""
+    job.start(3, "fault_programs:many_groups", backend=backend)
+    assert set(job.wait().values()) == {0}
+    assert all(iterations(job, rank) == [0, 1] for rank in range(3))
+    assert causes(job) == {("exception", 2)}
+    job.expect_no_orphans()

@@ -1,0 +1,90 @@
+"""Deaths and silences in the middle of a restart, and of those who watch over it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from .conftest import Job, wait_until
+from .test_faults import causes, returned_from
+
+
+@pytest.mark.parametrize("on", [0, 2])
+@pytest.mark.parametrize("place", ["finalize", "health_check", "initialize"])
+def test_a_rank_that_is_killed_on_the_way_to_the_next_iteration(
+    job: Job, place: str, on: int
+) -> None:
+    job.start(3, "fault_programs:dying", place=place, on=on, how="SIGKILL")
+    assert job.wait() == {0: 0, 1: 0, 2: 0} | {on: -signal.SIGKILL}
+    last = 2 if place == "initialize" else 1
+    assert returned_from(job, last) == sorted({0, 1, 2} - {on})
+    lost = {tuple(e["ranks_lost"]) for e in job.events("incident") if e["iteration"] == last - 1}
+    assert lost == {(on,)}
+    job.expect_no_orphans()
+
+
+@pytest.mark.parametrize("doomed", [[1], [2, 3]], ids=["one", "two"])
+def test_ranks_that_are_killed_in_the_barrier_are_not_waited_for(
+    job: Job, doomed: list[int]
+) -> None:
+    job.start(4, "fault_programs:waiting_in_the_barrier").wait_for("finalize", count=4)
+    for rank in doomed:
+        job.kill(rank)
+    (job.directory / "go").touch()
+    assert job.wait() == {rank: -signal.SIGKILL if rank in doomed else 0 for rank in range(4)}
+    alive = sorted({0, 1, 2, 3} - set(doomed))
+    assert returned_from(job, job.events("returned")[0]["value"][-1]) == alive
+    job.expect_no_orphans()
+
+
+def test_the_rank_that_all_wait_for_in_the_barrier_is_killed(job: Job) -> None:
+    job.start(3, "fault_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
+    job.kill(0)
+    assert job.wait() == {0: -signal.SIGKILL, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [1, 2]
+    assert {e["world"] for e in job.events("entered") if e["iteration"] == 1} == {2}
+    job.expect_no_orphans()
+
+
+@pytest.mark.slow
+def test_a_node_that_falls_silent_is_missed_and_leaves_when_it_comes_back(job: Job) -> None:
+    """Main process and guardian stopped together: nothing closes a connection."""
+    job.start(3, "fault_programs:silent").wait_for("entered", count=3)
+    wait_until(lambda: "watching rank 1" in job.guardian_log(0), "the link to be watched")
+    guardian = job.guardian(1)
+    job.kill(1, signal.SIGSTOP)
+    os.kill(guardian, signal.SIGSTOP)
+    job.wait_for("returned", count=2)
+    assert causes(job) == {("lost", 1)}
+    assert returned_from(job, 1) == [0, 2]
+    os.kill(guardian, signal.SIGCONT)
+    job.kill(1, signal.SIGCONT)
+    assert job.wait()[1] != 0
+    assert not job.events("returned", 1)
+    job.expect_no_orphans()
+
+
+def test_guardians_do_not_outlive_a_job_of_which_nothing_else_is_left(job: Job) -> None:
+    """Ranks and the store's server are gone at once: there is nobody to report to."""
+    job.start(3, "waiting", busy=0).wait_for("entered", count=3)
+    guardians = {job.guardian(rank) for rank in range(3)}
+    kill_all(set(job.processes()) - guardians)
+    job.expect_no_orphans()
+
+
+def test_a_guardian_that_is_left_alone_goes(job: Job) -> None:
+    """All of a job is gone when one guardian, which was stopped, looks for somebody to tell."""
+    job.start(5, "waiting", busy=0).wait_for("entered", count=5)
+    last = job.kill_guardian(0, signal.SIGSTOP)
+    kill_all(set(job.processes()) - {last})
+    os.kill(last, signal.SIGCONT)
+    job.expect_no_orphans()
+
+
+def kill_all(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
