@@ -91,7 +91,8 @@ class RunningAttempt:
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._spawn_all()
-            self._hang_watch.start()
+            if not self._place.spare:  # to wait is what these are there for
+                self._hang_watch.start()
         except (NcclopsError, OSError) as error:
             self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
 

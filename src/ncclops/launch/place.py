@@ -15,7 +15,7 @@ class Place:
     """``number`` counts the attempts of the job from 0. ``store`` is where its workers meet;
     ``listener`` is that store's socket where this node hosts it, to be served or closed.
     ``environ`` is what the workers have to know beyond their identity. An ``idle`` node is in
-    reserve and starts none."""
+    reserve and starts none; the workers of a ``spare`` one wait until others are lost."""
 
     number: int
     layout: Layout
@@ -23,6 +23,7 @@ class Place:
     listener: socket.socket | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     idle: bool = False
+    spare: bool = False
 
     @property
     def ranks(self) -> list[int]:

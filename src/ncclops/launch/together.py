@@ -276,6 +276,7 @@ class Together:
             listener=self._listener if rank == 0 else None,
             environ=starting.workers_environ(start, meeting, in_process=in_process, nproc=nproc),
             idle=rank in standing.idle,
+            spare=rank >= meeting.active,
         )
 
     def _introduce(self, start: Record, rank: int) -> None:
