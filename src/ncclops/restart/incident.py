@@ -58,7 +58,8 @@ class Incident:
         who = f"rank {self.first_faulty_rank}: "
         return (
             f"restart in process: {who}{self.summary.removeprefix(who)}{lost};"
-            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on after {total_ms:.0f} ms ({phases})"
+            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on"
+            f" after {total_ms:.0f} ms ({phases})"
         )
 
 
