@@ -206,6 +206,7 @@ def in_c_code() -> None:
     libc = ctypes.CDLL(None)
     while True:
         libc.qsort(numbers, 64, ctypes.sizeof(ctypes.c_int), callback)
+        time.sleep(0.005)
 
 
 def in_an_extension() -> None:
