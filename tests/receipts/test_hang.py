@@ -101,6 +101,12 @@ def test_outside_a_collective_counters_that_move_with_steps_are_one_kind() -> No
     assert not verdict(compiles, inside(1)).hung
 
 
+def test_a_service_that_nobody_uses_is_no_training_that_hangs() -> None:
+    idle = sample(ages=ages(VERY_STALE, step=None, interpreter=FRESH), in_collective=False)
+    assert assess(idle, WINDOWS).state == "unclear"
+    assert not verdict(idle).hung
+
+
 def test_a_dead_process_needs_no_second_evidence() -> None:
     result = verdict(sample(0), sample(1, alive=False))
     assert result.hung

@@ -12,9 +12,9 @@ What counts as evidence depends on where a rank is:
 - Compile warm-up and declared phases have windows of their own.
 
 Two kinds must say two things. Outside a collective neither the collective counters nor the GPU
-can move without a step, so there the three are one kind, and the second must be about the process
-itself: its CPU time, its interpreter, or a phase that outlasts its declared limit. Inside one, an
-operation that stays pending is a fact of its own.
+can move without a step, so there the step counter speaks for the three, and the second must be
+about the process itself: its CPU time, its interpreter, or a phase that outlasts its declared limit.
+Inside one, an operation that stays pending is a fact of its own.
 
 Unknown is not dead: a receipt that nobody can read is neither stale nor fresh. With fewer than two
 that can be read, the answer is never "hung". A process that has ended needs no inference at all.
@@ -154,7 +154,8 @@ def _independent(stale: Sequence[Kind], in_collective: bool | None) -> int:
     if in_collective:
         return len(stale)
     about_process = [kind for kind in stale if kind not in _MOVE_WITH_STEPS]
-    return len(about_process) + (len(about_process) < len(stale))
+    # Who has never made a step may be something else than a training: a service that is not used.
+    return len(about_process) + (Kind.STEP in stale)
 
 
 def _is_stale(sample: Sample, kind: Kind, window: timedelta) -> bool:
