@@ -2,14 +2,17 @@
 
     python scripts/bench_forensics.py [--ranks 8] [--repeat 5] [--json]
 
-Three measurements, each with its counterpart without forensics in the same run:
+Four measurements, those of time with their counterpart without forensics in the same run:
 
 collect   ``--ranks`` Gloo ranks whose recorder is full (the profiles' 2,000 entries); one raises.
           From the fault until the last rank is back in the function, with incidents and without,
           and what the ``collect`` phase took on each rank.
+picture   CPU time of one rank for taking its picture, which a restart waits for, and for writing
+          it, which nobody waits for; the recorder is full. Unlike `collect` it does not depend on
+          how many cores there are for the ranks, and how busy they are.
 idle      CPU time of a worker that sleeps, with the witness and without, in ms per second.
-recorder  microseconds per ``all_reduce`` on one Gloo rank, with the recorder on and off, taken
-          in turns.
+recorder  microseconds of CPU per ``all_reduce`` on one Gloo rank, with the recorder on and off,
+          taken in turns.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ def main() -> None:
         return
     results = {
         "collect": collect(options.ranks, options.repeat),
+        "picture": picture(options.repeat),
         "idle": idle(options.repeat),
         "recorder": recorder(options.repeat),
     }
@@ -62,6 +66,11 @@ def show(results: dict[str, Any]) -> None:
         f"collect   {c['ranks']} ranks, {RING} entries each: restart {c['with_ms']:.0f} ms with, "
         f"{c['without_ms']:.0f} ms without; the phase took {c['phase_median_ms']:.0f} ms "
         f"(slowest rank {c['phase_slowest_ms']:.0f} ms; medians of {c['runs']} runs)"
+    )
+    p = results["picture"]
+    print(
+        f"picture   {p['take_cpu_ms']:.1f} ms of CPU to take it, "
+        f"{p['write_cpu_ms']:.1f} ms to write it"
     )
     print(
         f"idle      {i['with_ms_per_s']:.2f} ms of CPU per second with the witness, "
@@ -154,8 +163,14 @@ def idle(repeat: int) -> dict[str, float]:
     }
 
 
+def picture(repeat: int) -> dict[str, float]:
+    """CPU milliseconds of one rank, medians."""
+    taken = [json.loads(one_text({"task": "picture"})) for _ in range(repeat)]
+    return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
 def recorder(repeat: int) -> dict[str, float]:
-    """Time of one collective with the recorder on and off, in turns."""
+    """CPU time of one collective with the recorder on and off, in turns."""
     taken: dict[int, list[float]] = {RING: [], 0: []}
     for _ in range(repeat):
         for entries in (RING, 0):
@@ -166,9 +181,13 @@ def recorder(repeat: int) -> dict[str, float]:
 
 
 def one_value(given: dict[str, Any], **env: str) -> float:
+    return float(one_text(given, **env))
+
+
+def one_text(given: dict[str, Any], **env: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         run_workers(given | {"directory": directory}, 1, **env)
-        return float((Path(directory) / "value").read_text())
+        return (Path(directory) / "value").read_text()
 
 
 # --- in the worker ------------------------------------------------------------------------------
@@ -176,7 +195,12 @@ def one_value(given: dict[str, Any], **env: str) -> float:
 
 def work(given: dict[str, Any]) -> None:
     directory = Path(given["directory"])
-    tasks = {"restart": work_restart, "idle": work_idle, "recorder": work_recorder}
+    tasks = {
+        "restart": work_restart,
+        "picture": work_picture,
+        "idle": work_idle,
+        "recorder": work_recorder,
+    }
     tasks[given["task"]](given, directory)
 
 
@@ -215,6 +239,34 @@ def work_restart(given: dict[str, Any], directory: Path) -> None:
     os._exit(0)  # torch's threads of groups that were aborted may abort the exit, which is no news
 
 
+def work_picture(_given: dict[str, Any], directory: Path) -> None:
+    """Fill the recorder from a stack as deep as a trainer's, and take a picture."""
+    import torch
+    import torch.distributed as dist
+
+    from ncclops.forensics.picture import Identity, Picture
+
+    dist.init_process_group("gloo")
+
+    def deep(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        else:
+            dist.all_reduce(torch.ones(16))
+
+    for _ in range(RING + 100):
+        deep(20)
+    picture = Picture(Identity(0, None), 0)
+    marks = [time.process_time()]
+    picture.take(60)
+    marks.append(time.process_time())
+    picture.write(directory / "rank0")
+    marks.append(time.process_time())
+    taken = {"take_cpu_ms": 1000 * (marks[1] - marks[0])}
+    taken["write_cpu_ms"] = 1000 * (marks[2] - marks[1])
+    (directory / "value").write_text(json.dumps(taken))
+
+
 def work_idle(given: dict[str, Any], directory: Path) -> None:
     """Sleep, with or without a witness."""
     from ncclops.forensics import witness
@@ -244,10 +296,10 @@ def work_recorder(_given: dict[str, Any], directory: Path) -> None:
 
     for _ in range(RING):
         deep(20)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(COLLECTIVES):
         deep(20)
-    value = 1e6 * (time.perf_counter() - started) / COLLECTIVES
+    value = 1e6 * (time.process_time() - started) / COLLECTIVES
     (directory / "value").write_text(repr(value))
 
 

@@ -15,8 +15,9 @@ With torchrun every rank is a survivor, as its agent starts all of them again.
 
 ``--costs`` measures ``start`` (all ranks call the wrapped function at the same moment; until the
 last one is in it), the CPU time and the memory (proportional set size) of what the wrapper adds
-to a rank, and the operations on its store: per rank in a job without a fault, and per rank for
-one restart. Rank 0's memory includes ncclops' store server.
+to a rank, and the operations on its store per rank: in a second without a fault, and from the
+last moments before a fault until all ranks are back. Rank 0's memory includes ncclops' store
+server.
 """
 
 from __future__ import annotations
@@ -152,10 +153,10 @@ class Bench:
             time.sleep(IDLE_S)
             rate = (proxy.total() - before) / (time.monotonic() - began)
             job.wait_for([f"cost-{rank}" for rank in range(world)])
-            before, began = proxy.total(), time.monotonic()
+            before = proxy.total()
             job.restart(0)
-            during = proxy.total() - before - rate * (time.monotonic() - began)
-        return {"ops_per_s": rate / world, "ops_per_restart": max(0.0, during) / world}
+            during = proxy.total() - before
+        return {"ops_per_s": rate / world, "ops_per_restart": during / world}
 
     @contextlib.contextmanager
     def job(

@@ -4,7 +4,8 @@
 
 Each rank is simulated by a thread with a store connection of its own, in a few processes on this
 machine; the code that runs is that of the wrappers. In every round one rank is lost; measured is
-the time from the release of all threads until the last one knows its new number.
+the time from the release of all threads until the last one knows its new number, and the CPU time
+of the store's server, which all ranks of a job share and no noise of the machine gets into.
 
 * ncclops: what the restart loop does between "health check" and "assign": ``Ledger.arrive``,
   ``wait_for_agreement``, and the placement; the rank that completes the barrier plans for all.
@@ -29,7 +30,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 # As many threads as a process can hold without the interpreter's lock being all that is measured.
@@ -52,20 +55,33 @@ def main() -> None:
     for ranks in arguments.ranks:
         for assignment in arguments.assignment:
             ours = measure("ncclops", sys.executable, ranks, assignment, arguments.rounds)
-            print(f"{ranks:>6} ranks  {assignment:<5}  ncclops {show(ours)}", flush=True)
+            print(f"{ranks:>6} ranks  {assignment:<5}  ncclops {ours}", flush=True)
             if arguments.peer_python:
                 nvrx = measure("nvrx", arguments.peer_python, ranks, assignment, arguments.rounds)
-                share = statistics.median(ours) / statistics.median(nvrx)
-                print(f"{'':>21}  nvrx    {show(nvrx)}  ncclops is {share:.2f} of it", flush=True)
+                print(f"{'':>21}  nvrx    {nvrx}  {ours.share_of(nvrx)}", flush=True)
 
 
-def show(seconds: list[float]) -> str:
-    each = " ".join(f"{1000 * value:.0f}" for value in seconds)
-    return f"{1000 * statistics.median(seconds):>7.0f} ms ({each})"
+@dataclass
+class Rounds:
+    """Of each round: seconds until the last rank is through, and seconds of the server's CPU."""
+
+    wall: list[float]
+    server: list[float]
+
+    def __str__(self) -> str:
+        wall, server = statistics.median(self.wall), statistics.median(self.server)
+        each = " ".join(f"{1000 * value:.0f}" for value in self.wall)
+        return f"{1000 * wall:>7.0f} ms ({each}), server {1000 * server:>6.1f} ms"
+
+    def share_of(self, other: Rounds) -> str:
+        """Ours as a part of theirs."""
+        wall = statistics.median(self.wall) / statistics.median(other.wall)
+        server = statistics.median(self.server) / statistics.median(other.server)
+        return f"ncclops: {wall:.2f} of the time, {server:.2f} of the server"
 
 
-def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) -> list[float]:
-    """Seconds per round. Raises ``RuntimeError`` when a worker fails."""
+def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) -> Rounds:
+    """``rounds`` rounds. Raises ``RuntimeError`` when a worker fails."""
     server = subprocess.Popen(
         [sys.executable, "-m", "ncclops.restart.store_server", "0"],
         stdout=subprocess.PIPE,
@@ -89,7 +105,12 @@ def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) ->
         )
     try:
         read_all(workers)  # connected, and in their first numbers
-        return [time_round(workers) for _ in range(rounds)]
+        found = Rounds([], [])
+        for _ in range(rounds):
+            before = cpu_s(server.pid)
+            found.wall.append(time_round(workers))
+            found.server.append(cpu_s(server.pid) - before)
+        return found
     finally:
         for process in [*workers, server]:
             process.kill()
@@ -103,6 +124,11 @@ def time_round(workers: list[subprocess.Popen[str]]) -> float:
         worker.stdin.write("go\n")
         worker.stdin.flush()
     return max(map(float, read_all(workers))) - began
+
+
+def cpu_s(pid: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def read_all(workers: list[subprocess.Popen[str]]) -> list[str]:

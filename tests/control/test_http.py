@@ -267,9 +267,7 @@ pieces = st.sampled_from([piece.encode() for piece in PIECES.split()])
 breaks = st.sampled_from([b" ", b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"\x00", b":", b"\t"])
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(pieces | breaks | st.binary(max_size=20), max_size=30).map(b"".join))
 def test_fuzzed_requests_are_answered_or_refused(server: Server, data: bytes) -> None:
     answer = server.send(data)

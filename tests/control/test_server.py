@@ -285,10 +285,11 @@ def test_a_run_whose_directory_cannot_be_written_goes_on_without(tmp_path: Path)
     agent.close()
 
 
-def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent) -> None:
+def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent, one_agent: Agent) -> None:
     agent.ask("GET", "/healthz")
     leftover = subprocess.Popen(["sleep", "600"])
-    assert proctree.end_descendants(timedelta(0), {leftover.pid}, spared=agent.server.pids) == []
+    spared = agent.server.pids | one_agent.server.pids
+    assert proctree.end_descendants(timedelta(0), {leftover.pid}, spared=spared) == []
     assert leftover.wait(LIMIT_S) != 0
     assert agent.ask("GET", "/healthz")[0].status == 200
 
@@ -301,6 +302,7 @@ def test_status_over_a_directory_that_has_gone_is_an_answer(agent: Agent) -> Non
     assert agent.command({"action": "stop"})[0] == 202
 
 
+@pytest.mark.timeout(6 * LIMIT_S)  # seconds; the server yields to whatever else runs here
 def test_ten_thousand_requests_are_answered(shared: Agent) -> None:
     """And what they cost the job is measured by scripts/bench_control.py."""
 
@@ -320,7 +322,7 @@ def test_ten_thousand_requests_are_answered(shared: Agent) -> None:
     async def all_clients() -> int:
         return sum(await asyncio.gather(*(one_client(100) for _ in range(100))))
 
-    assert asyncio.run(asyncio.wait_for(all_clients(), LIMIT_S)) == 10_000
+    assert asyncio.run(asyncio.wait_for(all_clients(), 5 * LIMIT_S)) == 10_000
     assert shared.asked.calls == []
 
 

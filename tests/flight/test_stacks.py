@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ncclops.flight.frames import is_machinery, user_frame
-from ncclops.flight.model import Frame
+from ncclops.flight.model import Frame, RankEvidence
+from ncclops.flight.rank_files import read_stacks
 from ncclops.flight.stacks import place_in
 
 TORCH = "/opt/lib/python3.12/site-packages/torch"
@@ -96,3 +99,29 @@ def test_the_users_own_frame_comes_before_a_packages() -> None:
     own = Frame("/home/user/train.py", 2, "main")
     assert user_frame([package, own]) == own
     assert user_frame([package]) == package
+
+
+def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path) -> None:
+    """Our own pictures say that it left, and show where it raised."""
+    left = (
+        "# the main thread has left the script by RuntimeError: connection closed; it was raised at"
+    )
+    (tmp_path / "stacks.txt").write_text(f"# rank 2 on n, pid 7\n{left}\n{FAULTHANDLER}")
+    rank = RankEvidence(2)
+    read_stacks(rank, tmp_path / "stacks.txt")
+    assert rank.place is not None
+    assert rank.place.inside is None
+    assert rank.place.left == "RuntimeError: connection closed"
+    assert str(rank.place.frame) == "train.py:57 step"
+
+
+def test_waiting_in_c_is_read_off_the_users_line(tmp_path: Path) -> None:
+    """`work.wait()` has no Python frame of its own."""
+    script = tmp_path / "train.py"
+    script.write_text("work = all_reduce(t)\nwork.wait()\n")
+    (tmp_path / "stacks.txt").write_text(
+        f'Thread 0x1 (most recent call first):\n  File "{script}", line 2 in <module>\n'
+    )
+    rank = RankEvidence(0)
+    read_stacks(rank, tmp_path / "stacks.txt")
+    assert rank.place is not None and rank.place.inside == "wait"

@@ -11,9 +11,7 @@ import contextlib
 import faulthandler
 import json
 import os
-import pickle
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,6 +26,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hang_script
+
+from ncclops.forensics.picture import Identity, Picture
 
 torch.set_num_threads(1)
 # After every rank has said that it is about to get stuck: longer than what counts as in flight,
@@ -161,35 +161,17 @@ class _Rank:
 
     def _collect(self) -> None:
         os.read(self._look, 1)
+        picture = Picture(Identity(self._rank, None), since_ns=0)
+        picture.take(LIMIT_S)
         c10d = torch._C._distributed_c10d
-        pickled, text = c10d._dump_fr_trace(), c10d._dump_fr_trace_json()
-        now = time.time()
-        for kind, name in (("pickle", "comm_lib_trace_rank_"), ("json", "trace_")):
+        for kind, name, data in (
+            ("pickle", f"comm_lib_trace_rank_{self._rank}", c10d._dump_fr_trace()),
+            ("json", f"trace_{self._rank}.json", c10d._dump_fr_trace_json()),
+        ):
             (self._out / kind).mkdir(exist_ok=True)
-            suffix = "" if kind == "pickle" else ".json"
-            data = (
-                pickled if kind == "pickle" else text if isinstance(text, bytes) else text.encode()
-            )
-            (self._out / kind / f"{name}{self._rank}{suffix}").write_bytes(data)
-        stamp = {"rank": self._rank, "host": socket.gethostname(), "pid": os.getpid()}
-        about = {"taken_at": now, "source": "_dump_fr_trace", "dump": pickle.loads(pickled)}
-        (self._folder / "flight.json").write_text(json.dumps(stamp | about))
-        with (self._folder / "stacks.txt").open("w") as stacks:
-            faulthandler.dump_traceback(file=stacks, all_threads=True)
-        world = dist.distributed_c10d._world
-        described = [
-            {
-                "name": world.pg_names[group],
-                "desc": group.group_desc,
-                "ranks": sorted(world.pg_group_ranks[group]),
-                "backend": "gloo",
-                "last_enqueued": None,
-                "last_started": None,
-                "last_completed": None,
-            }
-            for group in world.pg_map
-        ]
-        (self._folder / "groups.json").write_text(json.dumps(described))
+            whole = data if isinstance(data, bytes) else data.encode()
+            (self._out / kind / name).write_bytes(whole)
+        picture.write(self._folder)
         (self._out / f"done{self._rank}").touch()
 
 

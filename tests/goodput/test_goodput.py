@@ -126,6 +126,11 @@ def test_a_retry_with_new_processes() -> None:
     ]
 
 
+def test_a_store_that_is_lost_stops_nothing() -> None:
+    events = [*TRAINING, event(80, "fault", cause="store-lost"), event(90, "verdict")]
+    assert told(events)[-1] == ("steps", 25, 90)
+
+
 def test_without_signs_of_training_nothing_is_claimed() -> None:
     events = [*START, event(5, "bootstrapped"), event(60, "verdict")]
     assert told(events) == [("start-up", 0, 5), ("unmeasured", 5, 60)]

@@ -168,7 +168,9 @@ def sleeping(
     return live, job, url
 
 
-def test_any_program_can_be_seen_and_stopped(sleeping: tuple[Live, Background, str]) -> None:
+def test_any_program_can_be_seen_and_stopped(
+    sleeping: tuple[Live, Background, str], ncclops: Ncclops
+) -> None:
     live, job, url = sleeping
     with urllib.request.urlopen(f"{url}/status", timeout=LIMIT_S) as response:
         assert json.load(response)["run_dir"] == str(live.path)
@@ -176,7 +178,7 @@ def test_any_program_can_be_seen_and_stopped(sleeping: tuple[Live, Background, s
         urllib.request.urlopen(f"{url}/control", b'{"action": "stop"}', timeout=LIMIT_S)
     with pytest.raises(NcclopsError, match="does not restart in place"):
         client.send(live.path, {"action": "restart"})
-    assert "by force after 2s" in client.send(live.path, {"action": "stop"})
+    assert "by force after 9s" in ncclops("stop", live.path, "--grace", "9s").stderr
     job.wait(LIMIT_S)
     assert client.status_of(live.path).outcome == "stopped"
 

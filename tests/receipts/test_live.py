@@ -54,6 +54,12 @@ def test_a_step_of_any_rank_closes_the_windows() -> None:
     assert live.deadline is None
 
 
+def test_training_that_shows_by_its_optimizers_alone_is_no_stall() -> None:
+    live = watch()
+    live.trains(now=99.0)
+    assert live.check(100.0) == []
+
+
 def test_a_restart_in_place_opens_them_again() -> None:
     live = watch()
     record(live, 0, kind="step", step=0)

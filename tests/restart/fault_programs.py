@@ -154,6 +154,7 @@ def in_del() -> None:
 
     while True:
         Slow()
+        time.sleep(0.02)
 
 
 def in_except() -> None:

@@ -19,8 +19,8 @@ _PLACES_OF_HANGS = tuple(place for place in PLACES if place != "saving")
 PLACES_OF_NO_RETURN = ("finalize", "health_check")
 
 # What a process may come to hold beyond what it held when it first entered the function: the
-# reporter's thread and its connection, and a connection of the last group's that closes late.
-_SLACK = {"fds": 6, "threads": 3, "segments": 1}
+# reporter's thread and its connection, and one that closes late.
+_SLACK = {"fds": 2, "threads": 2, "segments": 0}
 
 
 def schedule(seed: int, world: int, steps: int, faults: int, lethal: int) -> list[Fault]:
@@ -57,9 +57,11 @@ def expect_soaked(job: Job, world: int, steps: int) -> Counter[tuple[str, str]]:
 
 
 def expect_no_growth(job: Job, rank: int) -> None:
+    """A group may close late, so that it is there for a moment in the next iteration; what leaks
+    is in all of the last ones.
+    """
     first, *later = job.events("holds", rank)
-    for entered in later:
-        grown = {k: entered[k] - first[k] for k in _SLACK if entered[k] - first[k] > _SLACK[k]}
-        assert not grown, (
-            f"rank {rank}, iteration {entered['iteration']}: {grown} more than at first"
-        )
+    last = later[-3:] or [first]
+    least = {name: min(entered[name] for entered in last) for name in _SLACK}
+    grown = {name: least[name] - first[name] for name in _SLACK}
+    assert all(grown[name] <= _SLACK[name] for name in _SLACK), f"rank {rank} holds {grown} more"

@@ -25,7 +25,7 @@ from ncclops.control.reading import LiveSights
 from ncclops.control.routes import Routes
 
 # Training comes first: on a machine without a free core, whoever asks has to wait.
-_NICE = 10
+_NICE = 5
 # The agent answers at once, unless its event loop is held by a disk that hangs.
 _ANSWER_LIMIT_S = 20.0
 

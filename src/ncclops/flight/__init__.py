@@ -17,5 +17,6 @@ What it says (pure):
 """
 
 from ncclops.flight.report import Report, analyze, judge
+from ncclops.flight.scene import Finding
 
-__all__ = ["Report", "analyze", "judge"]
+__all__ = ["Finding", "Report", "analyze", "judge"]

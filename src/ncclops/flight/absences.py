@@ -6,7 +6,7 @@ from collections import Counter
 
 from ncclops.flight import waits as waiting
 from ncclops.flight.frames import user_frames
-from ncclops.flight.model import Evidence, RankEvidence, Track
+from ncclops.flight.model import Evidence, Frame, RankEvidence, Track
 from ncclops.flight.scene import Finding, Scene, Side, waiting_side
 from ncclops.flight.waits import Op
 
@@ -49,7 +49,7 @@ def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
     if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
         kind = "extra-call"
     sides = [waiting_side(scene, op, waiters)]
-    sides += [absent_side(scene, rank) for rank in absent]
+    sides += absent_sides(scene, absent)
     return Finding(
         kind=kind,
         group=group,
@@ -63,6 +63,8 @@ def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
 
 def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
     abouts = [scene.about(rank) for rank in absent]
+    if any(about.overrun for about in abouts):
+        return 0.8
     if all(about.ended for about in abouts):
         return 0.95
     if all(about.record or about.place for about in abouts):
@@ -82,7 +84,7 @@ def _deaths_nobody_waits_for(scene: Scene, named: set[int]) -> list[Finding]:
     group = next((g for g in scene.groups if set(dead) <= set(g.members)), None)
     last = max(group.last.values(), default=0) if group is not None else 0
     seq = last or None
-    sides = [absent_side(scene, rank) for rank in dead]
+    sides = absent_sides(scene, dead)
     op = None
     if group is not None and seq is not None:
         others = [rank for rank, number in group.last.items() if number == seq]
@@ -93,13 +95,25 @@ def _deaths_nobody_waits_for(scene: Scene, named: set[int]) -> list[Finding]:
     return [Finding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
 
 
-def absent_side(scene: Scene, rank: int) -> Side:
-    about = scene.about(rank)
+def absent_sides(scene: Scene, ranks: list[int]) -> list[Side]:
+    """Where ``ranks`` are instead, those in the same place together."""
+    together: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
+    for rank in ranks:
+        there = doing(scene.evidence, rank), _frames_of(scene.about(rank))
+        together.setdefault(there, []).append(rank)
+    return [
+        Side("culprit", tuple(found), words, None, frames)
+        for (words, frames), found in together.items()
+    ]
+
+
+def _frames_of(about: RankEvidence) -> tuple[Frame, ...]:
+    """The user's frames of where a rank is; without its stacks, of what it did last."""
     frames = user_frames(about.place.frames) if about.place is not None else ()
     track, index = _newest(about)
     if not frames and about.record is not None and track is not None and track.frames[index] >= 0:
-        frames = about.record.frames[track.frames[index]]
-    return Side("culprit", (rank,), doing(scene.evidence, rank), None, frames)
+        return about.record.frames[track.frames[index]]
+    return frames
 
 
 def doing(evidence: Evidence, rank: int) -> str:
@@ -113,9 +127,11 @@ def doing(evidence: Evidence, rank: int) -> str:
         return f"it received {received} bytes with room for {room}; {about.ended}"
     if about.ended is not None:
         return about.ended
+    place = about.place
+    if place is not None and place.left is not None:
+        return f"it left by {place.left}" + (f", raised in {place.frame}" if place.frame else "")
     told = evidence.faults.get(rank)
     said = f"it reported {told}; " if told else ""
-    place = about.place
     if place is None or (place.frame is None and place.inside is None):
         return said + _last_done(about)
     if place.frame is None:

@@ -166,12 +166,15 @@ class Place:
 
     ``inside`` is the torch.distributed function it is in (``all_reduce``, ``recv``, ``wait``), or
     None. ``what`` says in words what the frames below the user's are about ("its data loader").
+    ``left`` is the exception by which the rank has left the user's code; the frames are then of
+    where it was raised.
     """
 
     frame: Frame | None
     inside: str | None = None
     what: str | None = None
     frames: tuple[Frame, ...] = ()
+    left: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ _ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended wel
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
 _TAIL_BYTES = 256 << 10
 _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
+# What our own pictures of a rank say that has raised; it stands in no collective any more.
+_LEFT = re.compile(r"^# the main thread has left the script by (.+); it was raised at$", re.M)
+_HEAD_CHARS = 4000
 # A call that waits inside C shows no frame of its own; the line of the user does.
 _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
 
@@ -61,6 +64,8 @@ def read_stacks(rank: RankEvidence, path: Path) -> None:
     if text is not None:
         place = place_in(text)
         rank.place = place and _with_wait(place)
+        if rank.place is not None and (left := _LEFT.search(text[:_HEAD_CHARS])):
+            rank.place = replace(rank.place, inside=None, left=left.group(1)[:400])
 
 
 def _with_wait(place: Place) -> Place:
@@ -71,7 +76,7 @@ def _with_wait(place: Place) -> Place:
     if not (path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MOST_BYTES):
         return place
     if _WAITS.search(linecache.getline(frame.file, frame.line)):
-        return Place(frame, "wait", place.what, place.frames)
+        return replace(place, inside="wait")
     return place
 
 

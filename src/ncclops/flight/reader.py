@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -22,8 +23,11 @@ from pathlib import Path
 from ncclops.flight.model import RankRecord
 from ncclops.flight.reader_process import ANSWER
 
-# A dump of 2,000 entries takes some 20 ms; the largest that is accepted takes seconds.
+# CPU time for one file. A dump of 2,000 entries takes some 15 ms, the largest that is accepted
+# seconds.
 READ_LIMIT = timedelta(seconds=60)
+# By the clock: a file server may be slow, and a machine busy.
+_PATIENCE_S = 300.0
 _FILES_A_PROCESS = 12
 _MOST_PROCESSES = 8
 
@@ -41,7 +45,10 @@ class Result:
 def read_files(
     files: Sequence[tuple[Path, int | None]], limit: timedelta = READ_LIMIT
 ) -> list[Result]:
-    """Read dumps, given as path and the rank that the name says; results in the same order."""
+    """Read dumps, given as path and the rank that the name says; results in the same order.
+
+    ``limit`` is the CPU time that one file may take, in whole seconds.
+    """
     tasks: queue.SimpleQueue[tuple[int, Path, int | None]] = queue.SimpleQueue()
     for index, (path, rank) in enumerate(files):
         tasks.put((index, path, rank))
@@ -102,26 +109,29 @@ class _Child:
     def read(self, path: Path, rank: int | None, limit: timedelta) -> Result:
         stdin = self._process.stdin
         assert stdin is not None
-        request = json.dumps({"path": str(path), "rank": rank}).encode() + b"\n"
+        seconds = int(limit.total_seconds())
+        request = {"path": str(path), "rank": rank, "cpu_s": seconds}
         try:
-            stdin.write(request)
+            stdin.write(json.dumps(request).encode() + b"\n")
         except OSError:
             raise _Lost("could not be read: the reading process ended") from None
-        (size,) = ANSWER.unpack(self._receive(ANSWER.size, limit))
+        (size,) = ANSWER.unpack(self._receive(ANSWER.size, seconds))
         # Our own process wrote this, whatever the dump held.
-        kind, value = pickle.loads(self._receive(size, limit))
+        kind, value = pickle.loads(self._receive(size, seconds))
         if kind == "record":
             return Result(path, record=value)
         return Result(path, reason=value, is_other=kind == "other")
 
-    def _receive(self, size: int, limit: timedelta) -> bytes:
+    def _receive(self, size: int, cpu_s: int) -> bytes:
         stdout = self._process.stdout
         assert stdout is not None
         parts = []
         while size > 0:
-            if not select.select([stdout], [], [], limit.total_seconds())[0]:
-                raise _Lost(f"took longer than {limit.total_seconds():g} s to read")
+            if not select.select([stdout], [], [], _PATIENCE_S)[0]:
+                raise _Lost(f"could not be read within {_PATIENCE_S:g} s")
             part = os.read(stdout.fileno(), min(size, 1 << 20))
+            if not part and self._process.wait() == -signal.SIGXCPU:
+                raise _Lost(f"took more than {cpu_s} s of CPU to read: not as a recorder writes it")
             if not part:
                 raise _Lost("brought down the process that read it: not as a recorder writes it")
             parts.append(part)

@@ -14,6 +14,7 @@ import resource
 import stat
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ ANSWER = struct.Struct("!Q")
 
 
 def main() -> None:
-    """Answer requests ``{"path", "rank"}`` on stdin until it closes."""
+    """Answer requests ``{"path", "rank", "cpu_s"}`` on stdin until it closes."""
     _limit_memory()
     # Millions of small containers, none of them in cycles.
     gc.disable()
     for line in sys.stdin.buffer:
         request = json.loads(line)
+        _limit_cpu(request["cpu_s"])
         answer = pickle.dumps(_answer(Path(request["path"]), request["rank"]), protocol=5)
         sys.stdout.buffer.write(ANSWER.pack(len(answer)) + answer)
         sys.stdout.buffer.flush()
@@ -42,6 +44,15 @@ def _limit_memory() -> None:
     most = MOST_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MOST_MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_cpu(seconds: int) -> None:
+    """Have the kernel end this process if it needs that much more CPU time."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = int(time.process_time()) + 1 + seconds
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(hard, most), hard)
+    )
 
 
 def _answer(path: Path, rank: int | None) -> tuple[str, Any]:

@@ -50,18 +50,20 @@ def gather(path: Path) -> Evidence:
 
 
 def _pictures_in(path: Path) -> tuple[Path | None, str]:
-    """The incident to read: ``path`` itself, or the newest of a run; None for other folders."""
+    """The incident to read: ``path`` itself, or one of a run; None for other folders.
+
+    Of a run the newest with a dump: the last incident of a job that is given up is its leaving.
+    """
     if any(_rank_dirs(path)):
         return path, ""
     for kind in _PICTURES:
-        numbered = [
-            entry
-            for entry in sorted(_subdirectories(path / kind), key=_number)
-            if any(_rank_dirs(entry))
-        ]
-        if numbered:
-            others = f" of {len(numbered)}" if len(numbered) > 1 else ""
-            return numbered[-1], f"read {kind}/{numbered[-1].name}{others}, the newest"
+        numbered = sorted(_subdirectories(path / kind), key=_number)
+        pictures = [entry for entry in numbered if any(_rank_dirs(entry))]
+        with_dumps = [entry for entry in pictures if any(entry.glob("rank*/flight*.json"))]
+        if pictures:
+            chosen = (with_dumps or pictures)[-1]
+            what = "the newest with dumps" if with_dumps else "the newest"
+            return chosen, f"read {kind}/{chosen.name}, {what} of {len(pictures)}"
     return None, ""
 
 
@@ -108,7 +110,8 @@ def _says_something(rank: RankEvidence) -> bool:
 def _from_folder(directory: Path) -> Evidence:
     dumps, stacks = [], []
     for path in _files_below(directory):
-        if _STACK_NAME.search(path.name) and not _looks_like_dump(path):
+        near = path.name if path.parent == directory else f"{path.parent.name}/{path.name}"
+        if _STACK_NAME.search(near) and not _looks_like_dump(path):
             stacks.append(path)
         elif path.suffix.lower() not in _NEVER_DUMPS and (
             _looks_like_dump(path) or _DUMP_NAME.search(path.name)

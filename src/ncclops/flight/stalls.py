@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclops.flight import waits as waiting
-from ncclops.flight.absences import absent_side
+from ncclops.flight.absences import absent_sides
 from ncclops.flight.compare import frames_at
 from ncclops.flight.frames import user_frames
 from ncclops.flight.model import State
@@ -100,7 +100,7 @@ def unrecorded(scene: Scene) -> list[Finding]:
     most = max(inside, key=lambda name: len(inside[name]))
     others = sorted(outside + [r for name, rs in inside.items() if name != most for r in rs])
     sides = [_stack_side(scene, inside[most], "waiting" if others else "party")]
-    sides += [absent_side(scene, rank) for rank in others]
+    sides += absent_sides(scene, others)
     kind = "never-arrived" if others else "stalled"
     return [Finding(kind, None, None, most, tuple(others), 0.5, tuple(sides))]
 

@@ -84,6 +84,8 @@ class _Timeline:
                 self._warmed_up(ts, _number(event.get("seconds")))
             case "step":
                 self._step(event, ts)
+            case "fault" if event.get("cause") == "store-lost":
+                pass  # groups that are up go on without it
             case "fault" if event.get("rank") in self._restarted:
                 pass  # each rank tells for itself, and this one after the restart was told
             case "fault" if self._kind not in ("cool-down", "restart"):

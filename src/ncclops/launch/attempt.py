@@ -68,14 +68,15 @@ class RunningAttempt:
         self._server: store.StoreServer | None = None
         self._stop_page: StopPage | None = None
         self._scan = LiveScan(logs.output(self._run, place.ranks), scene.printed)
-        self.watching = Watching(self._job, scene.say)
+        self.watching = Watching(self._job, place.ranks, scene.say)
         self.hang: Hang | None = None  # where the attempt came to nothing because of one
+        self._hang_action = HangAction(self._job, self.team, scene.say, self._on_hang)
         self._hang_watch = HangWatch(
             self._job,
             place.ranks,
             self.team,
             self.watching.steps_printed,
-            HangAction(self._job, self.team, scene.say, self._on_hang).on_hung,
+            self._hang_action.on_hung,
         )
 
     # --- phases -----------------------------------------------------------------------------
@@ -111,6 +112,7 @@ class RunningAttempt:
             )
         )
         self._hang_watch.close()
+        self._hang_action.close()
 
     def failure(self) -> tuple[int, str] | None:
         """Which rank's failure has ended the attempt and how it failed, if one has."""

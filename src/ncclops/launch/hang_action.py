@@ -1,9 +1,10 @@
 """What is done about ranks that hang: as little as gets the others going again.
 
-Under in-process restart the ranks that still run Python are told, and all restart; one that sleeps
-or waits is interrupted and comes along. A rank whose interpreter stands still gets SIGCONT, in case
-that somebody stopped it, and if it does not move within the grace time it is ended, so that the
-others can go on without it. Elsewhere the attempt has failed, and the policy decides.
+A rank whose interpreter stands still gets SIGCONT first, in case that somebody stopped it. Where it
+does not move then, or only waits, and workers restart in place: a rank that still runs Python is
+told, and all restart; one that sleeps or waits is interrupted and comes along, and one that stands
+still is ended after the grace time, so that the others can go on without it. Elsewhere the attempt
+has failed, and the policy decides.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from ncclops.launch.workers import Worker
 from ncclops.receipts import progress
 from ncclops.receipts.evidence import Kind
 from ncclops.receipts.hang import Finding, HangVerdict
+
+# A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
+# second.
+_WAKE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -43,23 +48,52 @@ class HangAction:
         self._job, self._team, self._say, self._give_up = job, team, say, give_up
         self._loop = asyncio.get_running_loop()
         self._not_before = 0.0  # a restart takes a moment to show
+        self._closed = False
 
     def on_hung(self, verdict: HangVerdict) -> None:
         """``verdict`` stands; called again and again while it does."""
         if self._loop.time() < self._not_before:
             return
-        self._not_before = self._loop.time() + self._job.hang.hang.total_seconds()
+        self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
         frozen = {f.rank for f in verdict.findings if Kind.INTERPRETER in f.stale}
+        culprits = [w for w in self._team.running() if w.rank in frozen & set(verdict.culprits)]
+        if not culprits:
+            self._act(verdict, frozen)
+            return
+        self._record(verdict, "wake it")
+        ticks = {worker.rank: self._tick(worker) for worker in culprits}
+        for worker in culprits:
+            worker.send(signal.SIGCONT)
+        self._loop.call_later(_WAKE_S, self._after_waking, verdict, frozen, culprits, ticks)
+
+    def _after_waking(
+        self,
+        verdict: HangVerdict,
+        frozen: set[int],
+        culprits: list[Worker],
+        ticks: dict[int, int | None],
+    ) -> None:
+        still = [w for w in culprits if w.exit is None and self._tick(w) == ticks[w.rank]]
+        if not still or self._closed:
+            return  # it was stopped, and goes on; or it has ended, which others see to
+        if self._act(verdict, frozen):
+            grace_s = self._job.stop_grace.total_seconds()
+            for worker in still:
+                self._loop.call_later(grace_s, self._end, worker, ticks[worker.rank])
+
+    def _act(self, verdict: HangVerdict, frozen: set[int]) -> bool:
+        """Have all restart, and whether that can be."""
         teller = self._teller(frozen)
         self._record(verdict, "restart in place" if teller else "end the attempt")
         if teller is None:
             self._give_up(Hang(verdict.culprits, verdict.reason))
-            return
-        culprit = verdict.culprits[0]
-        teller.order("restart", reason=f"hang: {verdict.reason}", hung=culprit)
-        for worker in self._team.running():
-            if worker.rank in frozen and worker.rank in verdict.culprits:
-                self._wake(worker)
+            return False
+        teller.order("restart", reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
+        return True
+
+    def close(self) -> None:
+        """The attempt is over: what was put off is not done."""
+        self._closed = True
 
     def _teller(self, frozen: set[int]) -> Worker | None:
         """A worker that can tell the others to restart."""
@@ -79,13 +113,8 @@ class HangAction:
         )
         self._say(f"hang: {verdict.reason}: {action}")
 
-    def _wake(self, worker: Worker) -> None:
-        tick = self._tick(worker)
-        worker.send(signal.SIGCONT)
-        self._loop.call_later(self._job.stop_grace.total_seconds(), self._end, worker, tick)
-
     def _end(self, worker: Worker, tick: int | None) -> None:
-        if worker.exit is None and self._tick(worker) == tick:
+        if not self._closed and worker.exit is None and self._tick(worker) == tick:
             self._job.run.event("hang-ended", rank=worker.rank, signal="SIGKILL")
             worker.send(signal.SIGKILL)
 

@@ -29,7 +29,7 @@ class Steering:
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
         """As SIGTERM does, with ``reason`` in place of the signal; by force after ``grace``."""
-        if self._stop.first is not None:
+        if self._stop.first is not None and grace is None:  # with one, it may be in more of a hurry
             raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
         self._record("stop", reason, by)
         grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace

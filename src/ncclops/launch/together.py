@@ -8,17 +8,16 @@ agent knows the same, and any of them can take over from the one that decides.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 
 from ncclops.classify.policy import Attempt
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, PreflightRefused
-from ncclops.launch import deciding, store
+from ncclops.launch import deciding, starting, store
 from ncclops.launch.changes import Changes
 from ncclops.launch.company import Choose, LocalEnd, Settled
 from ncclops.launch.job import Job
@@ -28,12 +27,11 @@ from ncclops.launch.place import Place
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.tail import last_lines
 from ncclops.launch.workers import Layout, Worker
-from ncclops.nodes import fingerprint, interfaces, reach
+from ncclops.nodes import interfaces, reach
 from ncclops.nodes.log import Record
 from ncclops.nodes.member import Config
 from ncclops.nodes.peers import Message, Peers
 from ncclops.nodes.standing import Standing
-from ncclops.worker.variables import ACTIVE_RANKS
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
 _TOLD_LINES = 12
@@ -222,35 +220,19 @@ class Together:
     def _give_the_start(self, gathered: list[Record]) -> None:
         """On node 0, with everybody's facts: compare them, and start or refuse for all."""
         assert self._peers is not None
-        prints = [
-            fingerprint.Fingerprint(
-                **facts["print"] | {"clock_offset_s": facts.get("clock_offset_s", 0.0)}
-            )
-            for facts in gathered
-        ]
-        found = fingerprint.compare(
-            prints, allowed=self._party.allowed, lost_after=self._meeting.pace.lost_after
-        )
+        found = starting.compare_hosts(gathered, self._party)
         if refused := found.of_weight("refused"):
             lines = [line for difference in refused for line in difference.lines()]
             names = [difference.name for difference in refused]
             self._peers.post("refused", node=self._rank, names=names, lines=lines)
             return
-        remarks = [line for each in found.of_weight("remark") for line in each.lines()]
         hosted = any(facts["hosts"] for facts in gathered)
         self._listener, address = self._workers_store(hosted)
-        self._peers.post(
-            "start",
-            names=[facts["name"] for facts in gathered],
-            addresses=[facts["address"] for facts in gathered],
-            # Those who came later count with those who were there.
-            attempt=max(facts["attempt"] for facts in gathered),
-            history=max((facts["history"] for facts in gathered), key=len),
-            store=[address.host, address.port],
-            external=self._listener is None,
-            prefix=f"ncclops/{self._meeting.job_id}/{secrets.token_hex(4)}",
-            remarks=remarks,
+        start = starting.start_record(
+            gathered, self._meeting.job_id, address, external=self._listener is None
         )
+        remarks = [line for each in found.of_weight("remark") for line in each.lines()]
+        self._peers.post("start", **start, remarks=remarks)
 
     _listener: socket.socket | None = None
 
@@ -283,10 +265,8 @@ class Together:
         self._job.history.adopt([Attempt.from_json(each) for each in start["history"]])
         standing.names = start["names"]
         in_process, nproc = self._job.restarts_in_process, self._job.layout.nproc
-        spares = range(meeting.active, standing.size)
         if not in_process:
-            standing.idle = frozenset(spares)
-        environ = self._environ(start, len(spares))
+            standing.idle = frozenset(range(meeting.active, standing.size))
         self._introduce(start, rank)
         count = standing.size if in_process else min(standing.size, meeting.active)
         return Place(
@@ -294,36 +274,15 @@ class Together:
             layout=Layout(nodes=Nodes(count=count, rank=rank), nproc=nproc),
             store=store.StoreAddress(*start["store"]),
             listener=self._listener if rank == 0 else None,
-            environ=environ,
+            environ=starting.workers_environ(start, meeting, in_process=in_process, nproc=nproc),
             idle=rank in standing.idle,
         )
 
-    def _environ(self, start: Record, spares: int) -> Mapping[str, str]:
-        if not self._job.restarts_in_process:
-            return {}
-        told = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
-        if start["external"]:
-            told["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
-        if self._meeting.local_addr:
-            told["NCCLOPS_RESTART_HOST"] = self._meeting.local_addr
-        if spares > 0:
-            told[ACTIVE_RANKS] = str(self._meeting.active * self._job.layout.nproc)
-        return told
-
     def _introduce(self, start: Record, rank: int) -> None:
-        names, active = start["names"], self._meeting.active
-        self._job.run.event(
-            "nodes",
-            attempt=start["attempt"],
-            nodes=[
-                {"rank": number, "name": name, "address": address, "spare": number >= active}
-                for number, (name, address) in enumerate(
-                    zip(names, start["addresses"], strict=True)
-                )
-            ],
-        )
-        spare = f", in reserve: {' '.join(names[active:])}" if names[active:] else ""
-        self._say(f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}")
+        active = self._meeting.active
+        nodes = starting.nodes_of(start, active)
+        self._job.run.event("nodes", attempt=start["attempt"], nodes=nodes)
+        self._say(starting.introduction(start, rank, active))
         for line in start["remarks"]:
             self._say(line)
 
@@ -355,7 +314,7 @@ class Together:
             case "gathered":
                 self._gathered = message["facts"]
             case "waiting":
-                self._say_who_is_here(message["here"])
+                self._say(starting.roll_call(self._meeting, message["here"]))
                 return
             case "record":
                 self._on_record(message["record"])
@@ -377,7 +336,9 @@ class Together:
             return
         match kind:
             case "waiting" if self._rank not in record["missing"]:  # else it is of before our time
-                self._say_who_is_missing(record["here"], record["missing"])
+                self._say(
+                    starting.ranked_roll_call(self._meeting, record["here"], record["missing"])
+                )
             case "failed" | "fault":
                 if node != self._rank:
                     self._say_failure(record)
@@ -420,10 +381,11 @@ class Together:
 
     def _watch_the_store(self) -> None:
         """Our member tells of each beat; without one for too long, the store is out of reach."""
-        lost_after = self._meeting.pace.lost_after.total_seconds()
+        lost_after, standing = self._meeting.pace.lost_after.total_seconds(), self._standing
 
         def look() -> None:
-            if self._peers is None or self._store_lost is not None:
+            # There are no beats between two rounds, and each round has a watch of its own.
+            if standing is not self._standing or self._store_lost is not None:
                 return
             quiet = time.monotonic() - self._heard_at
             if quiet > lost_after:
@@ -446,19 +408,6 @@ class Together:
         return self._standing.all_left() or self._store_lost is not None
 
     # --- words --------------------------------------------------------------------------------
-
-    def _say_who_is_here(self, here: list[str]) -> None:
-        active, expected = self._meeting.active, self._meeting.expected
-        missing = [name for name in expected if name not in here]
-        rest = " ".join(missing) or max(active - len(here), 0)
-        last_call = "" if len(here) < active else " (last call for spares)"
-        self._say(f"{len(here)}/{active} nodes: {' '.join(here)}; waiting for {rest}{last_call}")
-
-    def _say_who_is_missing(self, here: list[str], missing: list[int]) -> None:
-        expected = self._meeting.expected
-        rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
-        size = len(here) + len(missing)
-        self._say(f"{len(here)}/{size} nodes: {' '.join(here)}; waiting for {rest}")
 
     def _say_failure(self, record: Record) -> None:
         name = self._standing.name(record["node"])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ncclops.launch.job import Job
-from ncclops.receipts import gpu
+from ncclops.receipts import gpu, progress
 from ncclops.receipts.live import LiveWatch, Note
 from ncclops.receipts.observation import Observation, Where, observe_record
 from ncclops.receipts.stragglers import step_time_in
@@ -24,10 +24,10 @@ _NOWHERE = Where("receipt.jsonl", 0, "")  # only facts are quoted with their lin
 
 
 class Watching:
-    """From the start of an attempt's workers until :meth:`close`."""
+    """From the start of an attempt's workers, which are ``ranks``, until :meth:`close`."""
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        self._job, self._say = job, say
+    def __init__(self, job: Job, ranks: Sequence[int], say: Callable[[str], None]) -> None:
+        self._job, self._ranks, self._say = job, ranks, say
         self._loop = asyncio.get_running_loop()
         self._watch = LiveWatch(job.watch, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
@@ -76,9 +76,16 @@ class Watching:
     def _on_deadline(self) -> None:
         # A timer may be a clock's tick early.
         deadline = self._watch.deadline
+        if self._updates_silently():
+            self._watch.trains(self._loop.time())
         self._tell(self._watch.check(max(self._loop.time(), deadline or 0.0)))
         self._timer = None
         self._arm()
+
+    def _updates_silently(self) -> bool:
+        """Whether the optimizers of a script at work are all that shows it."""
+        pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._ranks)
+        return any(page is not None and page.updates > 0 for page in pages)
 
     def _tell(self, notes: Sequence[Note]) -> None:
         for note in notes:

@@ -13,9 +13,10 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 def expand(text: str) -> list[str]:
     """The names in ``text``, in its order. Raises ``ValueError`` on what is no such list."""
-    if text.count("[") != text.count("]"):
+    names = [name for part in _PART.findall(text) for name in _names(part.strip())]
+    if text.count("[") != text.count("]") or any(set("[]") & set(name) for name in names):
         raise ValueError(f"{text!r} is not a list of hosts: brackets do not match")
-    return [name for part in _PART.findall(text) for name in _names(part.strip())]
+    return names
 
 
 def _names(part: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ncclops.receipts.observation import Observation
+from ncclops.receipts.observation import Observation, Where
 from ncclops.receipts.progress import WARM_AFTER_STEPS
 from ncclops.receipts.stalls import StallWatch, Windows
 from ncclops.receipts.stragglers import THRESHOLD, StepTime, Straggler, StragglerWatch
@@ -27,6 +27,9 @@ from ncclops.receipts.stragglers import THRESHOLD, StepTime, Straggler, Straggle
 STEP_PACE = timedelta(seconds=10)
 # A straggler is one over tens of steps: looking after each would find nothing more.
 _COMPARE_EVERY_STEPS = 10
+
+
+_SILENT_STEP = Observation(kind="step", where=Where("", 0, ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,10 @@ class LiveWatch:
         if step_time is not None:
             notes += self._compare(rank, step_time)
         return notes
+
+    def trains(self, now: float) -> None:
+        """Somebody knows that steps are made, although none is printed or recorded."""
+        self._stalls.saw(_SILENT_STEP, now)
 
     def flush(self) -> list[Note]:
         """The last step that was seen, if it is not told yet: something comes to an end."""

@@ -53,12 +53,13 @@ class Incident:
 
     def __str__(self) -> str:
         total_ms = sum(self.phases_ms.values())
-        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items())
-        lost = f", lost ranks {list(self.ranks_lost)}" if self.ranks_lost else ""
+        phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
+        lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
+        who = f"rank {self.first_faulty_rank}: "
         return (
-            f"restart after {self.cause} on initial rank "
-            f"{self.first_faulty_rank}: {self.summary}{lost}; {self.world_size} ranks went on "
-            f"after {total_ms:.0f} ms ({phases})"
+            f"restart in process: {who}{self.summary.removeprefix(who)}{lost};"
+            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on"
+            f" after {total_ms:.0f} ms ({phases})"
         )
 
 

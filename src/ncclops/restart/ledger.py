@@ -16,7 +16,8 @@ key                       meaning
 ``<k>/arrived`` (log)     ranks that reached the barrier at the end of *k*, and ``/count`` of them
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
-``<k>/placement/<rank>``  what that initial rank becomes; set by the planner, all in one message
+``<k>/placements/<n>``    the agreement once more, and what each of the initial ranks from 64 n on
+                          becomes; set by the planner, all in one message
 ========================  =========================================================================
 
 The barrier is complete when every initial rank has either arrived or gone. Whoever adds to one
@@ -47,6 +48,9 @@ FAULT = "fault"
 COMPLETED = "completed"
 # The barrier before the first iteration, and whatever goes wrong until then.
 INITIAL = -1
+# So many ranks find their placement under one key: few keys for the planner to set and to delete,
+# and a few KiB for a rank to read.
+_PLACEMENTS_PER_KEY = 64
 
 
 @dataclass(frozen=True)
@@ -187,19 +191,13 @@ class Ledger:
 
         The placement is ``None`` without a planner, and for a rank that the others hold for gone.
         """
-        self._store.wait([self._last_key(iteration, initial_rank)], timeout)
-        agreement = Agreement.from_json(self._store.get(f"{iteration}/done").decode())
-        if self._planner is None or initial_rank in agreement.gone:
-            return agreement, None
-        key = f"{iteration}/placement/{initial_rank}"
-        placement = self._store.get(key).decode()
-        with contextlib.suppress(Exception):  # nobody else reads it; some stores cannot delete
-            self._store.delete_key(key)
-        return agreement, placement
-
-    def _last_key(self, iteration: int, initial_rank: int) -> str:
-        placed = self._planner is not None
-        return f"{iteration}/placement/{initial_rank}" if placed else f"{iteration}/done"
+        if self._planner is None:
+            return Agreement.from_json(self._wait(f"{iteration}/done", timeout)), None
+        key = _placements_key(iteration, initial_rank)
+        agreed, placements = json.loads(self._wait(key, timeout))
+        agreement = Agreement.from_json(agreed)
+        gone = initial_rank in agreement.gone
+        return agreement, None if gone else placements[str(initial_rank)]
 
     def _try_to_agree(self, iteration: int, membership: Membership) -> None:
         gone = [Fault.from_json(line) for line in self._read("gone")]
@@ -233,15 +231,24 @@ class Ledger:
         before = f"{iteration - 1}/world"
         world = None if iteration == INITIAL else self._store.get(before).decode()
         plan = planner(world, agreement, arrivals)
-        keys = [f"{iteration}/placement/{rank}" for rank in plan.placements]
-        _store_ops.set_many(self._store, dict(zip(keys, plan.placements.values(), strict=True)))
+        blocks: dict[str, dict[int, str]] = {}
+        for rank, placement in plan.placements.items():
+            blocks.setdefault(_placements_key(iteration, rank), {})[rank] = placement
+        agreed = agreement.to_json()
+        values = {key: json.dumps([agreed, placements]) for key, placements in blocks.items()}
+        _store_ops.set_many(self._store, values)
         self._store.set(f"{iteration}/world", plan.world)
 
     def _forget(self, iteration: int) -> None:
         # Nobody reads it any more: a rank is never more than one iteration behind the others.
-        for name in ("faults", "outcome", "completed", "arrived", "arrived/count", "done", "world"):
-            with contextlib.suppress(Exception):
-                self._store.delete_key(f"{iteration}/{name}")
+        names = ("faults", "outcome", "completed", "arrived", "arrived/count", "done", "world")
+        keys = [f"{iteration}/{name}" for name in names]
+        if self._planner is not None:
+            first_ranks = range(0, self._initial_world_size, _PLACEMENTS_PER_KEY)
+            keys += [_placements_key(iteration, rank) for rank in first_ranks]
+        for key in keys:
+            with contextlib.suppress(Exception):  # some stores cannot delete
+                self._store.delete_key(key)
 
     # --- leaving the wrapper ------------------------------------------------------------------
 
@@ -285,6 +292,10 @@ class Ledger:
 
     def _read(self, key: str) -> list[str]:
         return _store_ops.read_log(self._store, key)
+
+
+def _placements_key(iteration: int, initial_rank: int) -> str:
+    return f"{iteration}/placements/{initial_rank // _PLACEMENTS_PER_KEY}"
 
 
 def terminated_numbers(
