@@ -205,7 +205,7 @@ class TestRuns:
         run = only_run()
         growth = run.named("resource-growth")
         assert all(event["rank"] == 0 for event in growth if event["grown"].get("fds", 0) >= 20)
-        assert growth[-1]["exceeded"] is not None
+        assert any(event["exceeded"] for event in growth)
         (escalation,) = run.named("escalation")
         assert (escalation["to"], escalation["rank"]) == ("respawn", 0)
         assert "open files grew by 40" in escalation["reason"]

@@ -74,5 +74,5 @@ def test_a_fault_costs_no_loss(
     restart = run.named("restart")[0]
     assert cause in restart["cause"]
     assert restart["ranks_lost"] == lost
-    assert set(restart["phases_ms"]) == PHASES
+    assert set(restart["phases_ms"]) >= PHASES
     assert run.verdict["receipt"]["verdict"] == "healthy"
