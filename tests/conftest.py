@@ -9,12 +9,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import ncclops as ncclops_package
 
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
 LIMIT_S = 120
+
+# How long an example takes is the machine's affair, and no property of the code.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 CompletedText = subprocess.CompletedProcess[str]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.control.http import Limits, Request, Response, serve
@@ -267,7 +267,7 @@ pieces = st.sampled_from([piece.encode() for piece in PIECES.split()])
 breaks = st.sampled_from([b" ", b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"\x00", b":", b"\t"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(pieces | breaks | st.binary(max_size=20), max_size=30).map(b"".join))
 def test_fuzzed_requests_are_answered_or_refused(server: Server, data: bytes) -> None:
     answer = server.send(data)

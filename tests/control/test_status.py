@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.control.compare import compared, run_phase
@@ -115,7 +115,6 @@ events = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a matter of the machine
 @given(st.lists(events, max_size=15))
 def test_no_event_ends_the_reader(events: list[dict[str, Any]]) -> None:
     seen = RunFacts()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.errors import UsageError
@@ -301,7 +301,7 @@ def mutate(data: bytes, changes: list[tuple[int, int, int]]) -> bytes:
     return bytes(changed)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(original=st.sampled_from(ORIGINALS), changes=st.lists(MUTATIONS, min_size=12, max_size=12))
 def test_mutated_dumps_are_read_or_refused(
     scratch: Path, original: bytes, changes: list[list[tuple[int, int, int]]]
@@ -327,7 +327,7 @@ VALUES = st.recursive(
 FIELDS = sorted(entry(1))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     changes=st.lists(
         st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3), max_size=4

@@ -22,7 +22,7 @@ def read_all(reader: LineReader) -> list[bytes]:
 
 
 @given(pieces=st.lists(st.binary(max_size=40), max_size=20), chunk=st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lines_come_out_as_they_were_written_whatever_the_cuts(
     pieces: list[bytes], chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -29,7 +29,7 @@ from ncclops.restart.rank_assignment import (
 )
 
 # No deadline per example: the machines that run this are busy.
-checked = settings(max_examples=150, deadline=None)
+checked = settings(max_examples=150)
 
 FLAGS = [None, LayerFlag.RESERVE, LayerFlag.BACKFILL, LayerFlag.RESERVE | LayerFlag.BACKFILL]
 SIZES = st.integers(min_value=1, max_value=24)

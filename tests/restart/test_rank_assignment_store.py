@@ -126,7 +126,7 @@ def tree() -> RankAssignment:
 ALL = [node_filter, two_filters, filters, tree, ShiftRanks, FillGaps]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     make=st.sampled_from(ALL),
     losses=st.lists(st.frozensets(st.integers(0, SIZE - 1), max_size=2), max_size=3),

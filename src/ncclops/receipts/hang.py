@@ -13,8 +13,8 @@ What counts as evidence depends on where a rank is:
 
 Two kinds must say two things. Outside a collective neither the collective counters nor the GPU
 can move without a step, so there the step counter speaks for the three, and the second must be
-about the process itself: its CPU time, its interpreter, or a phase that outlasts its declared limit.
-Inside one, an operation that stays pending is a fact of its own.
+about the process itself: its CPU time, its interpreter, or a phase that outlasts its declared
+limit. Inside one, an operation that stays pending is a fact of its own.
 
 Unknown is not dead: a receipt that nobody can read is neither stale nor fresh. With fewer than two
 that can be read, the answer is never "hung". A process that has ended needs no inference at all.

@@ -87,7 +87,7 @@ def test_lines_are_those_where_a_command_starts() -> None:
     assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 3), ("C", 5)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.sampled_from("ABx=1 '\"\\$`{}()[]<>|&;#!\n\texportunsv-:,/*?"), max_size=60))
 def test_no_text_is_too_broken_to_read(text: str) -> None:
     for kind in get_args(Format):
