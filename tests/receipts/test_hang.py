@@ -179,6 +179,16 @@ def test_a_look_that_failed_neither_ages_nor_refreshes() -> None:
     assert tracker.add(Reading(rank=0, cpu_s=90.0), 300.0).ages[Kind.CPU] == timedelta(0)
 
 
+def test_a_tick_of_the_clock_between_two_quick_looks_is_no_work() -> None:
+    tracker = Tracker()
+    for look in range(60):  # every 0.1 s, and every two seconds 10 ms of CPU, as the kernel counts
+        sample = tracker.add(Reading(rank=0, cpu_s=0.01 * (look // 20)), look / 10)
+    assert sample.ages[Kind.CPU] == timedelta(seconds=5.9)
+    for look in range(60, 75):  # and now 10 % of a core
+        sample = tracker.add(Reading(rank=0, cpu_s=look / 100), look / 10)
+    assert sample.ages[Kind.CPU] < timedelta(seconds=1.5)
+
+
 def test_a_new_iteration_starts_with_fresh_receipts() -> None:
     tracker = Tracker()
     tracker.add(Reading(rank=0, incarnation=(1, 0), steps=5), 0.0)

@@ -15,6 +15,8 @@ from enum import StrEnum
 # Below this share of one core a process tree does nothing for the job: NCCL's watchdog and our own
 # writer wake up now and then in a process that is stuck, too.
 _IDLE_CPU_SHARE = 0.05
+# The kernel counts CPU time in ticks of 10 ms: over less than this, a single one is a large share.
+_CPU_STRETCH_S = 1.0
 _STEPS_REMEMBERED = 8
 
 
@@ -91,6 +93,8 @@ class Tracker:
         values = _values(reading)
         for kind, value in values.items():
             known = self._known.get(kind)
+            if known and kind is Kind.CPU and now - known.at < _CPU_STRETCH_S:
+                continue  # too soon to tell; the stretch goes on
             if known is None or _has_moved(kind, known, value, now):
                 self._known[kind] = _Known(value, now, moved=now)
             else:
