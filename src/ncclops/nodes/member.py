@@ -100,9 +100,9 @@ class Member:
                         self._assembly.close()
                     return
 
-    def connect(self, timeout_s: float | None = None) -> Any:
+    def connect(self) -> Any:
         """Another connection to the store; a blocking ``wait`` occupies the one it is called on."""
-        limit = timedelta(seconds=timeout_s or self._config.join_s)
+        limit = timedelta(seconds=self._config.join_s)
         return self._tcp_store(
             self._config.host, self._config.port, None, False, limit, wait_for_workers=False
         )
@@ -150,8 +150,8 @@ class Member:
         current = self._round
         if current is not None and not current.over.is_set():
             why = "its agent was killed, and its workers with it"
-            log = SharedLog(self.connect(_LAST_WORDS_S), current.prefix)
-            log.post({"kind": "lost", "node": current.rank, "why": why, "by": current.rank})
+            last = {"kind": "lost", "node": current.rank, "why": why, "by": current.rank}
+            current.last_words.post(last)
         os._exit(0)
 
 
@@ -164,6 +164,9 @@ class _Round:
         self._member = member
         self._store = member.connect()
         self.log = SharedLog(self._store, prefix)
+        # A connection kept for that: making one may take longer than we have by then (a name
+        # server that does not answer), and the others are in use.
+        self.last_words = SharedLog(member.connect(), prefix)
         self._living = set(range(size))
 
     def begin(self, facts: Record) -> None:
