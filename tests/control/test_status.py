@@ -223,6 +223,28 @@ def test_of_a_rank_that_has_moved_the_newest_holds() -> None:
         assert [each.host for each in seen.ranks] == ["n01", "n05"]
 
 
+def test_what_every_node_sees_counts_once() -> None:
+    both = [run(rank(0), faults={"node-lost": 1}), run(rank(1), faults={"node-lost": 1})]
+    assert merge(both).faults == {"node-lost": 1}
+
+
+def test_ranks_of_other_nodes_end_with_the_run() -> None:
+    others = run(rank(1, phase="training"), rank(2, phase="failed"))
+    seen = merge([run(rank(0, phase="failed"), phase="ended"), others])
+    assert [each.phase for each in seen.ranks] == ["failed", "ended", "failed"]
+
+
+def test_what_happens_on_another_node_is_told_but_neither_counted_nor_a_rank_of_ours() -> None:
+    facts = RunFacts(run_id="r")
+    facts.add({"ts": 1.0, "event": "worker-started", "rank": 0, "node": "n01", "pid": 5})
+    facts.add({"ts": 2.0, "event": "fault", "rank": 3, "node": "n01", "cause": "x", "on": "n02"})
+    facts.add({"ts": 3.0, "event": "classified", "rank": 0, "node": "n01", "class": "peer-exit"})
+    assert (list(facts.ranks), facts.faults) == ([0], {})
+    assert (facts.last_fault.rank, facts.interrupted) == (3, True)
+    facts.add({"ts": 4.0, "event": "fault", "node": "n01", "cause": "node-lost", "on": "n02"})
+    assert facts.faults == {"node-lost": 1}
+
+
 def test_a_node_that_is_silent_is_named() -> None:
     silent = run(rank(1, host="n02"), nodes=("n02",), as_of=1800.0)
     assert merge([run(rank(0)), silent]).notes == ("n02: last heard of 200 s ago",)

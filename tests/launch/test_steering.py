@@ -23,7 +23,7 @@ def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> N
     requests = StopRequests(Changes(), grace, on_request=heard.append, pass_on=lambda _: None)
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
-    steering = Steering(job, requests, lambda: None)
+    steering = Steering(job, requests, lambda: None, lambda _: False)
     assert "by force after 5m" in steering.stop(reason="drain", by="me")
     with pytest.raises(ControlRefused, match=r"stopped already: drain \(me\)"):
         steering.stop(reason="drain", by="another")

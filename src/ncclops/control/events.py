@@ -14,6 +14,8 @@ Event = Mapping[str, Any]
 UNCLASSIFIED = "unclassified"
 # The job goes on without the store, so its loss is no fault of a rank and interrupts nothing.
 STORE_LOST = "store-lost"
+# What every agent of a run records; of anything else, only the agent of the node it happened on.
+SEEN_BY_ALL = (STORE_LOST, "node-lost")
 
 
 @dataclass
@@ -71,6 +73,7 @@ class RunFacts:
     stragglers: dict[int, Event] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
     last_fault: FaultStatus | None = None
+    last_is_elsewhere: bool = False  # another node counts it
     verdict: Event | None = None
 
     def add(self, event: Event) -> None:
@@ -81,7 +84,7 @@ class RunFacts:
         self.newest = max(self.newest or ts, ts)
         if (effect := _EFFECTS.get(name)) is not None:
             effect(self, event)
-        if type(rank) is int:
+        if type(rank) is int and "on" not in event:  # else it is a rank of another node
             self._rank(rank, event).add(event)
 
     def _rank(self, rank: int, event: Event) -> RankFacts:
@@ -122,9 +125,11 @@ def _straggler(run: RunFacts, event: Event) -> None:
 
 def _fault(run: RunFacts, event: Event) -> None:
     cause = str(event.get("cause", ""))
-    kind = STORE_LOST if cause == STORE_LOST else str(event.get("kind") or UNCLASSIFIED)
+    kind = cause if cause in SEEN_BY_ALL else str(event.get("kind") or UNCLASSIFIED)
     run.last_fault = FaultStatus(ts=event["ts"], rank=event.get("rank"), kind=kind, cause=cause)
-    run.faults[kind] += 1
+    run.last_is_elsewhere = "on" in event and kind not in SEEN_BY_ALL
+    if not run.last_is_elsewhere:
+        run.faults[kind] += 1
     run.interrupted = run.interrupted or kind != STORE_LOST
 
 
@@ -132,6 +137,8 @@ def _classified(run: RunFacts, event: Event) -> None:
     """The attempt's failure has a class: it is the one that was counted as it happened."""
     kind, last = str(event.get("class", UNCLASSIFIED)), run.last_fault
     run.between_attempts = True
+    if run.last_is_elsewhere:
+        return
     if last is None or last.kind == STORE_LOST:
         last = FaultStatus(
             ts=event["ts"], rank=event.get("rank"), kind=kind, cause=str(event.get("summary", ""))

@@ -1,8 +1,8 @@
 """The status of a run on several nodes, made of what each agent knows of its own ranks.
 
-Each agent reads the status of its node (``reading.RunReader``), and sends it, as JSON, to the agent
-of node 0. That one keeps the newest of each node in ``<run>/control/nodes.json`` (:func:`save`),
-where its server and everybody else finds them.
+Each node's status (``reading.RunReader.own``) goes through the job's store to the first node
+(``nodes.statuses``). There the newest of each lies in ``<run>/control/nodes.json`` (:func:`save`),
+where the agent's server and everybody else finds them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclops.control import compare
+from ncclops.control.events import SEEN_BY_ALL
 from ncclops.control.status import RankStatus, RunPhase, RunStatus, from_json
 
 # An agent sends every few seconds; from one that is silent for so long, nothing is known any more.
@@ -25,7 +26,8 @@ def merge(statuses: Sequence[RunStatus]) -> RunStatus:
     """One status of all nodes. The first, that of node 0, speaks for the run.
 
     Of a rank that several tell of (it moved to a spare), the newest holds. Faults are each node's
-    own and are added up; restarts are the job's, and whoever counts most has missed none.
+    own and are added up, but for those that all see; restarts are the job's, and whoever counts
+    most has missed none.
     """
     first, *others = statuses
     if not others:
@@ -34,9 +36,11 @@ def merge(statuses: Sequence[RunStatus]) -> RunStatus:
     for status in statuses:
         for rank in status.ranks:
             if rank.rank not in ranks or ranks[rank.rank][0] < status.as_of:
-                ranks[rank.rank] = (status.as_of, _aged(rank, first.as_of - status.as_of))
+                ranks[rank.rank] = (status.as_of, _as_of(first, status, rank))
     together = tuple(ranks[rank][1] for rank in sorted(ranks))
     faults = sum((Counter(status.faults) for status in statuses), Counter[str]())
+    for kind in faults.keys() & SEEN_BY_ALL:
+        faults[kind] = max(status.faults.get(kind, 0) for status in statuses)
     known = [status.last_fault for status in statuses if status.last_fault is not None]
     return compare.compared(
         replace(
@@ -92,10 +96,13 @@ def _silent(first: RunStatus, others: Sequence[RunStatus]) -> list[str]:
     ]
 
 
-def _aged(rank: RankStatus, by_s: float) -> RankStatus:
-    """``rank`` as of ``by_s`` seconds later."""
+def _as_of(first: RunStatus, status: RunStatus, rank: RankStatus) -> RankStatus:
+    """``rank``, of which ``status`` tells, at the time of ``first``."""
+    by_s = first.as_of - status.as_of
+    over = first.phase == "ended" and status is not first and rank.phase != "failed"
     return replace(
         rank,
+        phase="ended" if over else rank.phase,
         step_age_s=_later(rank.step_age_s, by_s),
         heartbeat_age_s=_later(rank.heartbeat_age_s, by_s),
     )

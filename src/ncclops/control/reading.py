@@ -35,13 +35,17 @@ class RunReader:
         self._gpus = GpuMemory(run_dir)
 
     def read(self) -> RunStatus:
-        """The status now."""
+        """The status now, with what other nodes have sent."""
+        status = merge.merge([self.own(), *merge.load(self._run_dir)])
+        return compare.compared(status, self._facts.stragglers)
+
+    def own(self) -> RunStatus:
+        """The status now, of what this run directory records."""
         while lines := list(self._lines.read()):
             for event in filter(None, map(_record, lines)):
                 self._facts.add(event)
                 self._events.append(event)
-        status = merge.merge([self._own_status(), *merge.load(self._run_dir)])
-        return compare.compared(status, self._facts.stragglers)
+        return self._own_status()
 
     def close(self) -> None:
         self._lines.close()

@@ -71,9 +71,10 @@ class _Agent:
         job, run = self._job, self._run
         self._terminal = Terminal(job)
         self._terminal.open()
+        self._steering = Steering(job, self._stop, self._team, self._tell_limits)
         self._control = ControlServer(
             run.path,
-            Steering(job, self._stop, self._team),
+            self._steering,
             say=self._terminal.say,
             tcp=job.control_listener,
         )
@@ -123,6 +124,7 @@ class _Agent:
             stop=self._stop,
             say=self._terminal.say,
             choose=self._choose,
+            take_limits=self._steering.take,
         )
 
     async def _run_attempts(self, company: Company) -> tuple[RunningAttempt, Diagnosis]:
@@ -287,6 +289,9 @@ class _Agent:
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team
+
+    def _tell_limits(self, record: Mapping[str, Any]) -> bool:
+        return self._company is not None and self._company.tell_limits(record)
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()

@@ -94,6 +94,9 @@ class Company(Protocol):
     def tell_stop(self, request: StopRequest) -> None:
         """This agent was asked to stop the job."""
 
+    def tell_limits(self, record: Mapping[str, Any]) -> bool:
+        """Bring shorter timeouts to all agents, this one too; False where there are no others."""
+
     async def settle(self, end: LocalEnd) -> Settled:
         """What follows, once the attempt has ended on all nodes."""
 
@@ -130,6 +133,9 @@ class Alone:
 
     def tell_stop(self, request: StopRequest) -> None:  # noqa: ARG002
         return
+
+    def tell_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return False
 
     async def settle(self, end: LocalEnd) -> Settled:
         if not end.failed or end.stopped:

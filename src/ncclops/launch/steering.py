@@ -12,19 +12,30 @@ from ncclops.launch.job import Job
 from ncclops.launch.ladder import HARD, SOFT
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.team import Team
-from ncclops.worker.limits import Window, numbers_of
+from ncclops.worker.limits import Window, numbers_of, window_from
 
 # Who asks in words can wait for a long step and a checkpoint; a scheduler's SIGTERM cannot.
 STOP_GRACE = timedelta(minutes=5)
 
 
 class Steering:
-    """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any."""
+    """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any.
 
-    def __init__(self, job: Job, stop: StopRequests, team: Callable[[], Team | None]) -> None:
+    ``tell_all`` brings a record to the agents of all nodes, which :meth:`take` it, this one too;
+    False where there are no others.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stop: StopRequests,
+        team: Callable[[], Team | None],
+        tell_all: Callable[[Mapping[str, Any]], bool],
+    ) -> None:
         self._job = job
         self._stop = stop
         self._team = team
+        self._tell_all = tell_all
         self._tightened: tuple[Team | None, Window] | None = None
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
@@ -51,19 +62,25 @@ class Steering:
 
     def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
         """On each rank from its next step, or update of an optimizer, on."""
-        if self._job.layout.nodes.count > 1:
-            raise ControlRefused("ranks on other nodes cannot be told yet: timeouts would differ")
         if not self._job.restarts_in_process and {"soft", "hard"} & set(limits):
             raise ControlRefused("soft and hard are of restarts in place, which this run has not")
         team = self._team()
         window = tightened(self._present(team), limits)
-        numbers = numbers_of(window)
-        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
-        if not told or not all(told):
+        if team is None or not team.running():
+            raise ControlRefused("there are no workers to be told")
+        record = {"window": numbers_of(window), "reason": reason, "by": by}
+        if not self._tell_all(record) and not self.take(record):
             raise ControlRefused("not all workers can be told")
-        self._tightened = (team, window)
-        self._record("tighten-timeouts", reason, by, **numbers)
         return f"from the next step on: {_said(window)}"
+
+    def take(self, record: Mapping[str, Any]) -> bool:
+        """Tell the workers of this node of shorter timeouts; whether all could be told."""
+        team, numbers = self._team(), record["window"]
+        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
+        self._tightened = (team, window_from(numbers))
+        all_told = bool(told) and all(told)
+        self._record("tighten-timeouts", record["reason"], record["by"], told=all_told, **numbers)
+        return all_told
 
     def _present(self, team: Team | None) -> Window:
         """What holds for ``team`` after warm-up. New workers start with the profile's again."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 from ncclops.classify.policy import Attempt
 from ncclops.durations import format_duration
@@ -51,10 +52,11 @@ class Together:
         stop: StopRequests,
         say: Callable[[str], None],
         choose: Choose,
+        take_limits: Callable[[Record], object],
     ) -> None:
         self._job, self._party, self._meeting = job, party, party.meeting
         self._changes, self._stop, self._say = changes, stop, say
-        self._choose = choose
+        self._choose, self._take_limits = choose, take_limits
         self._standing = Standing(party.meeting.most)
         self._server: store.StoreServer | None = None
         self._peers: Peers | None = None
@@ -121,6 +123,11 @@ class Together:
         if self._peers is not None and self._rank is not None:
             self._peers.post("stop", node=self._rank, signal=request.signum, reason=request.reason)
 
+    def tell_limits(self, record: Mapping[str, Any]) -> bool:
+        if self._peers is not None:
+            self._peers.post("limits", node=self._rank, **record)
+        return True
+
     async def settle(self, end: LocalEnd) -> Settled:
         if self._peers is None or self._standing.start is None:
             return Settled()
@@ -175,6 +182,7 @@ class Together:
             most=meeting.most,
             rank=meeting.rank,
             name=party.name,
+            run_dir=str(self._job.run.path),
             join_s=pace.join.total_seconds(),
             last_call_s=pace.last_call.total_seconds(),
             beat_s=pace.beat.total_seconds(),
@@ -347,6 +355,8 @@ class Together:
                     self._job.run.event(
                         "fault", cause=record["how"], on=standing.name(node), **fields
                     )
+            case "limits":
+                self._take_limits(record)
             case "lost":
                 self._on_lost(node, record)
             case "stop":

@@ -26,10 +26,12 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from ncclops.nodes.log import Record, SharedLog, is_lost
 from ncclops.nodes.pulse import PulseWatch, watched_by
+from ncclops.nodes.statuses import Statuses
 
 # How long we may take to tell the others that our agent is gone, before we go as well.
 _LAST_WORDS_S = 3.0
@@ -50,6 +52,7 @@ class Config:
     most: int
     rank: int | None
     name: str
+    run_dir: str
     join_s: float
     last_call_s: float
     beat_s: float
@@ -182,7 +185,7 @@ class _Round:
             )
         self._store.set(self._pulse_key(self.rank), "0")
         member.tell("met", rank=self.rank, size=self.size)
-        for work in (self._read, self._beat):
+        for work in (self._read, self._beat, self._exchange_statuses):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
         self._exchange(facts)
 
@@ -278,6 +281,10 @@ class _Round:
                     log.post({"kind": "lost", "node": rank, "why": why, "by": self.rank})
                     self._living.discard(rank)
             self._member.tell("tick")
+
+    def _exchange_statuses(self, store: Any) -> None:
+        statuses = Statuses(store, self.prefix, self.rank, self._living.copy)
+        statuses.exchange(Path(self._member.config.run_dir), self.over)
 
     def _pulse_key(self, rank: int) -> str:
         return f"{self.prefix}/pulse/{rank}"
