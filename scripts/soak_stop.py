@@ -1,12 +1,13 @@
 """Stops a running job again and again, and looks whether a collective was ever cut.
 
-    python scripts/soak_stop.py [--runs 20] [--ranks 4] [--burners 2] [--silent]
+    python scripts/soak_stop.py [--runs 20] [--ranks 4] [--nodes 1] [--burners 2] [--silent]
 
-Each run is `ncclops launch` of a Gloo training whose ranks write down where they are before and
-after each all_reduce, beside processes that keep the CPU busy. It is stopped with `ncclops stop`
-at a random moment. A run counts as good when all ranks ended at the same point, none within an
-all_reduce, with exit code 0. ``--silent`` leaves the receipts out, so that optimizers have to do
-as the clock. Prints one line a run, and exits with 1 if one was not good.
+Each run is `ncclops launch` of a Gloo training, on ``--nodes`` agents that share ``--ranks`` out
+among themselves. Its ranks write down where they are before and after each all_reduce, beside
+processes that keep the CPU busy. It is stopped with `ncclops stop` at a random moment, on a random
+node. A run counts as good when all ranks ended at the same point, none within an all_reduce, with
+exit code 0. ``--silent`` leaves the receipts out, so that optimizers have to do as the clock.
+Prints one line a run, and exits with 1 if one was not good.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import json
 import multiprocessing
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 START_LIMIT_S, STOP_LIMIT_S = 180, 120
@@ -53,41 +56,71 @@ def burn() -> None:
         sum(range(10_000))
 
 
-def stop_once(directory: Path, ranks: int, pause_s: float, silent: bool) -> str | None:
-    """One run from start to stop; what is wrong with its end, or None."""
+COMMAND = [sys.executable, "-m", "ncclops"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job of ``ranks`` in all, over ``nodes`` agents, with or without receipts."""
+
+    ranks: int
+    nodes: int
+    silent: bool
+
+    def launch(self, directory: Path, node: int, port: int) -> subprocess.Popen[bytes]:
+        options = ["--profile", "local-cpu", "--run-dir", f"run{node}"]
+        options += ["--nproc-per-node", str(self.ranks // self.nodes)]
+        if self.nodes > 1:
+            options += ["--nnodes", str(self.nodes), "--node-rank", str(node)]
+            options += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        return subprocess.Popen(
+            [*COMMAND, "launch", *options, "train.py", "silent" if self.silent else "reports"],
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def stop_once(directory: Path, shape: Shape, pause_s: float, node: int) -> str | None:
+    """One run from start to stop, asked for on ``node``; what is wrong with its end, or None."""
     (directory / "train.py").write_text(TRAINING)
-    command = [sys.executable, "-m", "ncclops"]
-    options = ["--profile", "local-cpu", "--nproc-per-node", str(ranks), "--run-dir", "run"]
-    launcher = subprocess.Popen(
-        [*command, "launch", *options, "train.py", "silent" if silent else "reports"],
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    port = free_port()
+    launchers = [shape.launch(directory, number, port) for number in range(shape.nodes)]
     try:
         deadline = time.monotonic() + START_LIMIT_S
         while not (directory / "trains").exists():
-            if time.monotonic() > deadline or launcher.poll() is not None:
+            ended = any(launcher.poll() is not None for launcher in launchers)
+            if time.monotonic() > deadline or ended:
                 return "it did not start"
             time.sleep(0.05)  # no event: another process's file
         time.sleep(pause_s)
-        subprocess.run([*command, "stop", "run"], cwd=directory, check=True, capture_output=True)
-        code = launcher.wait(STOP_LIMIT_S)
+        stop = [*COMMAND, "stop", f"run{node}"]
+        subprocess.run(stop, cwd=directory, check=True, capture_output=True)
+        codes = [launcher.wait(STOP_LIMIT_S) for launcher in launchers]
     finally:
-        launcher.terminate()
-        launcher.wait()
-    return judge(directory, ranks, code)
+        for launcher in launchers:
+            launcher.terminate()
+            launcher.wait()
+    return judge(directory, shape, codes)
 
 
-def judge(directory: Path, ranks: int, code: int) -> str | None:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+def judge(directory: Path, shape: Shape, codes: list[int]) -> str | None:
     """What is wrong with how the run ended, if anything."""
-    verdict = json.loads((directory / "run" / "verdict.json").read_text())
-    last = {(directory / f"log-{rank}").read_text().splitlines()[-1] for rank in range(ranks)}
-    codes = [worker["exit_code"] for worker in verdict["workers"]]
+    logs = [directory / f"log-{rank}" for rank in range(shape.ranks)]
+    last = {log.read_text().splitlines()[-1] for log in logs}
     if len(last) != 1 or not last.pop().endswith("3 out"):
         return "ranks ended at different points, or within a collective"
-    if (code, verdict["outcome"], set(codes)) != (0, "stopped", {0}):
-        return f"exit code {code}, {verdict['outcome']}, workers {codes}"
+    for node, code in enumerate(codes):
+        verdict = json.loads((directory / f"run{node}" / "verdict.json").read_text())
+        workers = [worker["exit_code"] for worker in verdict["workers"]]
+        if (code, verdict["outcome"], set(workers)) != (0, "stopped", {0}):
+            return f"node {node}: exit code {code}, {verdict['outcome']}, workers {workers}"
     return None
 
 
@@ -95,18 +128,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=1, help="agents on this machine")
     parser.add_argument("--burners", type=int, default=2, help="processes that load the CPU")
     parser.add_argument("--silent", action="store_true", help="the script reports no steps")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.ranks % arguments.nodes:
+        parser.error("--ranks must be a multiple of --nodes")
+    shape = Shape(arguments.ranks, arguments.nodes, arguments.silent)
     chance, good = random.Random(arguments.seed), 0
     burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(arguments.burners)]
     for burner in burners:
         burner.start()
     for number in range(arguments.runs):
         with tempfile.TemporaryDirectory() as directory:
-            pause_s = chance.random()
-            wrong = stop_once(Path(directory), arguments.ranks, pause_s, arguments.silent)
+            pause_s, node = chance.random(), chance.randrange(shape.nodes)
+            wrong = stop_once(Path(directory), shape, pause_s, node)
         good += wrong is None
         print(f"run {number:2d} stopped after {pause_s:.2f}s: {wrong or 'good'}", flush=True)
     print(f"{good} of {arguments.runs} ended at one point, none within a collective")

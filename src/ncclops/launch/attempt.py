@@ -131,13 +131,15 @@ class RunningAttempt:
             await scene.changes.until(done, self._job.stop_grace)
         if not team.running():
             return
-        stop = TeamStop(self._job, team, scene.stop, scene.changes, self._stop_page, scene.say)
-        # A step to stop at would have to be the same on all nodes, so several of them get signals.
-        alone = self._job.party is None
+        others = scene.company.stop_together()
+        stop = TeamStop(
+            self._job, team, scene.stop, scene.changes, self._stop_page, scene.say, others
+        )
+        asked = scene.stop.asked or (others is not None and others.asked)
         if self.hang is not None:
             await self._collect_pictures()
             await stop.force(f"rank {self.hang.ranks[0]} hangs")
-        elif alone and scene.stop.asked and team.final_failure() is None:
+        elif asked and team.final_failure() is None:
             await stop.run()
         else:
             await self._collect_pictures()

@@ -18,6 +18,7 @@ from ncclops.launch import store
 from ncclops.launch.job import Job
 from ncclops.launch.place import Place
 from ncclops.launch.retrying import Escalated, NextAttempt
+from ncclops.launch.stop_together import StopTogether
 from ncclops.launch.stopping import StopRequest
 from ncclops.launch.verdict import FirstFailure, Outcome
 from ncclops.launch.workers import Worker
@@ -97,6 +98,9 @@ class Company(Protocol):
     def tell_limits(self, record: Mapping[str, Any]) -> bool:
         """Bring shorter timeouts to all agents, this one too; False where there are no others."""
 
+    def stop_together(self) -> StopTogether | None:
+        """How a stop is agreed with the other agents; None where there are none."""
+
     async def settle(self, end: LocalEnd) -> Settled:
         """What follows, once the attempt has ended on all nodes."""
 
@@ -136,6 +140,9 @@ class Alone:
 
     def tell_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return False
+
+    def stop_together(self) -> StopTogether | None:
+        return None
 
     async def settle(self, end: LocalEnd) -> Settled:
         if not end.failed or end.stopped:

@@ -85,6 +85,10 @@ class StopRequests:
         self._on_request(request)
         self._changes.tell()
 
+    def expect(self, grace: timedelta) -> None:
+        """Another node was asked: the workers have so long here, too."""
+        self.deadline = min(self.deadline, time.monotonic() + grace.total_seconds())
+
     def _on_signal(self, signum: signal.Signals) -> None:
         if signum not in _STOPPING:
             self._pass_on(signum)

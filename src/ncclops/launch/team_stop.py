@@ -28,11 +28,13 @@ from pathlib import Path
 from ncclops.launch import proctree
 from ncclops.launch.changes import Changes
 from ncclops.launch.job import Job
+from ncclops.launch.stop_together import StopTogether
 from ncclops.launch.stopping import StopRequests
 from ncclops.launch.team import Team
+from ncclops.nodes.stop_vote import SIGNAL
 from ncclops.receipts import progress
 from ncclops.receipts.progress import Progress
-from ncclops.receipts.stop import Clock, StopPage
+from ncclops.receipts.stop import Clock, StopPage, highest_reading
 
 # Between two looks at whether all ranks have come as far; a page of memory announces nothing.
 _LOOK_EVERY_S = 0.05
@@ -79,7 +81,10 @@ def _may_all_step(pages: list[Progress]) -> bool:
 
 
 class TeamStop:
-    """One stop of one team. ``page`` is None where none could be made."""
+    """One stop of one team. ``page`` is None where none could be made.
+
+    ``others``: how the agents of the other nodes agree on it, if there are any.
+    """
 
     def __init__(
         self,
@@ -89,13 +94,16 @@ class TeamStop:
         changes: Changes,
         page: StopPage | None,
         say: Callable[[str], None],
+        others: StopTogether | None = None,
     ) -> None:
         self._job, self._team, self._stop = job, team, stop
         self._changes, self._page, self._say = changes, page, say
+        self._others = others
 
     async def run(self) -> None:
         """Stop the team; when this returns, none of it is left that SIGKILL could end."""
-        way = await self._end_together()
+        others = self._others
+        way = await (self._end_together() if others is None else self._end_with(others))
         if not self._team.running():
             return
         limit = self._job.stop_grace
@@ -138,6 +146,51 @@ class TeamStop:
             await asyncio.sleep(_LOOK_EVERY_S)
         return Way.UNSETTLED
 
+    async def _end_with(self, others: StopTogether) -> Way:
+        """The same with the agents of other nodes, which have to be there for it."""
+        way = await self._find_common_way(others)
+        if way not in _CLOCKS:
+            return way
+        (clock,), number = _CLOCKS[way], -1
+        page, paths = self._page, [self._page_of(each.rank) for each in self._team.running()]
+        assert page is not None
+        while not self._is_over() and not others.by_signals:
+            point = others.point
+            if point is not None and others.agreed and point["round"] == number:
+                page.by(clock).confirm()
+                self._tell_agreed(clock, point["point"])
+                await self._until_over()
+                return way
+            if point is not None and point["round"] != number:
+                number = point["round"]
+                page.by(clock).propose(point["point"])
+                others.vote(number, highest_reading(paths, clock))
+            known = point, others.agreed
+            await self._changes.until(partial(self._is_news, others, known), self._left())
+        page.by(clock).withdraw()
+        return Way.SIGNAL if others.by_signals else way
+
+    async def _find_common_way(self, others: StopTogether) -> Way:
+        """Offer the way that this node's ranks have, and learn which it is for all."""
+        mine: Way | None = None
+        while not self._is_over() and not others.by_signals:
+            if mine is None and (way := self._way()) in _WORDS:
+                mine = way
+                paths = [self._page_of(worker.rank) for worker in self._team.running()]
+                clocks = _CLOCKS.get(way)
+                at = highest_reading(paths, clocks[0]) if clocks else 0
+                others.offer(_WORDS[way], at)
+            if others.point is not None and mine is not None:
+                return mine  # a point has the way of all, or says that there is none
+            # Ranks that have not come to their first step announce nothing when they do.
+            limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
+            await self._changes.until(partial(self._is_news, others, (None, False)), limit)
+        return Way.SIGNAL if others.by_signals else Way.UNSETTLED
+
+    def _is_news(self, others: StopTogether, known: tuple[object, bool]) -> bool:
+        heard = (others.point, others.agreed) != known
+        return heard or self._is_over() or others.by_signals
+
     async def _until_over(self) -> None:
         while not self._is_over():
             # Another request may leave less time than the one that we began with.
@@ -149,8 +202,8 @@ class TeamStop:
         return timedelta(seconds=max(0.0, self._stop.deadline - time.monotonic()))
 
     def _way(self) -> Way:
-        if self._page is None or self._job.layout.nodes.count > 1:
-            return Way.SIGNAL  # over several nodes, they would have to agree with each other
+        if self._page is None:
+            return Way.SIGNAL
         running = self._team.running()
         return find_way(
             [progress.read(self._page_of(worker.rank)) for worker in running],
@@ -162,6 +215,10 @@ class TeamStop:
         assert self._page is not None
         ranks = [worker.rank for worker in self._team.running()]
         point = self._page.by(clock).agree(map(self._page_of, ranks))
+        self._tell_agreed(clock, point)
+
+    def _tell_agreed(self, clock: Clock, point: int) -> None:
+        ranks = [worker.rank for worker in self._team.running()]
         name = "step" if clock is Clock.STEPS else "update"
         self._job.run.event("stop-agreed", **{name: point}, ranks=ranks)
         self._say(f"all ranks end after {name} {point}")
@@ -197,6 +254,10 @@ _CLOCKS = {
     Way.UPDATES: (Clock.UPDATES,),
     Way.EITHER: (Clock.STEPS, Clock.UPDATES),
 }
+
+
+# What the agents of several nodes call those that they can agree on.
+_WORDS = {Way.STEPS: "steps", Way.UPDATES: "updates", Way.SIGNAL: SIGNAL}
 
 
 def _handles_sigterm(pid: int) -> bool:

@@ -25,10 +25,11 @@ from ncclops.launch.job import Job
 from ncclops.launch.options import Nodes
 from ncclops.launch.party import Party
 from ncclops.launch.place import Place
+from ncclops.launch.stop_together import StopTogether
 from ncclops.launch.stopping import StopRequest, StopRequests
 from ncclops.launch.tail import last_lines
 from ncclops.launch.workers import Layout, Worker
-from ncclops.nodes import interfaces, reach
+from ncclops.nodes import interfaces, reach, stop_vote
 from ncclops.nodes.log import Record
 from ncclops.nodes.member import Config
 from ncclops.nodes.peers import Message, Peers
@@ -70,6 +71,7 @@ class Together:
         self._end: LocalEnd | None = None
         self._deciding = False
         self._told = 0  # failures of this node in this attempt
+        self._stop_said: tuple[str, int] | None = None  # the last we said about where to stop
 
     # --- the agent's questions ----------------------------------------------------------------
 
@@ -121,12 +123,25 @@ class Together:
 
     def tell_stop(self, request: StopRequest) -> None:
         if self._peers is not None and self._rank is not None:
-            self._peers.post("stop", node=self._rank, signal=request.signum, reason=request.reason)
+            self._peers.post(
+                "stop",
+                node=self._rank,
+                signal=request.signum,
+                reason=request.reason,
+                grace_s=request.grace.total_seconds(),
+            )
 
     def tell_limits(self, record: Mapping[str, Any]) -> bool:
         if self._peers is not None:
             self._peers.post("limits", node=self._rank, **record)
         return True
+
+    def stop_together(self) -> StopTogether | None:
+        def post(kind: str, **fields: Any) -> None:
+            if self._peers is not None:
+                self._peers.post(kind, node=self._rank, **fields)
+
+        return StopTogether(self._standing, post, lambda: self._store_lost is not None)
 
     async def settle(self, end: LocalEnd) -> Settled:
         if self._peers is None or self._standing.start is None:
@@ -198,6 +213,7 @@ class Together:
         self._standing = Standing(self._meeting.most)
         self._gathered, self._no_round = None, None
         self._end, self._deciding, self._told = None, False, 0
+        self._stop_said = None
         self._heard_at = time.monotonic()
 
     def _facts(self) -> Record:
@@ -362,6 +378,7 @@ class Together:
             case "stop":
                 if node != self._rank:
                     self._say(f"asked to stop on {standing.name(record['node'])}")
+                    self._stop.expect(timedelta(seconds=record["grace_s"]))
         self._decide_if_it_is_us()
 
     def _on_lost(self, node: int, record: Record) -> None:
@@ -376,6 +393,11 @@ class Together:
     def _decide_if_it_is_us(self) -> None:
         standing = self._standing
         ours = standing.decider() == self._rank and self._rank is not None
+        if ours and self._peers is not None and (record := stop_vote.next_record(standing)):
+            said = (record["kind"], record["round"])
+            if said != self._stop_said:  # else it is on its way to us
+                self._stop_said = said
+                self._peers.post(node=self._rank, **record)
         if not ours or self._deciding or standing.decision or not standing.all_ended():
             return
         if standing.start is None or self._peers is None:

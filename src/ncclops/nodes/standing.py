@@ -18,7 +18,8 @@ class Standing:
     """Who is left of ``size`` nodes, how they ended, and what was decided.
 
     ``failed`` is the first failure that ends the attempt everywhere, ``stop`` the first request
-    to end the job. ``names`` are the nodes' names by rank, once the start was given.
+    to end the job (what follows from it: ``stop_vote``). ``names`` are the nodes' names by rank,
+    once the start was given.
     """
 
     size: int
@@ -28,6 +29,10 @@ class Standing:
     refused: Record | None = None
     failed: Record | None = None
     stop: Record | None = None
+    stop_ways: dict[int, Record] = field(default_factory=dict)
+    stop_point: Record | None = None
+    stop_votes: dict[int, int] = field(default_factory=dict)  # on this point
+    stop_go: bool = False
     decision: Record | None = None
     ended: dict[int, Record] = field(default_factory=dict)
     lost: dict[int, Record] = field(default_factory=dict)
@@ -41,6 +46,17 @@ class Standing:
                 if getattr(self, kind) is not None:
                     return False
                 setattr(self, kind, record)
+            case "stop-way":
+                self.stop_ways[node] = record
+            case "stop-point":
+                if self.stop_point is not None and record["round"] <= self.stop_point["round"]:
+                    return False  # two have decided, one after the other
+                self.stop_point = record
+                self.stop_votes.clear()
+            case "stop-vote" if self._is_present(record):
+                self.stop_votes[node] = record["at"]
+            case "stop-go" if self._is_present(record):
+                self.stop_go = True
             case "ended":
                 self.ended[node] = record
                 self.lost.pop(node, None)  # it was only late
@@ -55,6 +71,9 @@ class Standing:
             case _:
                 return True
         return True
+
+    def _is_present(self, record: Record) -> bool:
+        return self.stop_point is not None and record["round"] == self.stop_point["round"]
 
     @property
     def living(self) -> list[int]:

@@ -1,0 +1,46 @@
+"""How agents agree on one step after which the ranks of all nodes end. Pure.
+
+    every agent    "stop-way"    how its ranks can be stopped, and how far they are
+    the decider    "stop-point"  a step beyond them all, where ranks hold from now on
+    every agent    "stop-vote"   how far its ranks were, once it had proposed that to them
+    the decider    "stop-go"     none had passed it: all end there; else the next "stop-point"
+
+All through the shared log, so whoever decides may be lost on the way and the next one goes on from
+where the log ends. See ``receipts.stop`` for what an agent and its ranks do with a point.
+"""
+
+from __future__ import annotations
+
+from ncclops.nodes.log import Record
+from ncclops.nodes.standing import Standing
+
+# The way of a job that cannot be stopped at one step: each agent signals its workers.
+SIGNAL = "signal"
+# Steps that the first proposal is ahead. A record takes a few milliseconds to all nodes; where
+# steps are shorter, the next proposal is further ahead, and ranks hold at a point that was missed.
+_MARGIN = 2
+
+
+def next_record(standing: Standing) -> Record | None:
+    """What the decider has to say next; None while it waits for somebody."""
+    voters = [r for r in standing.living if r not in standing.idle and r not in standing.ended]
+    point = standing.stop_point
+    if standing.stop is None or standing.stop_go or not voters:
+        return None
+    if point is None:
+        if not all(rank in standing.stop_ways for rank in voters):
+            return None
+        ways = {str(standing.stop_ways[rank]["way"]) for rank in voters}
+        if len(ways) > 1:
+            return _point(0, SIGNAL, 0)
+        return _point(0, ways.pop(), max(standing.stop_ways[rank]["at"] for rank in voters))
+    if point["way"] == SIGNAL or not all(rank in standing.stop_votes for rank in voters):
+        return None
+    at = max(standing.stop_votes[rank] for rank in voters)
+    if at < point["point"]:
+        return {"kind": "stop-go", "round": point["round"]}
+    return _point(point["round"] + 1, point["way"], at)
+
+
+def _point(number: int, way: str, at: int) -> Record:
+    return {"kind": "stop-point", "round": number, "way": way, "point": at + (_MARGIN << number)}

@@ -1,0 +1,109 @@
+"""A job of two agents is seen whole from the first, and steered from either."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.control import client
+from ncclops.control.status import RunStatus
+from tests.conftest import LIMIT_S, CompletedText
+from tests.launch.conftest import Background, Run
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import os, time
+import torch, torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group("gloo")
+log = open(f"log-{os.environ['RANK']}", "w", buffering=1)
+for n in range(10**9):
+    log.write(f"{n} in\\n")
+    dist.all_reduce(torch.ones(100))
+    log.write(f"{n} out\\n")
+    time.sleep(0.02)
+    receipt.step(n)
+"""
+
+
+class Job:
+    def __init__(self, directory: Path, agents: list[Background]) -> None:
+        self.directory, self.agents = directory, agents
+        self.runs = [Run(directory / f"node-{number}") for number in range(2)]
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """What ``condition`` comes to; files and pages of another process announce nothing."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            time.sleep(0.1)
+        pytest.fail(f"waited in vain: {self.status(0)}")
+
+    def status(self, node: int) -> RunStatus | None:
+        path = self.runs[node].path
+        return client.status_of(path) if (path / "events.jsonl").exists() else None
+
+    def trains(self) -> bool:
+        """Whether the first node shows the step times of all four ranks."""
+        status = self.status(0)
+        ranks = () if status is None else status.ranks
+        return len(ranks) == 4 and all(rank.step_s is not None for rank in ranks)
+
+
+@pytest.fixture
+def job(
+    background: Callable[..., Background], script: Callable[[str], Path], tmp_path: Path
+) -> Iterator[Job]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    train = script(TRAIN)
+    agents = [
+        background(
+            *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
+            *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"),
+            *("--master-addr", "127.0.0.1", "--master-port", port, train),
+        )
+        for number in range(2)
+    ]
+    job = Job(tmp_path, agents)
+    job.until(job.trains)
+    yield job
+    for agent in agents:
+        agent.terminate()
+
+
+def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
+    job: Job, ncclops: Callable[..., CompletedText]
+) -> None:
+    done = ncclops("status", "node-0", "--json")
+    shown = json.loads(done.stdout)
+    assert [rank["rank"] for rank in shown["ranks"]] == [0, 1, 2, 3]
+
+    said = client.send(
+        job.runs[0].path, {"action": "tighten-timeouts", "timeouts": {"soft": "45s"}}
+    )
+    assert "soft 45s" in str(said)
+    for run in job.runs:  # both agents were told, and both tell their workers
+        (told,) = job.until(lambda run=run: run.named("control"))
+        assert (told["action"], told["soft"], told["told"]) == ("tighten-timeouts", 45.0, True)
+
+    done = ncclops("stop", "node-1", "--reason", "drain")
+    assert done.returncode == 0, done.stderr
+    assert [agent.wait(LIMIT_S) for agent in job.agents] == [0, 0]
+    agreed = [run.named("stop-agreed")[0]["step"] for run in job.runs]
+    assert agreed[0] == agreed[1]
+    last = [(job.directory / f"log-{rank}").read_text().splitlines()[-1] for rank in range(4)]
+    assert last == [f"{agreed[0]} out"] * 4
+    assert [run.verdict["outcome"] for run in job.runs] == ["stopped", "stopped"]
+    assert "drain" in job.runs[0].verdict["reason"]
+    # What the first node knows of the others' ranks at the end is that they have ended.
+    ended = json.loads(ncclops("status", "node-0", "--json").stdout)
+    assert [rank["phase"] for rank in ended["ranks"]] == ["ended"] * 4
