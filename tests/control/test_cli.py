@@ -88,16 +88,6 @@ def test_an_agent_on_another_host_is_said(tmp_path: Path, ncclops: Ncclops) -> N
     assert "n17" in error_of(ncclops("stop", "far"))
 
 
-def test_on_another_node_of_the_run_that_is_said(tmp_path: Path) -> None:
-    write_events(tmp_path, start_of_run(time.time()))
-    (tmp_path / "run.json").write_text(json.dumps({"nodes": {"count": 2, "rank": 1}}))
-    status = client.status_of(tmp_path)
-    assert status.phase == "starting"
-    assert "agent of node 0" in status.notes[0]
-    with pytest.raises(NcclopsError, match="agent of node 0"):
-        client.send(tmp_path, {"action": "stop"})
-
-
 def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

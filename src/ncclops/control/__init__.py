@@ -1,6 +1,6 @@
 """See and steer a run from outside.
 
-The agent of node 0 keeps a small HTTP server as a child process. What it shows is read from the run
+The agent keeps a small HTTP server as a child process. What it shows is read from the run
 directory, like all readings of a run; what changes the run goes to the agent over a socket pair:
 
     curl, Prometheus, `ncclops status|stop`  --HTTP-->  server  --socket pair-->  agent

@@ -130,8 +130,6 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
     """Whether the agent, which would be on this host, is no more."""
     if socket.gethostname() not in (seen.nodes[:1] or (socket.gethostname(),)):
         return False
-    if _node_rank(run_dir) > 0:
-        return False
     try:
         address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:
@@ -143,8 +141,6 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
 
 def _without_server(run_dir: Path) -> str:
     """Why nobody listens at the socket of a run that has no verdict."""
-    if (node := _node_rank(run_dir)) > 0:
-        return f"this is node {node} of the run, and the agent of node 0 is the one to ask"
     try:
         host = next(iter(read_once(run_dir).nodes), None)
     except OSError:
@@ -152,13 +148,6 @@ def _without_server(run_dir: Path) -> str:
     if host is not None and host != socket.gethostname():
         return f"its agent is on {host} and can be asked there"
     return "its agent is not there: it was killed, or has not begun"
-
-
-def _node_rank(run_dir: Path) -> int:
-    try:
-        return int(json.loads((run_dir / "run.json").read_text())["nodes"]["rank"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def _owner(run_dir: Path) -> str:
