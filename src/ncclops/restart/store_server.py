@@ -21,6 +21,7 @@ import importlib
 import importlib.machinery
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -41,8 +42,8 @@ _FIRST_CLIENT_WITHIN_S = 600.0
 # Between the last disconnection and the end: a rank that reconnects finds the server there.
 _LINGER_S = 0.2
 _POLL_S = 0.1
-# Without clients the process has a dozen descriptors open.
-_SURELY_CLIENTS = 256
+# A host that vanished does not hang up; there may be others that do.
+_LOOK_AGAIN_S = 10.0
 
 _BOOT = (
     "import sys; sys.path[:0] = [{root!r}]; "
@@ -170,38 +171,58 @@ def look_up_no_names() -> None:
 def wait_until_deserted(port: int) -> None:
     """Return when no client but our own has been connected to ``port`` for a moment.
 
-    The sockets belong to torch's server thread, which tells nobody about connections: hence the
-    poll.
+    The sockets belong to torch's server thread, which tells nobody about connections. So this looks
+    for a client, any one, and sleeps until that has hung up.
     """
+    own = _own_ports(port)
     patience_s = _FIRST_CLIENT_WITHIN_S
     empty_since: float | None = None  # by two looks: this process may have been stopped meanwhile
     while True:
         now = time.monotonic()
-        if _has_clients(port):
+        if (client := _find_client(port, own)) is not None:
+            with client:
+                _wait_for_hangup(client)
             patience_s, empty_since = _LINGER_S, None
-        elif empty_since is None:
+            continue
+        if empty_since is None:
             empty_since = now
         elif now - empty_since >= patience_s:
             return
         time.sleep(_POLL_S)
 
 
-def _has_clients(port: int) -> bool:
-    fds = _open_fds()
-    # Most of so many must be clients; looking at each of thousands would take too long.
-    if len(fds) > _SURELY_CLIENTS:
-        return True
-    return sum(_is_connection_to(port, fd) for fd in fds) > 1  # one is our own
+def _own_ports(port: int) -> set[int]:
+    """Where the connections of this process to its own server come from."""
+    pairs = map(_ends, _open_fds())
+    return {here for here, there in filter(None, pairs) if there == port}
 
 
-def _is_connection_to(port: int, fd: str) -> bool:
+def _find_client(port: int, own: set[int]) -> socket.socket | None:
+    """A duplicate of a connection of somebody else's; None if there is none."""
+    for fd in reversed(_open_fds()):  # the newest are clients, if there are any
+        ends = _ends(fd)
+        if ends is not None and ends[0] == port and ends[1] not in own:
+            return duplicate_socket(int(fd))
+    return None
+
+
+def _wait_for_hangup(client: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(client, select.POLLRDHUP)  # not for what it sends
+    poll.poll(_LOOK_AGAIN_S * 1000)
+
+
+def _ends(fd: str) -> tuple[int, int] | None:
+    """The ports of a TCP connection, here and there; None for anything else."""
     sock = duplicate_socket(int(fd))
     if sock is None:
-        return False
-    with sock, contextlib.suppress(OSError, IndexError):
-        sock.getpeername()
-        return bool(sock.getsockname()[1] == port)
-    return False
+        return None
+    with (
+        sock,
+        contextlib.suppress(OSError, IndexError, ValueError),
+    ):  # a Unix socket's ends are names
+        return int(sock.getsockname()[1]), int(sock.getpeername()[1])
+    return None
 
 
 def _open_fds() -> list[str]:
