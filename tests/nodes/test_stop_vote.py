@@ -68,6 +68,16 @@ def test_nodes_that_cannot_stop_alike_are_stopped_by_signals() -> None:
         assert said["way"] == "signal"
 
 
+def test_who_waits_in_reserve_is_not_asked_for_a_step() -> None:
+    ways = (way(0, 5), way(1, 0, "reserve"))
+    assert next_record(after(2, way(0, 5))) is None
+    said = next_record(after(2, *ways))
+    assert said is not None
+    assert (said["way"], said["point"]) == ("steps", 7)
+    go = next_record(after(2, *ways, point(7), vote(0, 6)))
+    assert go == {"kind": "stop-go", "round": 0}
+
+
 def test_lost_ended_and_reserve_nodes_have_no_vote() -> None:
     standing = after(4, way(0, 5), {"kind": "ended", "node": 1}, {"kind": "lost", "node": 2})
     standing.idle = frozenset({3})

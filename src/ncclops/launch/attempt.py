@@ -133,7 +133,14 @@ class RunningAttempt:
             return
         others = scene.company.stop_together()
         stop = TeamStop(
-            self._job, team, scene.stop, scene.changes, self._stop_page, scene.say, others
+            self._job,
+            team,
+            scene.stop,
+            scene.changes,
+            self._stop_page,
+            scene.say,
+            others,
+            spare=self._place.spare,
         )
         asked = scene.stop.asked or (others is not None and others.asked)
         if self.hang is not None:

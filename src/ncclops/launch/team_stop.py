@@ -31,7 +31,7 @@ from ncclops.launch.job import Job
 from ncclops.launch.stop_together import StopTogether
 from ncclops.launch.stopping import StopRequests
 from ncclops.launch.team import Team
-from ncclops.nodes.stop_vote import SIGNAL
+from ncclops.nodes.stop_vote import RESERVE, SIGNAL
 from ncclops.receipts import progress
 from ncclops.receipts.progress import Progress
 from ncclops.receipts.stop import Clock, StopPage, highest_reading
@@ -83,7 +83,8 @@ def _may_all_step(pages: list[Progress]) -> bool:
 class TeamStop:
     """One stop of one team. ``page`` is None where none could be made.
 
-    ``others``: how the agents of the other nodes agree on it, if there are any.
+    ``others``: how the agents of the other nodes agree on it, if there are any; ``spare``: this
+    node's ranks wait in reserve, unless they have been called.
     """
 
     def __init__(
@@ -95,10 +96,12 @@ class TeamStop:
         page: StopPage | None,
         say: Callable[[str], None],
         others: StopTogether | None = None,
+        *,
+        spare: bool = False,
     ) -> None:
         self._job, self._team, self._stop = job, team, stop
         self._changes, self._page, self._say = changes, page, say
-        self._others = others
+        self._others, self._spare = others, spare
 
     async def run(self) -> None:
         """Stop the team; when this returns, none of it is left that SIGKILL could end."""
@@ -148,6 +151,10 @@ class TeamStop:
 
     async def _end_with(self, others: StopTogether) -> Way:
         """The same with the agents of other nodes, which have to be there for it."""
+        if self._spare and not self._has_begun():
+            others.offer(RESERVE, 0)
+            await self._changes.until(lambda: self._is_over() or others.by_signals, self._left())
+            return Way.SIGNAL if others.by_signals else Way.UNSETTLED
         way = await self._find_common_way(others)
         if way not in _CLOCKS:
             return way
@@ -186,6 +193,11 @@ class TeamStop:
             limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
             await self._changes.until(partial(self._is_news, others, (None, False)), limit)
         return Way.SIGNAL if others.by_signals else Way.UNSETTLED
+
+    def _has_begun(self) -> bool:
+        pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
+        stepped = any(page and (page.step is not None or page.updates) for page in pages)
+        return stepped or bool(self._team.bootstrapped)
 
     def _is_news(self, others: StopTogether, known: tuple[object, bool]) -> bool:
         heard = (others.point, others.agreed) != known

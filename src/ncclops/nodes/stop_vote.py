@@ -16,6 +16,8 @@ from ncclops.nodes.standing import Standing
 
 # The way of a job that cannot be stopped at one step: each agent signals its workers.
 SIGNAL = "signal"
+# The way of a node whose ranks wait in reserve: they end when all others have.
+RESERVE = "reserve"
 # Steps that the first proposal is ahead. A record takes a few milliseconds to all nodes; where
 # steps are shorter, the next proposal is further ahead, and ranks hold at a point that was missed.
 _MARGIN = 2
@@ -23,17 +25,19 @@ _MARGIN = 2
 
 def next_record(standing: Standing) -> Record | None:
     """What the decider has to say next; None while it waits for somebody."""
-    voters = [r for r in standing.living if r not in standing.idle and r not in standing.ended]
+    asked = [r for r in standing.living if r not in standing.idle and r not in standing.ended]
     point = standing.stop_point
-    if standing.stop is None or standing.stop_go or not voters:
+    if standing.stop is None or standing.stop_go or not asked:
         return None
+    ways = {rank: standing.stop_ways[rank]["way"] for rank in asked if rank in standing.stop_ways}
+    voters = [rank for rank in asked if ways.get(rank) != RESERVE]
     if point is None:
-        if not all(rank in standing.stop_ways for rank in voters):
+        if len(ways) < len(asked):
             return None
-        ways = {str(standing.stop_ways[rank]["way"]) for rank in voters}
-        if len(ways) > 1:
+        common = {str(ways[rank]) for rank in voters}
+        if len(common) != 1:
             return _point(0, SIGNAL, 0)
-        return _point(0, ways.pop(), max(standing.stop_ways[rank]["at"] for rank in voters))
+        return _point(0, common.pop(), max(standing.stop_ways[rank]["at"] for rank in voters))
     if point["way"] == SIGNAL or not all(rank in standing.stop_votes for rank in voters):
         return None
     at = max(standing.stop_votes[rank] for rank in voters)
