@@ -33,6 +33,10 @@ class Run:
         self.path = path
 
     @property
+    def begun(self) -> bool:
+        return (self.path / "events.jsonl").exists()
+
+    @property
     def verdict(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((self.path / "verdict.json").read_text())
         return document

@@ -1,4 +1,4 @@
-"""A job of two agents is seen whole from the first, and steered from either."""
+"""A job of several agents is seen whole from the first, and steered from any."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ for n in range(10**9):
 
 
 class Job:
-    def __init__(self, directory: Path, agents: list[Background]) -> None:
+    def __init__(self, directory: Path, agents: list[Background], nodes: int = 2) -> None:
         self.directory, self.agents = directory, agents
-        self.runs = [Run(directory / f"node-{number}") for number in range(2)]
+        self.runs = [Run(directory / f"node-{number}") for number in range(nodes)]
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """What ``condition`` comes to; files and pages of another process announce nothing."""
@@ -107,3 +107,29 @@ def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
     # What the first node knows of the others' ranks at the end is that they have ended.
     ended = json.loads(ncclops("status", "node-0", "--json").stdout)
     assert [rank["phase"] for rank in ended["ranks"]] == ["ended"] * 4
+
+
+def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
+    background: Callable[..., Background],
+    script: Callable[[str], Path],
+    tmp_path: Path,
+    ncclops: Callable[..., CompletedText],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    train = script(TRAIN)
+    agents = [
+        background(
+            *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
+            *("--nnodes", "2:3", "--rdzv-endpoint", endpoint, "--nproc-per-node", "1"),
+            *("--rdzv-conf", "last_call_timeout=10", train),
+        )
+        for number in range(3)
+    ]
+    job = Job(tmp_path, agents, nodes=3)
+    job.until(lambda: sum(bool(run.named("step")) for run in job.runs if run.begun) == 2)
+    assert ncclops("stop", "node-0").returncode == 0
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0, 0]
+    agreed = [event["step"] for run in job.runs for event in run.named("stop-agreed")]
+    assert agreed == [agreed[0]] * 2
+    assert [run.verdict["outcome"] for run in job.runs] == ["stopped"] * 3
