@@ -134,6 +134,7 @@ class _Agent:
             changes=self._changes,
             stop=self._stop,
             say=self._terminal.say,
+            lose=self._terminal.lose,
             collect=self._inbox.collect,
             collect_receipts=self._receipts.collect,
             printed=self._printed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ class Scene:
     changes: Changes
     stop: StopRequests
     say: Callable[[str], None]
+    lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
     collect: Callable[[], None]  # deliver what workers have told so far
     collect_receipts: Callable[[], None]  # and what they have recorded
     printed: PrintedReceipts
@@ -221,6 +222,8 @@ class RunningAttempt:
             "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
         )
         if not ended.ok and worker.rank not in self.team.asked_to_stop:
+            if not self.team.ends_all(worker):
+                self._scene.lose(worker.rank, [other.rank for other in self.team.running()])
             self._scene.company.tell_failure(worker, fatal=self.team.ends_all(worker))
         self._scene.changes.tell()
 

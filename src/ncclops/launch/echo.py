@@ -21,11 +21,15 @@ _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 @dataclass(frozen=True)
 class Source:
-    """One log file to show, and where: ``to_stderr`` keeps a worker's streams apart."""
+    """One log file to show, and where: ``to_stderr`` keeps a worker's streams apart.
+
+    ``from_end``: what it holds already is not shown.
+    """
 
     rank: int
     path: Path
     to_stderr: bool
+    from_end: bool = False
 
 
 class Echo:
@@ -45,7 +49,7 @@ class Echo:
         self._thread.start()
 
     def follow(self, sources: Iterable[Source]) -> None:
-        """Show these too, from their beginning; a source that is followed already stays so."""
+        """Show these too; a source that is followed already stays so."""
         for source in sources:
             if source not in self._sources:
                 self._sources.add(source)
@@ -87,7 +91,7 @@ class _Feed:
 
     def __init__(self, source: Source, screen: Screen) -> None:
         self.source = source
-        self._reader = LineReader(source.path)
+        self._reader = LineReader(source.path, from_end=source.from_end)
         self._screen = screen
         self._plain = f"[rank{source.rank}]: ".encode()
         self._prefix = self._plain

@@ -21,10 +21,15 @@ FALLBACK_INTERVAL_S = 0.1
 
 
 class LineReader:
-    """Yields each line of a growing file once. One reader, one thread."""
+    """Yields each line of a growing file once, or with ``from_end`` each that is new from now on.
 
-    def __init__(self, path: Path) -> None:
+    One reader, one thread.
+    """
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._file = path.open("rb", buffering=0)
+        if from_end:
+            self._file.seek(0, os.SEEK_END)
         self._partial: list[bytes] = []
         self._partial_bytes = 0
 

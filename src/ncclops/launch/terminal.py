@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ncclops.launch import logs
 from ncclops.launch.changes import Changes
-from ncclops.launch.echo import Echo
+from ncclops.launch.echo import Echo, Source
 from ncclops.launch.job import Job
 from ncclops.launch.screen import Screen
 
@@ -21,13 +21,28 @@ class Terminal:
         stdout = sys.stderr if job.stdout_is_data else sys.stdout
         self._job = job
         self._echo = Echo(Screen(stdout.buffer, sys.stderr.buffer))
+        self._shown: list[Source] = []
 
     def open(self) -> None:
         self._echo.start()
 
     def follow(self, ranks: Sequence[int]) -> None:
         """Show what these write too, by local rank; those that are followed stay as they are."""
-        self._echo.follow(logs.shown(self._job.run, ranks, self._job.shown))
+        self._shown = logs.shown(self._job.run, ranks, self._job.shown)
+        self._echo.follow(self._shown)
+
+    def lose(self, rank: int, others: Sequence[int]) -> None:
+        """``others`` go on without ``rank``: one of them is shown if nobody is any more."""
+        lost = [source for source in self._shown if source.rank == rank]
+        self._shown = [source for source in self._shown if source.rank != rank]
+        if self._shown or not lost or not others:
+            return
+        run, successor = self._job.run, min(others)
+        for source in lost:
+            path = run.stderr_log(successor) if source.to_stderr else run.stdout_log(successor)
+            self._shown.append(Source(successor, path, source.to_stderr, from_end=True))
+        self.say(f"rank {rank} is gone: rank {successor} is shown from here on")
+        self._echo.follow(self._shown)
 
     def say(self, note: str) -> None:
         """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
