@@ -1,10 +1,12 @@
 """What looking at a run costs the run: step times with and without requests beside it.
 
-    python scripts/bench_control.py [--requests 10000] [--clients 32] [--nproc 2] [--rounds 3]
+    python scripts/bench_control.py [--requests 10000] [--rate 500] [--clients 32] [--nproc 2]
 
-Launches a job on Gloo that reports its steps, and takes turns: a while in peace, then
-``--requests`` requests (status and metrics in equal parts) from ``--clients`` connections.
-They have the lowest priority, since on a cluster they come from somewhere else. Printed are the
+Launches a job on Gloo that reports its steps, and takes turns, ``--rounds`` times: a while in
+peace, then ``--requests`` requests (status and metrics in equal parts) from ``--clients``
+connections, ``--rate`` a second, or with 0 as fast as they are answered. Clients run only when a
+processor has nothing else to do, since on a cluster they come from somewhere else; one that shares
+a physical core with the training slows it all the same. Printed are the
 median and the 95th percentile of rank 0's step times in both, the ratio of the medians, and as the
 measure of noise the largest ratio between two rounds in peace.
 """
@@ -30,6 +32,7 @@ from ncclops.errors import NcclopsError
 
 DEADLINE_S = 180.0
 WARM_UP_S = 3.0
+PEACE_S = 10.0
 TRAIN = """
 import torch
 import torch.distributed as dist
@@ -53,6 +56,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--rate", type=float, default=500, help="requests a second; 0: a flood")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,27 +96,30 @@ def wait_for_steps(run: Path, job: subprocess.Popen[bytes]) -> None:
 def round_of(run: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
     """When it was quiet, when the requests began, when the last was answered."""
     quiet = time.time()
-    time.sleep(5.0)
+    time.sleep(PEACE_S)
     busy = time.time()
     sender = os.fork()
     if sender == 0:
-        os.nice(19)
-        asyncio.run(send_all(run, arguments.requests, arguments.clients))
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        asyncio.run(send_all(run, arguments.requests, arguments.clients, arguments.rate))
         os._exit(0)
     if os.waitpid(sender, 0)[1] != 0:
         sys.exit("not all requests were answered")
     return quiet, busy, time.time()
 
 
-async def send_all(run: Path, requests: int, clients: int) -> None:
+async def send_all(run: Path, requests: int, clients: int, rate: float) -> None:
     share = [requests // clients + (n < requests % clients) for n in range(clients)]
-    await asyncio.gather(*(send_some(run, count) for count in share))
+    pause_s = clients / rate if rate else 0.0
+    await asyncio.gather(*(send_some(run, count, pause_s) for count in share))
 
 
-async def send_some(run: Path, count: int) -> None:
+async def send_some(run: Path, count: int, pause_s: float) -> None:
+    begun = time.monotonic()
     with closing(address.connect_unix(run, DEADLINE_S)) as connection:
         reader, writer = await asyncio.open_connection(sock=connection)
         for number in range(count):
+            await asyncio.sleep(max(0.0, begun + number * pause_s - time.monotonic()))
             path = "/metrics" if number % 2 else "/status"
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
