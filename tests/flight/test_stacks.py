@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.flight.frames import is_machinery, user_frame
+from ncclops.flight.frames import is_machinery, user_frame, user_frames
 from ncclops.flight.model import Frame, RankEvidence
 from ncclops.flight.rank_files import read_stacks
 from ncclops.flight.stacks import place_in
@@ -84,6 +84,7 @@ def test_what_a_rank_is_busy_with(below: str, what: str) -> None:
         ("<frozen importlib._bootstrap>", True),
         ("/venv/lib/python3.11/site-packages/ncclops/restart/wrap.py", True),
         ("/src/ncclops/worker/script.py", True),
+        ("/venv/lib/python3.11/site-packages/typing_extensions.py", True),
         ("/venv/lib/python3.11/site-packages/transformers/trainer.py", False),
         ("/home/user/torch_experiments/train.py", False),
     ],
@@ -99,6 +100,8 @@ def test_the_users_own_frame_comes_before_a_packages() -> None:
     own = Frame("/home/user/train.py", 2, "main")
     assert user_frame([package, own]) == own
     assert user_frame([package]) == package
+    assert user_frames([package, own, package]) == (own, package)
+    assert user_frames([package, package]) == (package, package)
 
 
 def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path) -> None:

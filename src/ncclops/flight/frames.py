@@ -17,7 +17,9 @@ from ncclops.flight.model import Frame, Place
 _USER, _PACKAGE, _MACHINERY = range(3)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib/python3\.\d+/|^<frozen |/lib/python3\d+\.zip/")
-_MACHINERY_PACKAGES = {"torch", "ncclops", "torchdata", "hta", "triton", "functorch"}
+_MACHINERY_PACKAGES = {
+    "torch", "ncclops", "torchdata", "hta", "triton", "functorch", "typing_extensions",
+}  # fmt: skip
 _OURS = re.compile(r"(?:^|/)ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
 _DISTRIBUTED = re.compile(r"(?:^|/)torch/(?:distributed/|nn/parallel/|_C/_distributed)")
 # py-spy shortens files to what can be imported.
@@ -76,8 +78,10 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
-    """Frames without the machinery's, innermost first."""
-    return tuple([frame for frame in frames if _kind(frame.file) != _MACHINERY][:most])
+    """Frames from :func:`user_frame`'s outwards, without the machinery's."""
+    found = [frame for frame in frames if _kind(frame.file) != _MACHINERY]
+    mine = user_frame(found)
+    return tuple(found[found.index(mine) :][:most]) if mine is not None else ()
 
 
 def place_of(frames: tuple[Frame, ...]) -> Place:
