@@ -29,6 +29,8 @@ def absences(scene: Scene) -> list[Finding]:
 
 def _absence_kind(scene: Scene, rank: int) -> str:
     about = scene.about(rank)
+    if about.silent and about.place is not None and about.place.inside is None:
+        return "never-arrived"  # that it was ended came of it
     if about.ended is not None:
         return "never-arrived" if about.ended_well else "rank-died"
     if about.place is not None and about.place.inside == "monitored_barrier":
@@ -125,9 +127,11 @@ def doing(evidence: Evidence, rank: int) -> str:
     if about.overrun is not None:
         received, room = about.overrun
         return f"it received {received} bytes with room for {room}; {about.ended}"
+    place = about.place
+    if about.ended is not None and about.silent and place is not None and place.frame is not None:
+        return f"it is in {place.frame}; {about.ended}"
     if about.ended is not None:
         return about.ended
-    place = about.place
     if place is not None and place.left is not None:
         return f"it left by {place.left}" + (f", raised in {place.frame}" if place.frame else "")
     told = evidence.faults.get(rank)
