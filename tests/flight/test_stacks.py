@@ -51,6 +51,19 @@ def test_a_traceback_has_its_innermost_frame_last() -> None:
     assert place is not None and str(place.frame) == "data.py:12 fetch"
 
 
+def test_a_rank_that_is_done_says_so() -> None:
+    """It waits in our loop until the others have finished as well."""
+    loop = "/venv/lib/python3.11/site-packages/ncclops/restart/loop.py"
+    text = (
+        "Thread 0x1 [MainThread] (most recent call first):\n"
+        f'  File "{loop}", line 260 in Loop._await_outcome\n'
+        f'  File "{loop}", line 185 in Loop._iterate\n'
+    )
+    place = place_in(text)
+    assert place is not None
+    assert (place.frame, place.inside, place.what) == (None, None, "done with the script")
+
+
 def test_nothing_that_looks_like_a_stack() -> None:
     """Text of any kind has no place in it."""
     assert place_in("hello\nworld\n") is None

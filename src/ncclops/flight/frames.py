@@ -28,6 +28,8 @@ _BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_inducto
 _C10D = "torch/distributed/distributed_c10d.py"
 _LOADER = re.compile(r"(?:^|/)torch/utils/data/")
 _ITS_LOADER = "its data loader"
+_OUR_LOOP = re.compile(r"(?:^|/)ncclops/restart/loop\.py$")
+_FINISHED = "done with the script"
 # What frames below the user's are about, innermost first.
 _ABOUT = (
     (_LOADER, _ITS_LOADER),
@@ -91,7 +93,15 @@ def place_of(frames: tuple[Frame, ...]) -> Place:
     what = _about(below)
     if what is None and any(_LOADER.search(frame.file) for frame in frames):
         what = _ITS_LOADER  # a dataset of the user's, read in the main process
+    if mine is None and any(map(_waits_for_the_end, frames)):
+        what = _FINISHED
     return Place(mine, inside=_inside(below), what=what, frames=frames[:32])
+
+
+def _waits_for_the_end(frame: Frame) -> bool:
+    """Whether our loop waits there until the other ranks have finished as well."""
+    name = frame.function.rpartition(".")[2]
+    return name == "_await_outcome" and _OUR_LOOP.search(frame.file) is not None
 
 
 def _inside(below: tuple[Frame, ...]) -> str | None:
