@@ -122,6 +122,20 @@ def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make
     assert told.classification["class"] == "collective-mismatch"
 
 
+def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(make: Make) -> None:
+    """It asked for less than it was sent, and left neither a recorder nor stacks."""
+    by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
+    run = make(by_rank, fault(2, "died", "rank 2: the process died", gone=True))
+    killed(run, 2, "SIGABRT", OVERRUN)
+    told = tell(run, None)
+    assert culprit(told) == (2, None)
+    assert "the others called it at /home/user/train.py:60" in told.culprit.how
+    crash = "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
+    log = run / "ranks" / "2" / "stderr.log"
+    log.write_text(OVERRUN + crash + '  File "/home/user/train.py", line 61 in step\n')
+    assert culprit(tell(run, None)) == (2, "/home/user/train.py:61")
+
+
 def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Make) -> None:
     by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]])}
     run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))

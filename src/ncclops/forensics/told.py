@@ -98,7 +98,7 @@ def tell(run: Path, number: int | None) -> Told:
     sentence = _sentence(record, culprit, views, recorded, status)
     if recorded is not None and _is_mismatch(recorded) and _failed_of_mismatch(record, found):
         culprit = _recorded_culprit(views, recorded)
-        sentence = recorded.sentence + _consequence(failed, status)
+        sentence = recorded.sentence + _consequence(culprit, failed, status)
     return Told(
         number=int(directory.name),
         directory=directory,
@@ -157,25 +157,22 @@ def _culprit(
     if _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
-    return Culprit(
-        rank=rank,
-        host=view.host if view is not None else None,
-        frame=_raised_at(record, rank) or (view.frame if view is not None else None),
-        how=how,
-    )
+    frame = _raised_at(record, rank) or (view.frame if view is not None else None)
+    if frame is None and recorded is not None and recorded.kind == "rank-died":
+        frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
+    return Culprit(rank, view.host if view is not None else None, frame, how)
 
 
 def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     rank = recorded.culprits[0]
     view = next((view for view in views if view.rank == rank), None)
     # After a disagreement the rank may have gone on; who never came is where it stands.
-    called_at = recorded.frame if _is_mismatch(recorded) else None
-    return Culprit(
-        rank=rank,
-        host=view.host if view is not None else None,
-        frame=called_at or (view.frame if view is not None else None),
-        how=f"by the flight recorders and stacks: {recorded.kind}",
-    )
+    frame = recorded.frame if _is_mismatch(recorded) else None
+    frame = frame or (view.frame if view is not None else None)
+    how = f"by the flight recorders and stacks: {recorded.kind}"
+    if frame is None and _is_mismatch(recorded) and recorded.others_frame is not None:
+        how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
+    return Culprit(rank, view.host if view is not None else None, frame, how)
 
 
 def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
@@ -196,7 +193,9 @@ def _failed_of_mismatch(record: dict[str, Any], found: dict[str, Any] | None) ->
     return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
 
 
-def _consequence(failed: int, status: int | None) -> str:
+def _consequence(culprit: Culprit, failed: int, status: int | None) -> str:
+    if failed == culprit.rank:
+        return ""  # the recorders tell of its end
     how = "" if status is None else f" ({_ended(status)})"
     return f"; rank {failed} failed of it{how}"
 
