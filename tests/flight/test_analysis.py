@@ -275,6 +275,50 @@ def test_a_death_comes_before_what_the_survivors_disagree_about() -> None:
     assert (finding.kind, finding.culprits) == ("rank-died", (2,))
 
 
+def test_a_rank_that_gloo_ended_comes_after_what_the_survivors_disagree_about() -> None:
+    """It had entered as well, and received more than it asked for."""
+    ranks = {0: [*done(1, 4), entry(5, state="scheduled")]}
+    ranks[1] = [*done(1, 4), entry(5, sizes=[[6]], line=60, state="scheduled")]
+    made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
+    made.rank(2).ended = "its process is gone"
+    made.rank(2).overrun = (24, 16)
+    assert judge(made).findings[0].kind == "shape-mismatch"
+
+
+def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
+    """That its guardian ended it came of that; where it stood, a signal has told."""
+    ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)}
+    made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
+    about = made.rank(2)
+    about.ended, about.silent = "it did not answer: soft timeout; the process died", True
+    about.place = Place(Frame("/home/user/data.py", 3, "load"))
+    found = judge(made)
+    assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
+    assert "it is in data.py:3 load; it did not answer" in found.sentence
+    about.place = None
+    assert judge(made).findings[0].kind == "rank-died"
+
+
+def test_who_waits_in_a_transfer_is_not_to_blame_for_the_one_that_is_elsewhere() -> None:
+    """Gloo records no transfers: a pipeline is known from its stacks and the groups' counts."""
+    made = dumps.evidence({r: [] for r in range(3)})
+    for rank, count in ((0, 5), (1, 4), (2, 4)):
+        state = GroupState("0", "default_pg", (0, 1, 2), "gloo", count, 4)
+        made.ranks[rank].groups = (state,)
+    made.ranks[0].place = Place(Frame("/home/user/comm.py", 30, "give"), inside="send")
+    made.ranks[1].place = Place(Frame("/home/user/train.py", 9, "main"))
+    made.ranks[2].place = Place(Frame("/home/user/comm.py", 33, "take"), inside="recv")
+    found = judge(made)
+    assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (1,))
+    assert found.sentence.startswith("rank 1 never entered send #5")
+    assert found.findings[0].sides[-1].ranks == (2,)
+    for about in made.ranks.values():
+        about.groups = ()
+    assert judge(made).findings[0].culprits == (1,), "by the stacks alone"
+    made.ranks[1].place = made.ranks[2].place
+    assert judge(made).findings[0].culprits == (0,), "who differs from most"
+
+
 def test_seconds_between_pictures_are_no_hang() -> None:
     """A running job is not looked at everywhere in one instant."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)} | {2: done(1, 4)}

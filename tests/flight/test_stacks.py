@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.flight.frames import is_machinery, user_frame
+from ncclops.flight.frames import is_machinery, user_frame, user_frames
 from ncclops.flight.model import Frame, RankEvidence
 from ncclops.flight.rank_files import read_stacks
 from ncclops.flight.stacks import place_in
@@ -51,6 +51,19 @@ def test_a_traceback_has_its_innermost_frame_last() -> None:
     assert place is not None and str(place.frame) == "data.py:12 fetch"
 
 
+def test_a_rank_that_is_done_says_so() -> None:
+    """It waits in our loop until the others have finished as well."""
+    loop = "/venv/lib/python3.11/site-packages/ncclops/restart/loop.py"
+    text = (
+        "Thread 0x1 [MainThread] (most recent call first):\n"
+        f'  File "{loop}", line 260 in Loop._await_outcome\n'
+        f'  File "{loop}", line 185 in Loop._iterate\n'
+    )
+    place = place_in(text)
+    assert place is not None
+    assert (place.frame, place.inside, place.what) == (None, None, "done with the script")
+
+
 def test_nothing_that_looks_like_a_stack() -> None:
     """Text of any kind has no place in it."""
     assert place_in("hello\nworld\n") is None
@@ -84,6 +97,7 @@ def test_what_a_rank_is_busy_with(below: str, what: str) -> None:
         ("<frozen importlib._bootstrap>", True),
         ("/venv/lib/python3.11/site-packages/ncclops/restart/wrap.py", True),
         ("/src/ncclops/worker/script.py", True),
+        ("/venv/lib/python3.11/site-packages/typing_extensions.py", True),
         ("/venv/lib/python3.11/site-packages/transformers/trainer.py", False),
         ("/home/user/torch_experiments/train.py", False),
     ],
@@ -99,6 +113,8 @@ def test_the_users_own_frame_comes_before_a_packages() -> None:
     own = Frame("/home/user/train.py", 2, "main")
     assert user_frame([package, own]) == own
     assert user_frame([package]) == package
+    assert user_frames([package, own, package]) == (own, package)
+    assert user_frames([package, package]) == (package, package)
 
 
 def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path) -> None:

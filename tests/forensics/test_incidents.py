@@ -131,6 +131,21 @@ def test_a_rank_that_is_killed(
 
 
 @pytest.mark.slow
+def test_a_rank_that_crashes_in_c(
+    ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
+) -> None:
+    """Its last words have its stacks, and so the line."""
+    options = ("launch", *IN_PLACE, "--profile", profile("20s", "30s"))
+    done = ncclops(*options, training, env={"FAULT": "crash:2"})
+    assert done.returncode == 0, done.stderr
+    page = told(ncclops, "run")
+    assert page["culprit"]["rank"] == 2
+    assert page["culprit"]["frame"]["line"] == LINE_OF["string_at"]
+    assert "SIGSEGV" in page["sentence"]
+    assert page["classification"]["class"] == "process-crash"
+
+
+@pytest.mark.slow
 def test_a_team_that_the_agent_ends(
     ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
 ) -> None:

@@ -29,6 +29,8 @@ def absences(scene: Scene) -> list[Finding]:
 
 def _absence_kind(scene: Scene, rank: int) -> str:
     about = scene.about(rank)
+    if about.silent and about.place is not None and about.place.inside is None:
+        return "never-arrived"  # that it was ended came of it
     if about.ended is not None:
         return "never-arrived" if about.ended_well else "rank-died"
     if about.place is not None and about.place.inside == "monitored_barrier":
@@ -39,6 +41,9 @@ def _absence_kind(scene: Scene, rank: int) -> str:
 
 
 def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
+    held_up: list[int] = []
+    if kind == "never-arrived":
+        absent, held_up = _who_waits_for_nobody(scene, absent)
     waiters = sorted(rank for rank, head in scene.waits.heads.items() if head == op)
     group = scene.groups[op.group]
     if kind == "rank-died" and op.peer is None:
@@ -49,7 +54,7 @@ def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
     if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
         kind = "extra-call"
     sides = [waiting_side(scene, op, waiters)]
-    sides += absent_sides(scene, absent)
+    sides += absent_sides(scene, absent) + absent_sides(scene, held_up, "waiting")
     return Finding(
         kind=kind,
         group=group,
@@ -59,6 +64,19 @@ def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
         confidence=_certainty(scene, kind, absent),
         sides=tuple(sides),
     )
+
+
+def _who_waits_for_nobody(scene: Scene, absent: list[int]) -> tuple[list[int], list[int]]:
+    """Of ranks that did not come those to blame, and those that others of them may hold up.
+
+    Who is in a call of torch.distributed that no recorder has (Gloo's transfers) waits as well.
+    """
+    places = {rank: scene.about(rank).place for rank in absent}
+    held_up = [rank for rank, place in places.items() if place is not None and place.inside]
+    elsewhere = [rank for rank in absent if rank not in held_up]
+    if not any(waiting.is_elsewhere(places[rank]) for rank in elsewhere):
+        return absent, []
+    return elsewhere, held_up
 
 
 def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
@@ -95,15 +113,14 @@ def _deaths_nobody_waits_for(scene: Scene, named: set[int]) -> list[Finding]:
     return [Finding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
 
 
-def absent_sides(scene: Scene, ranks: list[int]) -> list[Side]:
+def absent_sides(scene: Scene, ranks: list[int], role: str = "culprit") -> list[Side]:
     """Where ``ranks`` are instead, those in the same place together."""
     together: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
     for rank in ranks:
         there = doing(scene.evidence, rank), _frames_of(scene.about(rank))
         together.setdefault(there, []).append(rank)
     return [
-        Side("culprit", tuple(found), words, None, frames)
-        for (words, frames), found in together.items()
+        Side(role, tuple(found), words, None, frames) for (words, frames), found in together.items()
     ]
 
 
@@ -125,13 +142,17 @@ def doing(evidence: Evidence, rank: int) -> str:
     if about.overrun is not None:
         received, room = about.overrun
         return f"it received {received} bytes with room for {room}; {about.ended}"
+    place = about.place
+    if about.ended is not None and about.silent and place is not None and place.frame is not None:
+        return f"it is in {place.frame}; {about.ended}"
     if about.ended is not None:
         return about.ended
-    place = about.place
     if place is not None and place.left is not None:
         return f"it left by {place.left}" + (f", raised in {place.frame}" if place.frame else "")
     told = evidence.faults.get(rank)
     said = f"it reported {told}; " if told else ""
+    if place is not None and place.frame is None and place.inside is None and place.what:
+        return f"{said}it is {place.what}"
     if place is None or (place.frame is None and place.inside is None):
         return said + _last_done(about)
     if place.frame is None:

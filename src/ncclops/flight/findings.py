@@ -65,12 +65,17 @@ def _weight(scene: Scene, finding: Finding) -> tuple[object, ...]:
         ends = [scene.about(rank).ended for rank in finding.culprits]
         if all(end is None for end in ends):
             grave = KINDS.index("stalled")  # nothing is known of them, while others are known
-        elif all(end and _ABORTED.search(end) for end in ends) and _disagree(scene):
+        elif _disagree(scene) and all(_ended_by_gloo(scene, rank) for rank in finding.culprits):
             grave = KINDS.index("root-mismatch")
     started = None
     if finding.group is not None and finding.seq is not None:
         started = finding.group.entered_s(finding.seq)
     return not finding.hung, grave, started or float("inf")
+
+
+def _ended_by_gloo(scene: Scene, rank: int) -> bool:
+    about = scene.about(rank)
+    return about.overrun is not None or bool(about.ended and _ABORTED.search(about.ended))
 
 
 def _disagree(scene: Scene) -> bool:

@@ -17,7 +17,9 @@ from ncclops.flight.model import Frame, Place
 _USER, _PACKAGE, _MACHINERY = range(3)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib/python3\.\d+/|^<frozen |/lib/python3\d+\.zip/")
-_MACHINERY_PACKAGES = {"torch", "ncclops", "torchdata", "hta", "triton", "functorch"}
+_MACHINERY_PACKAGES = {
+    "torch", "ncclops", "torchdata", "hta", "triton", "functorch", "typing_extensions",
+}  # fmt: skip
 _OURS = re.compile(r"(?:^|/)ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
 _DISTRIBUTED = re.compile(r"(?:^|/)torch/(?:distributed/|nn/parallel/|_C/_distributed)")
 # py-spy shortens files to what can be imported.
@@ -26,6 +28,8 @@ _BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_inducto
 _C10D = "torch/distributed/distributed_c10d.py"
 _LOADER = re.compile(r"(?:^|/)torch/utils/data/")
 _ITS_LOADER = "its data loader"
+_OUR_LOOP = re.compile(r"(?:^|/)ncclops/restart/loop\.py$")
+_FINISHED = "done with the script"
 # What frames below the user's are about, innermost first.
 _ABOUT = (
     (_LOADER, _ITS_LOADER),
@@ -76,8 +80,10 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
-    """Frames without the machinery's, innermost first."""
-    return tuple([frame for frame in frames if _kind(frame.file) != _MACHINERY][:most])
+    """Frames from :func:`user_frame`'s outwards, without the machinery's."""
+    found = [frame for frame in frames if _kind(frame.file) != _MACHINERY]
+    mine = user_frame(found)
+    return tuple(found[found.index(mine) :][:most]) if mine is not None else ()
 
 
 def place_of(frames: tuple[Frame, ...]) -> Place:
@@ -87,7 +93,15 @@ def place_of(frames: tuple[Frame, ...]) -> Place:
     what = _about(below)
     if what is None and any(_LOADER.search(frame.file) for frame in frames):
         what = _ITS_LOADER  # a dataset of the user's, read in the main process
+    if mine is None and any(map(_waits_for_the_end, frames)):
+        what = _FINISHED
     return Place(mine, inside=_inside(below), what=what, frames=frames[:32])
+
+
+def _waits_for_the_end(frame: Frame) -> bool:
+    """Whether our loop waits there until the other ranks have finished as well."""
+    name = frame.function.rpartition(".")[2]
+    return name == "_await_outcome" and _OUR_LOOP.search(frame.file) is not None
 
 
 def _inside(below: tuple[Frame, ...]) -> str | None:

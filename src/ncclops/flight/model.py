@@ -193,7 +193,8 @@ class GroupState:
 class RankEvidence:
     """All there is about one rank. ``ended`` says how its process ended, if it is known to have;
     ``missing`` why it could not say more. ``overrun``: it received so many bytes into a buffer of
-    so many, which is how Gloo ends a process whose call does not fit its peer's."""
+    so many, which is how Gloo ends a process whose call does not fit its peer's. ``silent``: it
+    did not answer while it lived, and was ended for that."""
 
     rank: int
     record: RankRecord | None = None
@@ -204,6 +205,7 @@ class RankEvidence:
     process: str | None = None
     missing: str | None = None
     overrun: tuple[int, int] | None = None
+    silent: bool = False
 
 
 @dataclass(slots=True)
@@ -211,7 +213,7 @@ class Evidence:
     """What a folder holds: each rank's evidence, and what could not be read and why.
 
     ``lists_all`` says that each rank of the job has its place in the folder, with or without a
-    dump. ``faults`` are what ranks reported themselves, by rank.
+    dump. ``faults`` are the ranks that faulted, and what each reported itself (empty: others did).
     """
 
     source: str

@@ -26,6 +26,8 @@ _ENDED = re.compile(
     r"no such process|not running)\b",
     re.IGNORECASE,
 )
+# Our own pictures' word for a rank that lived and ran no Python.
+_SILENT = "it did not answer"
 _ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended well|finished)\b")
 # Gloo's check of a message's length against the buffer for it.
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
@@ -34,6 +36,8 @@ _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
 # What our own pictures of a rank say that has raised; it stands in no collective any more.
 _LEFT = re.compile(r"^# the main thread has left the script by (.+); it was raised at$", re.M)
 _HEAD_CHARS = 4000
+# Kinds of faults that a rank does not report itself.
+_SEEN_BY_OTHERS = {"hung", "soft-timeout", "completion-timeout", "died", "lost"}
 # A call that waits inside C shows no frame of its own; the line of the user does.
 _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
 
@@ -51,6 +55,7 @@ def read(evidence: Evidence, rank: RankEvidence, folder: Path) -> None:
     missing = _load(folder / MISSING)
     if isinstance(missing, dict):
         rank.missing = str(missing.get("reason") or "it gave no reason")[:400]
+        rank.silent = rank.missing.startswith(_SILENT)
         if rank.ended is None and _ENDED.search(rank.missing) and not (folder / DUMPS[0]).exists():
             rank.ended = rank.missing
             rank.ended_well = _ENDED_WELL.search(rank.missing) is not None
@@ -89,7 +94,7 @@ def read_incident(evidence: Evidence, directory: Path) -> None:
         if not isinstance(fault, dict) or not isinstance(fault.get("initial_rank"), int):
             continue
         number, summary = fault["initial_rank"], str(fault.get("summary") or "")[:400]
-        told.setdefault(number, summary)
+        told.setdefault(number, "" if fault.get("kind") in _SEEN_BY_OTHERS else summary)
         if fault.get("gone"):
             evidence.rank(number).ended = evidence.rank(number).ended or summary or "it ended"
     evidence.faults = told

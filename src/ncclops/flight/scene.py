@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclops.flight.compare import Mismatch, frames_at
@@ -61,13 +61,15 @@ class Scene:
     def call(self, rank: int, op: Op) -> Call | None:
         return self.groups[op.group].call(self.evidence, rank, op.seq)
 
-    def op_name(self, op: Op, ranks: Iterable[int]) -> str:
+    def op_name(self, op: Op, ranks: Sequence[int]) -> str:
         if op.peer is not None:
             return "send" if op.sends else "recv"
         for rank in ranks:
             if (call := self.call(rank, op)) is not None:
                 return call.op
-        return "a collective"
+        # Only counted: Gloo records no transfers, and stacks may tell.
+        places = (self.about(rank).place for rank in ranks)
+        return next((place.inside for place in places if place and place.inside), "a collective")
 
     def about(self, rank: int) -> RankEvidence:
         return self.evidence.ranks.get(rank) or RankEvidence(rank)

@@ -36,7 +36,7 @@ def place_in(text: str) -> Place | None:
         return None
     places = [place_of(tuple(_innermost_first(thread))) for thread in threads]
     main = _main_index(threads)
-    if places[main].frame is not None:
+    if places[main].frame is not None or places[main].what is not None:
         return places[main]
     # A main thread without user code (an embedding interpreter, a launcher that joins).
     return next((place for place in places if place.frame is not None), places[main])

@@ -98,11 +98,13 @@ def unrecorded(scene: Scene) -> list[Finding]:
     if not inside:
         return []
     most = max(inside, key=lambda name: len(inside[name]))
-    others = sorted(outside + [r for name, rs in inside.items() if name != most for r in rs])
-    sides = [_stack_side(scene, inside[most], "waiting" if others else "party")]
-    sides += absent_sides(scene, others)
-    kind = "never-arrived" if others else "stalled"
-    return [Finding(kind, None, None, most, tuple(others), 0.5, tuple(sides))]
+    elsewhere = sorted(rank for name, ranks in inside.items() if name != most for rank in ranks)
+    absent = outside or elsewhere
+    sides = [_stack_side(scene, inside[most], "waiting" if absent else "party")]
+    sides += absent_sides(scene, absent)
+    sides += absent_sides(scene, elsewhere, "waiting") if outside else []
+    kind = "never-arrived" if absent else "stalled"
+    return [Finding(kind, None, None, most, tuple(absent), 0.5, tuple(sides))]
 
 
 def _last_ops(scene: Scene) -> Iterable[str]:

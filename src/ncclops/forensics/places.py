@@ -21,7 +21,9 @@ _LIBRARY = re.compile(
 _CORE = re.compile(
     _LIBRARY.pattern.replace("/(site|dist)-packages/", "/(site|dist)-packages/torch/")
 )
-TRACEBACK_LINE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
+TRACEBACK_LINE = re.compile(
+    r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)', re.MULTILINE
+)
 _DISTRIBUTED = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _ENTRY = re.compile(r"/ncclops/(worker/script|restart/wrap)\.py$")
 _OUR_LOOP = re.compile(r"/ncclops/restart/loop\.py$")

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclops.errors import NcclopsError
+from ncclops.forensics.stacks import Frame
+
+if TYPE_CHECKING:
+    from ncclops.flight.scene import Side
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The analysis's first finding; see ``ncclops.flight.findings.Finding``."""
+    """The analysis's first finding; see ``ncclops.flight.findings.Finding``.
+
+    ``frame`` is the user's line of the first culprit, where it is known, and ``others_frame`` of
+    the ranks that are not to blame.
+    """
 
     kind: str
     sentence: str
     culprits: tuple[int, ...]
     confidence: float
     hung: bool
+    frame: Frame | None = None
+    others_frame: Frame | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self) | {"culprits": list(self.culprits)}
+        frames = {
+            name: None if frame is None else vars(frame)
+            for name, frame in (("frame", self.frame), ("others_frame", self.others_frame))
+        }
+        return vars(self) | {"culprits": list(self.culprits)} | frames
 
 
 def analyse(pictures: Path) -> Recorded | None:
@@ -34,4 +49,19 @@ def analyse(pictures: Path) -> Recorded | None:
     if not report.findings:
         return None
     first = report.findings[0]
-    return Recorded(first.kind, report.sentence, first.culprits, first.confidence, first.hung)
+    theirs = [side for side in first.sides if set(side.ranks) & set(first.culprits[:1])]
+    others = [side for side in first.sides if side.role == "waiting"]
+    return Recorded(
+        first.kind,
+        report.sentence,
+        first.culprits,
+        first.confidence,
+        first.hung,
+        frame=_frame(theirs),
+        others_frame=_frame(others),
+    )
+
+
+def _frame(sides: Sequence[Side]) -> Frame | None:
+    found = next((side.frame for side in sides if side.frame is not None), None)
+    return None if found is None else Frame(found.file, found.line, found.function)

@@ -16,7 +16,8 @@ from ncclops.forensics.proc import describe_end
 from ncclops.forensics.recorded import Recorded, analyse
 from ncclops.forensics.stacks import Frame
 
-_HANGS = ("soft-timeout", "completion-timeout")
+_MISMATCH = "collective-mismatch"  # the classifier's
+_HANGS = ("soft-timeout", "completion-timeout", "hung")
 
 
 @dataclass(frozen=True)
@@ -84,26 +85,30 @@ def tell(run: Path, number: int | None) -> Told:
     events = read_events(run)
     recorded = analyse(directory)
     culprit = _culprit(record, views, recorded)
-    status = None
-    if culprit.rank in record.get("ranks_lost", []) and not _is_hang(record):
-        status = exit_status(events, culprit.rank, record["at"] - 60)
+    failed, status = culprit.rank, None
+    if failed in record.get("ranks_lost", []) and not _is_hang(record):
+        status = exit_status(events, failed, record["at"] - 60)
     found = proofs.classify_rank(
         run,
         directory,
-        culprit.rank,
+        failed,
         said=record.get("traceback") or record.get("exception"),
         status=status,
     )
+    sentence = _sentence(record, culprit, views, recorded, status)
+    if recorded is not None and _is_mismatch(recorded) and _failed_of_mismatch(record, found):
+        culprit = _recorded_culprit(views, recorded)
+        sentence = recorded.sentence + _consequence(culprit, failed, status)
     return Told(
         number=int(directory.name),
         directory=directory,
         record=record,
-        sentence=_sentence(record, culprit, views, recorded, status),
+        sentence=sentence,
         culprit=culprit,
         classification=found,
         recorded=recorded,
         decision=decision_on(record, events),
-        next_steps=_next_steps(run, directory, record, culprit.rank, found),
+        next_steps=_next_steps(run, directory, record, failed, found),
         views=views,
         clusters=tuple(places.cluster(views)),
     )
@@ -147,26 +152,52 @@ def _culprit(
 ) -> Culprit:
     by_rank = {view.rank: view for view in views}
     rank, how = record["first_faulty_rank"], "its fault was the first that follows from no other"
-    if _explains(recorded, record):
-        assert recorded is not None
-        rank, how = recorded.culprits[0], f"by the flight recorders and stacks: {recorded.kind}"
-    elif _is_hang(record) and (behind := _behind(views)) is not None:
+    if recorded is not None and _explains(recorded, record):
+        return _recorded_culprit(views, recorded)
+    if _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
-    return Culprit(
-        rank=rank,
-        host=view.host if view is not None else None,
-        frame=_raised_at(record, rank) or (view.frame if view is not None else None),
-        how=how,
-    )
+    frame = _raised_at(record, rank) or (view.frame if view is not None else None)
+    if frame is None and recorded is not None and recorded.kind == "rank-died":
+        frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
+    return Culprit(rank, view.host if view is not None else None, frame, how)
 
 
-def _explains(recorded: Recorded | None, record: dict[str, Any]) -> bool:
+def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
+    rank = recorded.culprits[0]
+    view = next((view for view in views if view.rank == rank), None)
+    # After a disagreement the rank may have gone on; who never came is where it stands.
+    frame = recorded.frame if _is_mismatch(recorded) else None
+    frame = frame or (view.frame if view is not None else None)
+    how = f"by the flight recorders and stacks: {recorded.kind}"
+    if frame is None and _is_mismatch(recorded) and recorded.others_frame is not None:
+        how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
+    return Culprit(rank, view.host if view is not None else None, frame, how)
+
+
+def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
     """Whether what the recorders say is what the incident is about."""
-    if recorded is None or not recorded.culprits or not recorded.hung:
+    if not recorded.culprits or not recorded.hung:
         return False
     # That a rank which its guardian has ended is gone, explains nothing.
     return _is_hang(record) and recorded.kind != "rank-died"
+
+
+def _is_mismatch(recorded: Recorded) -> bool:
+    """Whether ranks asked for different things, and it is known who is the odd one."""
+    return recorded.hung and bool(recorded.culprits) and recorded.kind.endswith("-mismatch")
+
+
+def _failed_of_mismatch(record: dict[str, Any], found: dict[str, Any] | None) -> bool:
+    """Whether the first rank that failed did so because of what another one asked for."""
+    return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
+
+
+def _consequence(culprit: Culprit, failed: int, status: int | None) -> str:
+    if failed == culprit.rank:
+        return ""  # the recorders tell of its end
+    how = "" if status is None else f" ({_ended(status)})"
+    return f"; rank {failed} failed of it{how}"
 
 
 def _raised_at(record: dict[str, Any], rank: int) -> Frame | None:
@@ -193,7 +224,11 @@ def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
         return None
     # A rank that cannot even answer has more to hide than one that can.
     first = min(late, key=lambda view: (view.last is not None, _reached(view), view.rank))
-    return first.rank, f"{len(waiting)} ranks wait in a collective that it has not entered"
+    return first.rank, f"{_count(waiting)} in a collective that it has not entered"
+
+
+def _count(waiting: Sequence[RankView]) -> str:
+    return "1 rank waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
 
 
 def _reached(view: RankView) -> int:

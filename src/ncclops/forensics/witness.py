@@ -132,9 +132,14 @@ def start(rank: int, run: Path | None) -> Witness:
 
 
 def start_worker(environ: Mapping[str, str], run_variable: str) -> None:
-    """Start the witness of a worker of ``ncclops launch``; elsewhere, and in need, do without."""
+    """Start the witness of a worker of ``ncclops launch``; elsewhere, and in need, do without.
+
+    A worker that crashes in C (Gloo aborts one that is sent too much) prints its stacks as well.
+    """
     run = environ.get(run_variable)
     if run is not None:
+        with suppress(OSError, RuntimeError, ValueError):
+            faulthandler.enable()
         with suppress(OSError, RuntimeError, ValueError):
             start(int(environ.get("RANK", "0")), Path(run))
 

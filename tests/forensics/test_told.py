@@ -1,0 +1,156 @@
+"""Whom ``ncclops incident`` blames: incidents made to measure, as real ones are laid out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.forensics import layout
+from ncclops.forensics.stacks import Frame
+from ncclops.forensics.told import Told, tell
+from tests.flight import dumps
+from tests.flight.dumps import entry
+
+# As Gloo ends a process that is sent more than its own call has room for.
+OVERRUN = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received "
+    "data size doesn't match expected size. Is there a distributed collective mismatch in your "
+    "code?\n"
+)
+Entries = Iterable[Mapping[str, Any]]
+Make = Callable[..., Path]
+
+
+def fault(rank: int, kind: str, summary: str, *, gone: bool = False) -> dict[str, Any]:
+    return {"kind": kind, "initial_rank": rank, "summary": summary, "gone": gone}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """``make(dumps, first_fault)`` writes a run with one incident of four ranks."""
+
+    def write(by_rank: Mapping[int, Entries], first: dict[str, Any], **more: Any) -> Path:
+        incident = tmp_path / layout.INCIDENTS / "0"
+        for rank, entries in by_rank.items():
+            flight = {"rank": rank, "host": "n1", "pid": 1, "taken_at": dumps.BEGUN_S + 10_000}
+            layout.write_json(
+                layout.rank_dir(incident, rank) / layout.FLIGHT,
+                flight | {"dump": dumps.dump(entries, {dumps.WORLD: range(4)})},
+            )
+        record = {
+            "iteration": 0,
+            "cause": first["kind"],
+            "summary": first["summary"],
+            "first_faulty_rank": first["initial_rank"],
+            "ranks_lost": [first["initial_rank"]] if first["gone"] else [],
+            "exception": None,
+            "traceback": None,
+            "faults": [first],
+            "world_size_before": 4,
+            "world_size": 4 - first["gone"],
+            "at": time.time(),
+            "rank_before": 0,
+            "rank": 0,
+        }
+        layout.write_json(incident / layout.INCIDENT, record | more)
+        return tmp_path
+
+    return write
+
+
+def calls(**last: Any) -> list[dict[str, Any]]:
+    known = [entry(seq, op="gloo:all_reduce") for seq in (1, 2)]
+    return [*known, entry(3, **({"op": "gloo:all_reduce", "state": "scheduled"} | last))]
+
+
+def culprit(told: Told) -> tuple[int, str | None]:
+    frame = told.culprit.frame
+    return told.culprit.rank, None if frame is None else f"{frame.file}:{frame.line}"
+
+
+def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
+    log = run / "ranks" / str(rank) / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(said)
+    event = {"ts": time.time(), "event": "worker-exited", "rank": rank, "exit_code": None}
+    (run / "events.jsonl").write_text(json.dumps(event | {"signal": signal}) + "\n")
+    layout.add_missing(
+        layout.rank_dir(run / layout.INCIDENTS / "0", rank),
+        f"the process ended ({signal})",
+        list(layout.PICTURE),
+    )
+
+
+def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Make) -> None:
+    """The agent's watch sees that all stand still, and knows no better than to name the first."""
+    by_rank = {rank: calls() for rank in (0, 1, 3)}
+    by_rank[2] = calls(op="gloo:broadcast", line=71)
+    told = tell(make(by_rank, fault(0, "hung", "hang: all ranks are stuck; ranks 0-3: …")), None)
+    assert culprit(told) == (2, "/home/user/train.py:71")
+    assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
+
+
+def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> None:
+    by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
+    by_rank[2] = calls()[:2]
+    run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
+    stacks = layout.rank_dir(run / layout.INCIDENTS / "0", 2) / layout.STACKS
+    stacks.write_text(
+        'Thread 0x1 [MainThread] (most recent call first):\n  File "/home/user/d.py", line 3 in f\n'
+    )
+    told = tell(run, None)
+    assert culprit(told) == (2, "/home/user/d.py:3")
+    assert told.sentence == (
+        "rank 2 never entered all_reduce #3 of group default_pg (0-3): it is in d.py:3 f"
+    )
+
+
+def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make) -> None:
+    by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]], line=60)}
+    run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
+    killed(run, 3, "SIGABRT", OVERRUN)
+    told = tell(run, None)
+    assert culprit(told) == (2, "/home/user/train.py:60")
+    assert told.sentence.endswith("; rank 3 failed of it (SIGABRT)")
+    assert told.classification is not None
+    assert told.classification["class"] == "collective-mismatch"
+
+
+def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(make: Make) -> None:
+    """It asked for less than it was sent, and left neither a recorder nor stacks."""
+    by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
+    run = make(by_rank, fault(2, "died", "rank 2: the process died", gone=True))
+    killed(run, 2, "SIGABRT", OVERRUN)
+    told = tell(run, None)
+    assert culprit(told) == (2, None)
+    assert "the others called it at /home/user/train.py:60" in told.culprit.how
+    crash = "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
+    log = run / "ranks" / "2" / "stderr.log"
+    log.write_text(OVERRUN + crash + '  File "/home/user/train.py", line 61 in step\n')
+    assert culprit(tell(run, None)) == (2, "/home/user/train.py:61")
+
+
+def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Make) -> None:
+    by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]])}
+    run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
+    killed(run, 3, "SIGKILL")
+    told = tell(run, None)
+    assert told.culprit.rank == 3
+    assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
+
+
+def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:
+    """What an exception says may look like a line of a traceback."""
+    trace = (
+        'Traceback (most recent call last):\n  File "/home/user/train.py", line 9, in main\n'
+        'RuntimeError: gave up after KeyError (File "/home/user/other.py", line 51, in f): a bug\n'
+    )
+    first = fault(1, "exception", "RuntimeError: gave up")
+    run = make({0: calls()}, first, exception=first["summary"], traceback=trace)
+    assert tell(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
