@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,19 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
 
 CompletedText = subprocess.CompletedProcess[str]
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on, nor will soon.
+
+    Not one of those that the kernel hands out by itself: between our look and its use, any
+    connection or group of another test could get it.
+    """
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, ephemeral)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ
+from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ, free_port
 from tests.launch.conftest import Background, Run
 
 Ncclops = Callable[..., CompletedText]
@@ -246,8 +246,7 @@ class TestFailure:
     def test_a_named_port_serves_every_attempt(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         source = (
             "import os, torch.distributed as dist\n"
             "dist.init_process_group('gloo')\n"
@@ -406,8 +405,7 @@ def test_two_nodes_by_torchruns_static_options(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
     path = script(TORCHRUN_EXAMPLE)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     job = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
     agents = [
         background(

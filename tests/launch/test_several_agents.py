@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from ncclops.control import client
 from ncclops.control.status import RunStatus
-from tests.conftest import LIMIT_S, CompletedText
+from tests.conftest import LIMIT_S, CompletedText, free_port
 from tests.launch.conftest import Background, Run
 
 pytestmark = pytest.mark.slow
@@ -62,8 +61,7 @@ class Job:
 def job(
     background: Callable[..., Background], script: Callable[[str], Path], tmp_path: Path
 ) -> Iterator[Job]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     train = script(TRAIN)
     agents = [
         background(
@@ -115,8 +113,7 @@ def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
     tmp_path: Path,
     ncclops: Callable[..., CompletedText],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     train = script(TRAIN)
     agents = [
         background(

@@ -90,6 +90,12 @@ class TestStanding:
         standing.take({"kind": "lost", "node": 0, "why": "killed"})
         assert standing.decider() == 1
 
+    def test_when_the_one_that_decides_has_left_the_next_one_does(self) -> None:
+        """It was asked to stop, and needs no decision."""
+        standing = Standing(2)
+        standing.take({"kind": "bye", "node": 0})
+        assert standing.decider() == 1
+
     def test_nobody_waits_for_the_lost_the_idle_and_those_that_said_goodbye(self) -> None:
         standing = Standing(4, idle=frozenset({3}))
         standing.take({"kind": "ended", "node": 0})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIMIT_S, clean_environ
+from tests.conftest import LIMIT_S, clean_environ, free_port
 
 _TOOLS = ("slurmctld", "slurmd", "srun", "sinfo", "munged", "mungekey", "unshare")
 _MISSING = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -48,19 +48,11 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """The environment in which `srun` finds a cluster of two nodes, both this machine."""
     names = ("host", "controller", "first", "second", "directory")
-    values = (socket.gethostname(), *free_ports(3), tmp_path)
+    values = (socket.gethostname(), *(free_port() for _ in range(3)), tmp_path)
     configuration = tmp_path / "slurm.conf"
     configuration.write_text(CONFIGURATION.format(**dict(zip(names, values, strict=True))))
     (tmp_path / "state").mkdir()

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import Job, free_port
+from tests.conftest import free_port
+
+from .conftest import Job
 
 RETRY = "no further restart: state.iteration=2 reached max_iterations=2"
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job, free_port, wait_until
+from tests.conftest import free_port
+
+from .conftest import Job, wait_until
 
 
 @pytest.mark.parametrize("which", ["initialize", "health_check"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ
+from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ, free_port
 from tests.launch.conftest import Run
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "train_fsdp2.py"
@@ -114,8 +113,7 @@ else:
 
 def test_a_rank_that_does_not_report_holds_nobody_up(tmp_path: Path) -> None:
     """Two steps show as well that nobody compiles; what is shorter stays; the change acts."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LONELY, str(rank), str(port)],

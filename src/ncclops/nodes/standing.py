@@ -81,8 +81,11 @@ class Standing:
         return [rank for rank in range(self.size) if rank not in self.lost]
 
     def decider(self) -> int | None:
-        """Who decides what comes next; None when nobody is left."""
-        return next(iter(self.living), None)
+        """Who decides what comes next; None when nobody is left.
+
+        A node that was asked to stop leaves without waiting for a decision.
+        """
+        return next((rank for rank in self.living if rank not in self.left), None)
 
     def all_ended(self) -> bool:
         """Whether every living node that has workers is done with the attempt."""
