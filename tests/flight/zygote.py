@@ -58,6 +58,7 @@ def _start(job: dict[str, Any]) -> tuple[dict[int, int], dict[int, tuple[int, in
         look_r, look = os.pipe()
         pid = os.fork()
         if pid == 0:
+            os.setsid()  # so that what it starts can be ended with it
             os.close(ready)
             os.close(look)
             _Rank(job["scenario"], rank, job["world"], out, ready_w, look_r).run()
@@ -97,8 +98,9 @@ def _finish(
         elif rank in waiting:
             (folder / "missing.json").write_text(json.dumps({"reason": "it did not answer"}))
     for rank, pid in pids.items():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
         if rank not in dead:
-            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for end in pipes[rank]:
             os.close(end)
