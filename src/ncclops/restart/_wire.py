@@ -1,4 +1,8 @@
-"""Messages between guardians: one JSON object a line over TCP. Standard library only."""
+"""Messages to and between guardians. Standard library only.
+
+Between guardians one JSON object a line over TCP; between a guardian and its main process one a
+packet, over a socket pair.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,25 @@ class Peer:
     def close(self) -> None:
         """Close the connection."""
         self.sock.close()
+
+
+def receive_packet(sock: socket.socket) -> bytes | None:
+    """The next packet of a socket pair that does not block.
+
+    ``None`` if none waits, empty when the other end is gone and all it has sent was read.
+    """
+    for _ in range(2):
+        try:
+            return sock.recv(_LONGEST_LINE)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionResetError:
+            # The other end went without reading what we had sent. Linux says so, once, before it
+            # hands out what that end had still to say.
+            continue
+        except OSError:
+            break
+    return b""
 
 
 def _parse(line: bytes) -> Message | None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from ncclops.forensics.observer import Observer
 from ncclops.restart._page import Page, Watch
-from ncclops.restart._wire import Message, Peer
+from ncclops.restart._wire import Message, Peer, receive_packet
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
 
 log = logging.getLogger("ncclops.restart.guardian")
@@ -209,12 +209,9 @@ class Guardian:
         """Take a message from the main process; whether there was one."""
         if self._link is None:
             return False
-        try:
-            data = self._link.recv(1 << 20)
-        except (BlockingIOError, InterruptedError):
+        data = receive_packet(self._link)
+        if data is None:
             return False
-        except OSError:
-            data = b""
         if not data:
             self._close_link()  # the pidfd tells whether this was a death
             return False

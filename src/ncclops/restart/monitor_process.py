@@ -23,11 +23,10 @@ from typing import Any
 
 import ncclops
 from ncclops.restart._page import Page, create_page_fd
+from ncclops.restart._wire import receive_packet
 
 log = logging.getLogger("ncclops.restart")
 
-# More than any of the messages, less than the default socket buffer.
-_MESSAGE_BYTES = 128 * 1024
 _BOOT = (
     "import sys; sys.path.insert(0, {root!r}); from ncclops.restart.guardian import main; main()"
 )
@@ -119,12 +118,9 @@ class MonitorProcess:
         """The next message. Raises ``EOFError`` when the guardian is gone; ``None``: none waits."""
         if self._link is None:
             raise EOFError
-        try:
-            data = self._link.recv(_MESSAGE_BYTES)
-        except (BlockingIOError, InterruptedError):
+        data = receive_packet(self._link)
+        if data is None:
             return None
-        except OSError:
-            data = b""
         if not data:
             raise EOFError
         message: dict[str, Any] = json.loads(data)

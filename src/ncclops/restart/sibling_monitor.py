@@ -32,6 +32,8 @@ log = logging.getLogger("ncclops.restart.guardian")
 
 # A healthy guardian accepts within milliseconds; this only bounds a host that does not answer.
 _CONNECT_TIMEOUT_S = 5.0
+# A process that is on its way out may still take a connection or two before it refuses.
+_MOST_CLOSURES = 5
 
 
 class Address(NamedTuple):
@@ -69,7 +71,8 @@ class Ring:
         self._target: Address | None = None
         self._link: Peer | None = None
         self._connected = False
-        self._was_connected = self._was_linked = False  # with the present target
+        self._closures = 0  # by the present target
+        self._was_linked = False  # with the present target
         self._last_rank = rank  # the last one that was tried
         self._lost_host: str | None = None  # the host of the loss we are walking away from
         self._deadline = 0.0
@@ -100,7 +103,7 @@ class Ring:
     def _walk(self, now: float) -> None:
         """Turn to the next candidate."""
         self._drop_link()
-        self._was_connected = self._was_linked = False
+        self._closures, self._was_linked = 0, False
         self._target = self._candidates.popleft() if self._candidates else None
         if self._target is not None:
             self._connect(now)
@@ -164,17 +167,21 @@ class Ring:
 
     def _on_broken_link(self) -> None:
         """The other end closed: see whether its process is really gone before saying so."""
-        now, again = self.clock(), self._was_connected
+        now = self.clock()
         self._drop_link()
-        self._was_connected = True
-        if self._was_linked or not again:
+        self._closures += 1
+        if self._was_linked or self._closures == 1:
             self._connect(now)
-        else:
+        elif self._closures >= _MOST_CLOSURES:
             self._give_up("closed the connection", now)
+        # else ``tick`` connects once more
 
     def _on_failure(self, failure: int, now: float) -> None:
         """Connecting has failed with this error number."""
-        if failure == errno.ECONNREFUSED and self._was_connected:
+        if failure == errno.ECONNRESET:  # connected, and closed before we have looked
+            self._on_broken_link()
+            return
+        if failure == errno.ECONNREFUSED and self._closures:
             self._was_linked = True  # it listened before: lost, even if it never said a word
         self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
 
@@ -231,6 +238,8 @@ class Ring:
     def tick(self, now: float) -> None:
         """Send the ping that is due and judge silence."""
         if self._link is None:
+            if self._target is not None:
+                self._connect(now)
             return
         if self.successor is not None and now >= self._next_ping:
             self._next_ping = now + self._interval_s

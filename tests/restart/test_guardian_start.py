@@ -1,0 +1,133 @@
+"""A death in the moment in which the guardian comes up is reported all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ncclops.restart._wire import Peer, receive_packet
+from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess
+from ncclops.restart.sibling_monitor import Address, Ring, RingActions
+
+_SECOND = timedelta(seconds=1)
+
+
+def _settings(rank: int, logfile: Path) -> GuardianSettings:
+    return GuardianSettings(
+        rank=rank,
+        host="127.0.0.1",
+        monitor_process_interval=_SECOND,
+        heartbeat_interval=_SECOND,
+        heartbeat_timeout=30 * _SECOND,
+        termination_grace_time=_SECOND,
+        logfile=str(logfile),
+        pidfile=None,
+        incident_dir=None,
+    )
+
+
+def _main_process_that_dies_at_once(successor: list[Any], logfile: Path) -> None:
+    """Give the guardian its addresses, and die with its first question unread."""
+    process = MonitorProcess(_settings(0, logfile))
+    process.start()
+    process.send({"op": "addresses", "addresses": [successor]})
+    select.select([process.fileno()], [], [], 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _messages(connection: socket.socket) -> list[dict[str, Any]]:
+    with connection.makefile() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_a_packet_is_read_that_was_sent_before_the_other_end_went_without_reading() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        ours.setblocking(False)
+        assert receive_packet(ours) is None
+        theirs.send(b"last words")
+        ours.send(b"a question")
+        theirs.close()
+        assert receive_packet(ours) == b"last words"
+        assert receive_packet(ours) == b""
+
+
+def test_a_main_process_that_dies_before_it_has_read_anything_is_reported(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        address = [1, *listener.getsockname(), "the token"]
+        if (main := os.fork()) == 0:
+            _main_process_that_dies_at_once(address, tmp_path / "log")
+        os.waitpid(main, 0)
+        connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(60)
+        hello = json.loads(connection.makefile().readline())
+        assert (hello["op"], hello["token"]) == ("hello", "the token")
+        connection.sendall(b'{"op": "hello"}\n')
+        report = json.loads(connection.makefile().readline())
+        assert (report["cause"], report["rank"]) == ("died", 0), (tmp_path / "log").read_text()
+        connection.sendall(json.dumps({"op": "confirm", "id": report["id"]}).encode() + b"\n")
+        assert _messages(connection) == []  # with that its work is done
+
+
+class _Hand:
+    """Drives a ring by hand: what it watches, and whom it has lost."""
+
+    def __init__(self) -> None:
+        self.lost: list[int] = []
+        self.callbacks: dict[Peer, Any] = {}
+        actions = RingActions(
+            lambda peer, callback, _connecting: self.callbacks.__setitem__(peer, callback),
+            lambda peer: self.callbacks.pop(peer, None),
+            lambda rank, _evidence: self.lost.append(rank),
+            lambda _after: None,
+            lambda: None,
+        )
+        self.ring = Ring(0, "token", 1, 30, actions)
+        self.ring.clock = lambda: 0.0
+
+    def serve(self) -> None:
+        """All that can happen without waiting for the clock."""
+        for peer, callback in list(self.callbacks.items()):
+            connecting = callback == self.ring._on_connect
+            sides: tuple[list[Peer], list[Peer]] = ([], [peer]) if connecting else ([peer], [])
+            if any(select.select(*sides, [], 10)):
+                callback()
+
+
+def test_a_neighbour_that_accepts_until_it_is_gone_is_lost() -> None:
+    hand = _Hand()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hand.ring.add_candidates([Address(1, *listener.getsockname(), "token")], 0.0)
+        for _ in range(3):  # the connections that a process may take on its way out
+            hand.serve()
+            listener.accept()[0].close()
+            hand.serve()
+            hand.ring.tick(0.0)
+        assert hand.lost == []
+    hand.serve()
+    hand.serve()
+    hand.ring.tick(0.0)
+    hand.serve()
+    assert hand.lost == [1]
+
+
+def test_a_stranger_that_takes_connections_and_closes_them_is_not_lost() -> None:
+    hand = _Hand()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hand.ring.add_candidates([Address(1, *listener.getsockname(), "token")], 0.0)
+        for _ in range(10):
+            if not hand.ring.idle:
+                hand.serve()
+                listener.accept()[0].close()
+                hand.serve()
+                hand.ring.tick(0.0)
+    assert hand.ring.idle
+    assert hand.lost == []
