@@ -21,9 +21,11 @@ log = logging.getLogger("ncclops.restart")
 _RUN_DIR = "NCCLOPS_RUN_DIR"
 # What a picture may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
-# Writing waits for the next iteration, not to slow the restart down; a rank that does not get there
-# may be about to be ended.
-_WRITE_AFTER_S = 1.0
+# Whatever can wait does so until the ranks are at work again, or have to wait for each other
+# anyway; not for longer, as this rank may be about to be ended.
+_REST_AFTER_S = 1.0
+# In which a rank that does nothing but reduce four bytes records a few hundred operations.
+_LOOK_EVERY_S = 0.02
 
 
 class Collector:
@@ -39,7 +41,7 @@ class Collector:
         self._witness = witness.start(rank, Path(run) if run else None)
         self._first = 0
         self._writers: list[threading.Thread] = []
-        self._may_write = threading.Event()
+        self._closing = threading.Event()
         # What the main thread left the function with, if it has: its stack there is of interest.
         self.left_by: BaseException | None = None
         contact, page = self._witness.contact, guardian.page
@@ -63,11 +65,9 @@ class Collector:
         """An iteration begins: what the recorder holds from before belongs to another one."""
         self._witness.since_ns = time.time_ns()
         self.left_by = None
-        self._may_write.set()
-        self._may_write = threading.Event()
 
     def collect(self, iteration: int) -> float:
-        """Take the picture, have it written in the background; the seconds that it took.
+        """Take the picture, have it finished in the background; the seconds that it took.
 
         The guardian adds its view at the same time. Called in the monitor thread.
         """
@@ -77,11 +77,11 @@ class Collector:
         picture.left_by = self.left_by
         gpu = threading.Thread(target=picture.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
-        picture.take(_TAKE_WITHIN_S)
+        picture.take_before_abort(_TAKE_WITHIN_S)
         directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
         writer = threading.Thread(
-            target=_write,
-            args=(picture, directory, gpu, self._may_write),
+            target=_finish,
+            args=(picture, directory, gpu, self._closing),
             name="ncclops-picture",
             daemon=True,
         )
@@ -90,15 +90,21 @@ class Collector:
         return time.monotonic() - started
 
     def close(self, limit_s: float) -> None:
-        """Wait for what is being written."""
-        self._may_write.set()
+        """Have what is being written finished at once, and wait for that."""
+        self._closing.set()
         deadline = time.monotonic() + limit_s
         for writer in self._writers:
             writer.join(max(0.0, deadline - time.monotonic()))
 
 
-def _write(picture: Picture, directory: Path, gpu: threading.Thread, go: threading.Event) -> None:
-    go.wait(_WRITE_AFTER_S)
+def _finish(
+    picture: Picture, directory: Path, gpu: threading.Thread, closing: threading.Event
+) -> None:
+    deadline = time.monotonic() + _REST_AFTER_S
+    # The recorder announces to nobody that it has got on, and is asked.
+    while not (closing.wait(_LOOK_EVERY_S) or picture.is_urgent or time.monotonic() > deadline):
+        pass
+    picture.take_rest(_TAKE_WITHIN_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
         picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))

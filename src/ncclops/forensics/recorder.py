@@ -6,14 +6,21 @@ and go silent after a restart in place.
 There are two recorders. NCCL's exists in CUDA builds; the generic one, from torch 2.8 on, has
 Gloo. Both numbers of groups and sequence numbers start anew with each iteration, while the ring
 goes on: entries of before the iteration began are left out.
+
+A dump takes some 20 us an entry and holds the GIL. It need not be taken before an abort where all
+groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether one
+was pending, follows from a :class:`Mark`, which costs nothing. NCCL's entries ask CUDA how far
+they are and hold on to events of their group, so that they have to be read before.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import sys
 import threading
+import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,32 +35,87 @@ _MOST_ENTRIES = 10_000
 _FRAMES_PER_GROUP = 32
 _MOST_WITH_FRAMES = 1000
 _MOST_FRAMES = 24
+# As torch reads them; the first that is set counts.
+_RING_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_RING_SIZE_OF_TORCH = 2000
+_NCCL, _GENERIC = "_dump_nccl_trace", "_dump_fr_trace"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far each group of the generic recorder had come at ``at_ns`` (wall time).
+
+    ``status`` is torch's, by the recorder's own numbers of the groups.
+    """
+
+    at_ns: int
+    status: dict[str, dict[str, int]]
+
+    @property
+    def recorded(self) -> int:
+        """The operations so far, in all groups that there have been: the ring has no more."""
+        return sum(max(0, each["last_enqueued_collective"]) for each in self.status.values())
+
+    def was_done(self, entry: dict[str, Any]) -> bool:
+        """Whether the operation of ``entry`` had ended.
+
+        Of operations of one group that overlap, one that ends early makes those before it look so.
+        """
+        known = self.status.get(str(entry["pg_id"]), {})
+        return bool(entry["collective_seq_id"] <= known.get("last_completed_collective", -1))
 
 
 @dataclass(frozen=True)
 class RawDump:
-    """What a recorder returned, unread: the reading can wait until the groups are aborted."""
+    """What a recorder returned, unread: the reading can wait until the groups are aborted.
+
+    With ``mark`` it was taken after that, and is read as of the moment of the mark.
+    """
 
     source: str
     pickled: bytes
+    mark: Mark | None = None
 
     def read(self, since_ns: int) -> dict[str, Any]:
         """The dump as JSON takes it, without entries of before ``since_ns`` (wall time)."""
         with _without_collection():
-            return _current_part(pickle.loads(self.pickled), since_ns)
+            dump = pickle.loads(self.pickled)
+            if self.mark is not None:
+                dump = _as_of(self.mark, dump, self.source)
+            return _current_part(dump, since_ns)
 
 
-def dump() -> list[RawDump]:
-    """What the recorders that are there hold, NCCL's first. Raises what torch raises."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    if c10d is None:
-        return []
+def dump(mark: Mark | None = None) -> list[RawDump]:
+    """What the recorders that are there hold, NCCL's first; with ``mark``, held at that moment.
+
+    Raises what torch raises.
+    """
     found = []
-    for source in ("_dump_nccl_trace", "_dump_fr_trace"):
-        api: Callable[..., bytes] | None = getattr(c10d, source, None)
+    for source in (_NCCL, _GENERIC):
+        api = _api(source)
         if api is not None:
-            found.append(RawDump(source, _with_frames(api)))
+            found.append(RawDump(source, _with_frames(api), mark))
     return found
+
+
+def mark() -> Mark | None:
+    """How far the groups are; None without the generic recorder. Raises what torch raises."""
+    api = _api(_GENERIC)
+    if api is None:
+        return None
+    status = pickle.loads(api(False, False, False))["pg_status"]
+    return Mark(time.time_ns(), {str(key): value for key, value in status.items()})
+
+
+def ring_size() -> int:
+    """How many entries the recorder holds at most."""
+    setting = next((os.environ[name] for name in _RING_SIZE if name in os.environ), "")
+    return int(setting) if setting.isdecimal() else _RING_SIZE_OF_TORCH
+
+
+def _api(name: str) -> Callable[..., bytes] | None:
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    return getattr(c10d, name, None)
 
 
 def _with_frames(api: Callable[..., bytes]) -> bytes:
@@ -106,6 +168,16 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _as_of(mark: Mark, dump: dict[str, Any], source: str) -> dict[str, Any]:
+    """Without what came after ``mark``, and with what was pending then as pending."""
+    entries = [each for each in dump.get("entries", []) if _created(each, 0) <= mark.at_ns]
+    if source != _GENERIC:
+        return dump | {"entries": entries}
+    for entry in entries:
+        entry["retired"] = bool(entry.get("retired")) and mark.was_done(entry)
+    return dump | {"entries": entries, "pg_status": mark.status}
 
 
 def _current_part(dump: dict[str, Any], since_ns: int) -> dict[str, Any]:
