@@ -7,6 +7,8 @@ its dump and writing files is left for later in any case.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
 import threading
@@ -70,15 +72,10 @@ class Picture:
         self._dump_within(limit_s)
 
     def take_before_abort(self, limit_s: float) -> None:
-        """As :meth:`take`, without what can be had after an abort: :meth:`take_rest` is to follow.
-
-        Whether that is much is known from the groups and from how much was recorded.
-        """
+        """As :meth:`take`, but for what can be had after an abort by :meth:`take_rest`."""
         self._look()
-        mark = _mark() if groups.are_all_gloo() else None
-        if mark is not None and mark.recorded > _FEW_RECORDS:
-            self._mark = mark
-        else:
+        self._mark = _mark_to_dump_later()
+        if self._mark is None:
             self._dump_within(limit_s)
 
     def take_rest(self, limit_s: float) -> None:
@@ -103,9 +100,7 @@ class Picture:
 
     def _dump_within(self, limit_s: float, mark: recorder.Mark | None = None) -> None:
         # In a thread: on a GPU the dump asks the driver about each operation.
-        thread = threading.Thread(
-            target=self._dump, args=(mark,), name="ncclops-dump", daemon=True
-        )
+        thread = threading.Thread(target=self._dump, args=(mark,), name="ncclops-dump", daemon=True)
         thread.start()
         thread.join(limit_s)
         if thread.is_alive():
@@ -150,6 +145,16 @@ class Picture:
             layout.write_json(directory / name, document, indent=None)  # it may be megabytes
 
 
+def _mark_to_dump_later() -> recorder.Mark | None:
+    """None where the recorder has to be dumped before an abort, or where that costs nothing."""
+    mark = _mark() if groups.are_all_gloo() else None
+    if mark is None or mark.recorded <= _FEW_RECORDS:
+        return None
+    # A thread that waits in a collective has one operation pending, as a rule: whether the others
+    # are, or have been reported out of turn, only the entries know.
+    return None if mark.is_ambiguous and groups.is_in_collective() else mark
+
+
 def _mark() -> recorder.Mark | None:
     """None where there is none to be had: then the dump says what is wrong."""
     try:
@@ -177,9 +182,20 @@ def _log_sizes(rank_dir: Path | None) -> dict[str, int]:
     return sizes
 
 
+_DRIVER = Path("/dev/nvidiactl")
+
+
+def prepare() -> None:
+    """Import in calm what a picture needs: at a fault it would hold the interpreter's lock."""
+    if _DRIVER.exists():  # spares a CPU job the imports
+        for name in ("ncclops.receipts.gpu", "pynvml"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
 def gpu_view(environ: Mapping[str, str]) -> dict[str, Any]:
     """What gpu.json holds of the GPU of the process with ``environ``."""
-    if not Path("/dev/nvidiactl").exists():  # spares a CPU job the import
+    if not _DRIVER.exists():
         return {"available": False, "reason": "no NVIDIA driver on this node"}
     from ncclops.receipts import gpu
 

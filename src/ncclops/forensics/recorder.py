@@ -7,9 +7,9 @@ There are two recorders. NCCL's exists in CUDA builds; the generic one, from tor
 Gloo. Both numbers of groups and sequence numbers start anew with each iteration, while the ring
 goes on: entries of before the iteration began are left out.
 
-A dump takes some 20 us an entry and holds the GIL. It need not be taken before an abort where all
-groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether one
-was pending, follows from a :class:`Mark`, which costs nothing. NCCL's entries ask CUDA how far
+A dump takes some 10 to 20 us an entry and holds the GIL. It need not be taken before an abort where
+all groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether
+one was pending, follows from a :class:`Mark`, which costs nothing. NCCL's entries ask CUDA how far
 they are and hold on to events of their group, so that they have to be read before.
 """
 
@@ -23,7 +23,7 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,28 +41,42 @@ _RING_SIZE_OF_TORCH = 2000
 _NCCL, _GENERIC = "_dump_nccl_trace", "_dump_fr_trace"
 
 
+# torch's, by the recorder's own numbers of the groups.
+Status = Mapping[str, Mapping[str, int]]
+
+
 @dataclass(frozen=True)
 class Mark:
-    """How far each group of the generic recorder had come at ``at_ns`` (wall time).
-
-    ``status`` is torch's, by the recorder's own numbers of the groups.
-    """
+    """How far each group of the generic recorder had come at ``at_ns`` (wall time)."""
 
     at_ns: int
-    status: dict[str, dict[str, int]]
+    status: Status
 
     @property
     def recorded(self) -> int:
         """The operations so far, in all groups that there have been: the ring has no more."""
         return sum(max(0, each["last_enqueued_collective"]) for each in self.status.values())
 
-    def was_done(self, entry: dict[str, Any]) -> bool:
-        """Whether the operation of ``entry`` had ended.
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether a group has several operations that may be pending.
 
-        Of operations of one group that overlap, one that ends early makes those before it look so.
+        Gloo has two threads for the operations of a group, and the one that comes last to report
+        its own done stands in the status: it need not be the last operation.
         """
-        known = self.status.get(str(entry["pg_id"]), {})
-        return bool(entry["collective_seq_id"] <= known.get("last_completed_collective", -1))
+        return any(
+            each["last_enqueued_collective"] - each["last_completed_collective"] > 1
+            for each in self.status.values()
+        )
+
+    def was_pending(self, group: str, seq: int, after: Status) -> bool:
+        """Whether operation ``seq`` of ``group`` was; ``after`` is the status after the abort.
+
+        An abort ends what is pending, which is reported as done then: where nothing was reported,
+        nothing was pending, whatever the status said.
+        """
+        done, reported = _last_done(self.status, group), _last_done(after, group)
+        return reported != done and (seq > done or seq == reported)
 
 
 @dataclass(frozen=True)
@@ -103,8 +117,8 @@ def mark() -> Mark | None:
     api = _api(_GENERIC)
     if api is None:
         return None
-    status = pickle.loads(api(False, False, False))["pg_status"]
-    return Mark(time.time_ns(), {str(key): value for key, value in status.items()})
+    status = _status(pickle.loads(api(False, False, False)))
+    return Mark(time.time_ns(), status)
 
 
 def ring_size() -> int:
@@ -175,9 +189,23 @@ def _as_of(mark: Mark, dump: dict[str, Any], source: str) -> dict[str, Any]:
     entries = [each for each in dump.get("entries", []) if _created(each, 0) <= mark.at_ns]
     if source != _GENERIC:
         return dump | {"entries": entries}
+    after = _status(dump)
+    status = {group: dict(each) for group, each in mark.status.items()}
     for entry in entries:
-        entry["retired"] = bool(entry.get("retired")) and mark.was_done(entry)
-    return dump | {"entries": entries, "pg_status": mark.status}
+        group, seq = str(entry["pg_id"]), int(entry["collective_seq_id"])
+        pending = not entry.get("retired") or mark.was_pending(group, seq, after)
+        entry["retired"] = not pending
+        if not pending and seq > _last_done(status, group):
+            status.setdefault(group, {})["last_completed_collective"] = seq
+    return dump | {"entries": entries, "pg_status": status}
+
+
+def _status(dump: dict[str, Any]) -> Status:
+    return {str(group): each for group, each in dump.get("pg_status", {}).items()}
+
+
+def _last_done(status: Status, group: str) -> int:
+    return int(status.get(group, {}).get("last_completed_collective", -1))
 
 
 def _current_part(dump: dict[str, Any], since_ns: int) -> dict[str, Any]:
