@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ncclops.forensics import layout
+from ncclops.forensics.events import decision_on
 from ncclops.forensics.stacks import Frame
 from ncclops.forensics.told import Told, tell
 from tests.flight import dumps
@@ -143,6 +144,37 @@ def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Ma
     told = tell(run, None)
     assert told.culprit.rank == 3
     assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
+
+
+def event(at: float, name: str, **more: Any) -> dict[str, Any]:
+    return {"ts": at, "event": name, **more}
+
+
+@pytest.mark.parametrize(
+    ("events", "what", "why"),
+    [
+        ([], "no further restart in place, but new processes", "3 times"),
+        ([event(13, "retry", attempt=2)], "new processes (attempt 2)", "3 times"),
+        (
+            [event(13, "escalation", to="stop", reason="no attempt left"), event(14, "verdict")],
+            "the run ended",
+            "no attempt left",
+        ),
+        ([event(14, "verdict", outcome="failed", reason="rank 2 exited")], "failed", "3 times"),
+    ],
+)
+def test_an_escalation_is_what_was_decided(
+    events: list[dict[str, Any]], what: str, why: str
+) -> None:
+    """Whatever else is said afterwards, and whether or not there is more on record by now."""
+    incident = {"at": 10.0, "iteration": 2, "rank_before": 0, "rank": 0, "world_size": 4}
+    before = [event(9, "restart", iteration=2), event(11, "restart", iteration=3)]
+    before.append(event(12, "escalation", to="respawn", reason="3 times in a row"))
+    decision = decision_on(incident, [*before, *events], until=20.0)
+    assert what in decision.what
+    assert why in decision.why
+    earlier = decision_on(incident | {"iteration": 1, "at": 8.0}, [*before, *events], until=10.0)
+    assert earlier.what.startswith("restarted in place"), "the next fault led to it"
 
 
 def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:

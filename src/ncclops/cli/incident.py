@@ -64,7 +64,8 @@ def _print(told: Told) -> None:
         console.print(Text("what to do next", style="bold"))
         for step in told.next_steps:
             console.print(Text(f"  - {step}"))
-    console.print(Text(f"incident {told.number}: {told.directory}", style="dim"))
+    left = "" if told.left_in is None else f"; the ranks left in incident {told.left_in}"
+    console.print(Text(f"incident {told.number}: {told.directory}{left}", style="dim"))
 
 
 def _facts(told: Told) -> list[tuple[str, str]]:

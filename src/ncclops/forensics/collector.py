@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,16 @@ _REST_AFTER_S = 1.0
 _LOOK_EVERY_S = 0.02
 
 
+@dataclass(frozen=True)
+class _Unfinished:
+    """A picture whose rest is to be taken and written, below ``directory``, once it is ``due``."""
+
+    picture: Picture
+    directory: Path
+    gpu: threading.Thread
+    due: float  # on the monotonic clock
+
+
 class Collector:
     """One per call of a wrapped function; ``incidents`` is the directory they are written below.
 
@@ -40,8 +52,11 @@ class Collector:
         run = os.environ.get(_RUN_DIR)
         self._witness = witness.start(rank, Path(run) if run else None)
         self._first = 0
-        self._writers: list[threading.Thread] = []
+        self._unfinished: queue.SimpleQueue[_Unfinished | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        # There from the start: a script whose threads are counted at each restart has no new one.
+        self._finisher = threading.Thread(target=self._finish, name="ncclops-picture", daemon=True)
+        self._finisher.start()
         # What the main thread left the function with, if it has: its stack there is of interest.
         self.left_by: BaseException | None = None
         contact, page = self._witness.contact, guardian.page
@@ -79,36 +94,31 @@ class Collector:
         gpu.start()
         picture.take_before_abort(_TAKE_WITHIN_S)
         directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
-        writer = threading.Thread(
-            target=_finish,
-            args=(picture, directory, gpu, self._closing),
-            name="ncclops-picture",
-            daemon=True,
-        )
-        writer.start()
-        self._writers = [w for w in self._writers if w.is_alive()] + [writer]
+        self._unfinished.put(_Unfinished(picture, directory, gpu, started + _REST_AFTER_S))
         return time.monotonic() - started
 
     def close(self, limit_s: float) -> None:
-        """Have what is being written finished at once, and wait for that."""
+        """Have what is unfinished finished at once, and wait for that."""
         self._closing.set()
-        deadline = time.monotonic() + limit_s
-        for writer in self._writers:
-            writer.join(max(0.0, deadline - time.monotonic()))
+        self._unfinished.put(None)
+        self._finisher.join(limit_s)
+
+    def _finish(self) -> None:
+        while (next_one := self._unfinished.get()) is not None:
+            # The recorder announces to nobody that it has got on, and is asked.
+            while not (next_one.picture.is_urgent or time.monotonic() > next_one.due):
+                if self._closing.wait(_LOOK_EVERY_S):
+                    break
+            try:
+                _write(next_one)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one is written
+                log.warning("the picture of this rank could not be written: %s", error)
 
 
-def _finish(
-    picture: Picture, directory: Path, gpu: threading.Thread, closing: threading.Event
-) -> None:
-    deadline = time.monotonic() + _REST_AFTER_S
-    # The recorder announces to nobody that it has got on, and is asked.
-    while not (closing.wait(_LOOK_EVERY_S) or picture.is_urgent or time.monotonic() > deadline):
-        pass
+def _write(unfinished: _Unfinished) -> None:
+    picture, gpu = unfinished.picture, unfinished.gpu
     picture.take_rest(_TAKE_WITHIN_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
         picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
-    try:
-        picture.write(directory)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the thread unsaid
-        log.warning("the picture of this rank could not be written: %s", error)
+    picture.write(unfinished.directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
-from ncclops.forensics import layout, places, proofs
+from ncclops.forensics import escalated, layout, places, proofs
 from ncclops.forensics.events import Decision, decision_on, exit_status, read_events
 from ncclops.forensics.places import Cluster, RankView, shown_ranks
 from ncclops.forensics.proc import describe_end
@@ -32,7 +32,11 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Told:
-    """One incident, told. ``record`` is its incident.json."""
+    """One incident, told. ``record`` is its incident.json.
+
+    ``left_in`` is the incident in which its ranks left restarts in place, if it was that one that
+    was asked for: it has nothing to tell by itself.
+    """
 
     number: int
     directory: Path
@@ -45,6 +49,7 @@ class Told:
     next_steps: tuple[str, ...]
     views: tuple[RankView, ...]
     clusters: tuple[Cluster, ...]
+    left_in: int | None = None
 
     @property
     def timeline_ms(self) -> list[tuple[str, float]]:
@@ -68,6 +73,7 @@ class Told:
             "classification": self.classification,
             "recorded": None if self.recorded is None else self.recorded.to_json(),
             "decision": vars(self.decision),
+            "left_in": self.left_in,
             "next_steps": list(self.next_steps),
             "clusters": [cluster.to_json() for cluster in self.clusters],
             "missing": {str(view.rank): view.reason for view in self.views if view.reason},
@@ -77,9 +83,13 @@ class Told:
 def tell(run: Path, number: int | None) -> Told:
     """Incident ``number`` of ``run``, the latest by default.
 
+    Where ranks left because restarts in place could not help, that is the fault before.
     Raises ``UsageError`` when there is no such incident.
     """
-    directory = _directory(run, number)
+    parent = run / layout.INCIDENTS
+    asked = _number(run, number)
+    fault = escalated.fault_before(parent, asked)
+    directory = parent / str(asked if fault is None else fault)
     record = _record(directory)
     views = tuple(places.read_rank(directory, rank) for rank in layout.ranks_in(directory))
     events = read_events(run)
@@ -107,30 +117,29 @@ def tell(run: Path, number: int | None) -> Told:
         culprit=culprit,
         classification=found,
         recorded=recorded,
-        decision=decision_on(record, events),
+        decision=decision_on(
+            record, events, until=escalated.next_fault_at(parent, int(directory.name))
+        ),
         next_steps=_next_steps(run, directory, record, failed, found),
         views=views,
         clusters=tuple(places.cluster(views)),
+        left_in=None if fault is None else asked,
     )
 
 
-def _directory(run: Path, number: int | None) -> Path:
-    parent = run / layout.INCIDENTS
-    known = layout.numbers(parent)
+def _number(run: Path, number: int | None) -> int:
+    known = layout.numbers(run / layout.INCIDENTS)
     if not known:
         raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
     wanted = known[-1] if number is None else number
     if wanted not in known:
         raise UsageError(f"{run} has no incident {wanted}: it has {shown_ranks(known)}")
-    return parent / str(wanted)
+    return wanted
 
 
 def _record(directory: Path) -> dict[str, Any]:
-    """incident.json, or what a rank that left wrote where no rank went on."""
-    candidates = [directory / layout.INCIDENT, *sorted(directory.glob("left-rank*.json"))]
-    for path in candidates:
-        if record := layout.read_json(path):
-            return record
+    if record := escalated.read_record(directory):
+        return record
     raise UsageError(
         f"{directory} has pictures and no {layout.INCIDENT}: the run ended before it was written;"
         f" try `ncclops flight analyze {directory}`"
