@@ -144,7 +144,7 @@ def doing(evidence: Evidence, rank: int) -> str:
         return f"it received {received} bytes with room for {room}; {about.ended}"
     place = about.place
     if about.ended is not None and about.silent and place is not None and place.frame is not None:
-        return f"it is in {place.frame}; {about.ended}"
+        return f"it is in {place.frame}{_deaf(about)}; its guardian ended it"
     if about.ended is not None:
         return about.ended
     if place is not None and place.left is not None:
@@ -161,6 +161,15 @@ def doing(evidence: Evidence, rank: int) -> str:
         return f"{said}it is inside {place.inside}, called in {place.frame}"
     where = f"{said}it is in {place.frame}"
     return f"{where} ({place.what})" if place.what else where
+
+
+def _deaf(about: RankEvidence) -> str:
+    """Why a rank that does not answer does not."""
+    if about.process is not None and about.process.startswith("stopped"):
+        return ", stopped by a signal"
+    if about.deaf_s is None:
+        return ""
+    return f" and has run no Python for {about.deaf_s:.0f} s, so it holds the GIL in a call into C"
 
 
 def _last_done(about: RankEvidence) -> str:

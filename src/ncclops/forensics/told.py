@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
-from ncclops.forensics import escalated, layout, places, proofs
+from ncclops.forensics import advice, escalated, layout, places, proofs
 from ncclops.forensics.events import Decision, decision_on, exit_status, read_events
 from ncclops.forensics.places import Cluster, RankView, shown_ranks
 from ncclops.forensics.proc import describe_end
@@ -17,17 +17,24 @@ from ncclops.forensics.recorded import Recorded, analyse
 from ncclops.forensics.stacks import Frame
 
 _MISMATCH = "collective-mismatch"  # the classifier's
+_MOST_CALLERS = 3
+_ENDED_IT = "; its guardian ended it"
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank that began it, as far as the evidence tells; ``how`` it is known."""
+    """The rank that began it, as far as the evidence tells; ``how`` it is known.
+
+    ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
+    the line of a helper, and tell themselves apart by who calls it.
+    """
 
     rank: int
     host: str | None
     frame: Frame | None
     how: str
+    callers: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Told:
                 "rank": culprit.rank,
                 "host": culprit.host,
                 "frame": frame,
+                "callers": [vars(caller) for caller in culprit.callers],
                 "how": culprit.how,
             },
             "classification": self.classification,
@@ -120,7 +128,7 @@ def tell(run: Path, number: int | None) -> Told:
         decision=decision_on(
             record, events, until=escalated.next_fault_at(parent, int(directory.name))
         ),
-        next_steps=_next_steps(run, directory, record, failed, found),
+        next_steps=_next_steps(run, directory, record, culprit, failed, found, recorded),
         views=views,
         clusters=tuple(places.cluster(views)),
         left_in=None if fault is None else asked,
@@ -166,10 +174,19 @@ def _culprit(
     if _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
-    frame = _raised_at(record, rank) or (view.frame if view is not None else None)
+    frames = _raised_through(record, rank)
+    if places.user_frame(frames) is None and view is not None:
+        frames = view.frames
+    frame = places.user_frame(frames)
     if frame is None and recorded is not None and recorded.kind == "rank-died":
         frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
-    return Culprit(rank, view.host if view is not None else None, frame, how)
+    callers = _callers(frame, frames)
+    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
+
+
+def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    outer = frames[frames.index(frame) + 1 :] if frame in frames else ()
+    return tuple(filter(places.is_users, outer))[:_MOST_CALLERS]
 
 
 def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
@@ -177,11 +194,13 @@ def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     view = next((view for view in views if view.rank == rank), None)
     # After a disagreement the rank may have gone on; who never came is where it stands.
     frame = recorded.frame if _is_mismatch(recorded) else None
-    frame = frame or (view.frame if view is not None else None)
+    callers = recorded.callers[:_MOST_CALLERS]
+    if frame is None and view is not None:
+        frame, callers = view.frame, _callers(view.frame, view.frames)
     how = f"by the flight recorders and stacks: {recorded.kind}"
     if frame is None and _is_mismatch(recorded) and recorded.others_frame is not None:
         how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
-    return Culprit(rank, view.host if view is not None else None, frame, how)
+    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
 
 
 def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
@@ -209,15 +228,15 @@ def _consequence(culprit: Culprit, failed: int, status: int | None) -> str:
     return f"; rank {failed} failed of it{how}"
 
 
-def _raised_at(record: dict[str, Any], rank: int) -> Frame | None:
-    """Where the user's code raised, by the traceback of the first faulty rank."""
+def _raised_through(record: dict[str, Any], rank: int) -> tuple[Frame, ...]:
+    """By the traceback of the first faulty rank; the innermost first."""
     if rank != record["first_faulty_rank"] or not record.get("traceback"):
-        return None
+        return ()
     found = [
         Frame(match["file"], int(match["line"]), match["function"])
         for match in places.TRACEBACK_LINE.finditer(record["traceback"])
     ]
-    return places.user_frame(found[::-1])
+    return tuple(found[::-1])
 
 
 def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
@@ -261,7 +280,7 @@ def _sentence(
         said = _hang_sentence(who, culprit, views)
         if recorded is not None and _explains(recorded, record):
             said = recorded.sentence
-        return said + ("; its guardian ended it" if ended else "")
+        return said + (_ENDED_IT if ended and not said.endswith(_ENDED_IT) else "")
     if record["cause"] in ("died", "lost"):
         how = "" if status is None else f" ({_ended(status)})"
         return f"{who} is gone{how}: {_after_rank(record['summary'])}" + (at and f"; it was{at}")
@@ -285,13 +304,27 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
 
 
 def _next_steps(
-    run: Path, directory: Path, record: dict[str, Any], rank: int, found: dict[str, Any] | None
+    run: Path,
+    directory: Path,
+    record: dict[str, Any],
+    culprit: Culprit,
+    rank: int,
+    found: dict[str, Any] | None,
+    recorded: Recorded | None,
 ) -> tuple[str, ...]:
-    steps = list(found["remedy"]) if found else []
+    steps = []
+    if recorded is not None and recorded.kind in culprit.how:
+        steps += advice.steps(
+            recorded.kind,
+            "rank" + "s" * (len(recorded.culprits) > 1) + f" {shown_ranks(recorded.culprits)}",
+            None if culprit.frame is None else str(culprit.frame),
+            in_data_loader="data loader" in recorded.sentence,
+        )
+    steps += found["remedy"] if found else []
     if _is_hang(record):
         steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
         steps.append("if it hangs again, look at it while it does: ncclops where")
-    if record["cause"] in ("died", "lost") and not found:
+    if record["cause"] in ("died", "lost") and not found and not _is_hang(record):
         steps.append(
             "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
             " Xid errors leave nothing else"
