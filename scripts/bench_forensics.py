@@ -275,6 +275,8 @@ def work(given: dict[str, Any]) -> None:
         "recorder": work_recorder,
     }
     tasks[given["task"]](given, directory)
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may abort the exit of a process with groups, which is no news
 
 
 def work_restart(given: dict[str, Any], directory: Path) -> None:
@@ -286,8 +288,6 @@ def work_restart(given: dict[str, Any], directory: Path) -> None:
             draft = directory / f".{number}-{mode}-{os.environ['RANK']}"
             draft.write_text(json.dumps(mark))
             draft.replace(directory / f"mark-{number}-{mode}-{os.environ['RANK']}.json")
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of groups that were aborted may abort the exit, which is no news
 
 
 def one_restart(incidents: Path | None) -> dict[str, Any]:
