@@ -42,6 +42,6 @@ def next_fault_at(parent: Path, number: int) -> float:
     """When the next fault after incident ``number`` was, by its wall clock; infinite if none."""
     for later in (each for each in layout.numbers(parent) if each > number):
         record = read_record(parent / str(later))
-        if record and not is_leaving(record):
+        if isinstance(record.get("at"), int | float) and not is_leaving(record):
             return float(record["at"])
     return float("inf")
