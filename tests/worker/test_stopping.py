@@ -27,8 +27,8 @@ stop = StopRequest()
 stop.watch()
 stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
 signal.signal(signal.SIGTERM, leave)
-threading.Thread(target=launcher, daemon=True).start()
 try:
+    threading.Thread(target=launcher, daemon=True).start()
     time.sleep(60)
 finally:
     print("left", flush=True)
