@@ -118,9 +118,7 @@ async def serve(listener: socket.socket, handler: Handler, limits: Limits | None
 
 
 class _Connection:
-    def __init__(
-        self, client: socket.socket, handler: Handler, limits: Limits, pace: Pace
-    ) -> None:
+    def __init__(self, client: socket.socket, handler: Handler, limits: Limits, pace: Pace) -> None:
         self._socket = client
         self._handler = handler
         self._limits, self._pace = limits, pace
