@@ -221,6 +221,8 @@ class Ledger:
         present = self._roll_call(iteration, gone_before)
         if present is None or len(self._ranks_gone() | present) < self._initial_world_size:
             return
+        if self._store.check([f"{iteration}/{'done' if self._planner is None else 'world'}"]):
+            return  # another one was as late as we are, and quicker
         gone = [Fault.from_json(line) for line in self._read("gone")]
         arrivals = list(map(Arrival.from_json, self._read(f"{iteration}/arrivals")))
         faults = without_repeats(list(map(Fault.from_json, self._read(f"{iteration}/faults"))))
@@ -235,7 +237,7 @@ class Ledger:
             tuple(dict.fromkeys(fault.initial_rank for fault in faults)),
         )
         self._publish(f"{iteration}/done", proposal.to_json())
-        if self._planner is not None and not self._store.check([f"{iteration}/world"]):
+        if self._planner is not None:
             agreed = Agreement.from_json(self._store.get(f"{iteration}/done").decode())
             keys = dict.fromkeys(present, ()) | {a.initial_rank: a.keys for a in arrivals}
             self._publish_plan(iteration, self._planner(world, agreed, keys), agreed)
