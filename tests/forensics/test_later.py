@@ -81,10 +81,12 @@ def test_the_ring_goes_on_meanwhile(ncclops: Ncclops, tmp_path: Path, go_on_s: s
     assert waiting.frame is not None and waiting.frame.line == WAITED_IN
 
 
-# What a picture leaves for later: by the groups there are, and by how much was recorded.
+# What a picture leaves for later: by the groups there are, and by what was recorded. Rank 1 of 2
+# does nothing, so that what rank 0 starts with it does not end.
 CHOICE = """
-import json, os
+import json, os, sys
 import torch, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # torch's own stand-in for another backend
 from ncclops.forensics.picture import Identity, Picture
 
 def look(label):
@@ -93,39 +95,56 @@ def look(label):
     found[label] = bool(picture.dumps)
     return picture
 
-found = {}
+def reduce(times):
+    for _ in range(times): dist.all_reduce(torch.ones(1), group=own)
+
+rank, found = int(sys.argv[1]), {}
 look("nothing")
 store = "file://" + os.path.abspath("store")
-dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-dist.all_reduce(torch.ones(1))
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+if rank == 1:
+    sys.stdin.read()
+    os._exit(0)
+own = dist.new_group([0], use_local_synchronization=True)
+reduce(1)
 look("few")
-for _ in range(1000): dist.all_reduce(torch.ones(1))
+reduce(1000)
 picture = look("many")
 found["urgent at once"] = picture.is_urgent
-for _ in range(400): dist.all_reduce(torch.ones(1))
+reduce(400)
 found["urgent after 400"] = picture.is_urgent
-for _ in range(200): dist.all_reduce(torch.ones(1))
+reduce(200)
 found["urgent after 600"] = picture.is_urgent
 picture.take_rest(60)
 found["dumped"] = bool(picture.dumps)
 found["urgent after the dump"] = picture.is_urgent
-dist.new_group([0], backend="fake")
+dist.all_reduce(torch.ones(1), async_op=True)
+look("one under way")
+dist.all_reduce(torch.ones(1), async_op=True)
+look("two under way")
+another = dist.new_group([0], backend="fake", use_local_synchronization=True)
+reduce(1)
 look("another backend")
-print(json.dumps(found))
+print(json.dumps(found), flush=True)
+os._exit(0)
 """
 
 
 def test_what_is_left_for_later(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHOICE.replace("import json", FAKE)],
-        env=clean_environ() | {"TORCH_FR_BUFFER_SIZE": "2000"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # Gloo prints, too
+    def start(rank: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", CHOICE, str(rank)],
+            env=clean_environ() | {"TORCH_FR_BUFFER_SIZE": "2000"},
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start(1) as idle, start(0) as busy:
+        said, _ = busy.communicate(timeout=100)
+        idle.communicate(timeout=100)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])  # Gloo prints, too
     assert found == {
         "nothing": True,
         "few": True,
@@ -135,9 +154,7 @@ def test_what_is_left_for_later(tmp_path: Path) -> None:
         "urgent after 600": True,
         "dumped": True,
         "urgent after the dump": False,
+        "one under way": False,
+        "two under way": True,
         "another backend": True,
     }
-
-
-# torch's own stand-in for a backend that is not Gloo; importing it registers it.
-FAKE = "import torch.testing._internal.distributed.fake_pg\nimport json"

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 # Expert-parallel jobs make thousands; each of their members knows all of them.
 _MOST_GROUPS = 2000
-_COLLECTIVES = (
-    "/torch/distributed/distributed_c10d.py",
-    "/torch/distributed/_functional_collectives.py",
-)
 
 
 def groups() -> list[dict[str, Any]]:
@@ -39,12 +34,6 @@ def are_all_gloo() -> bool:
     return gloo is not None and all(
         isinstance(backend, gloo) for group in list(world.pg_map) for backend in _backends(group)
     )
-
-
-def is_in_collective() -> bool:
-    """Whether the main thread is inside a collective that it waits for."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and frame.f_code.co_filename.endswith(_COLLECTIVES)
 
 
 def _backends(group: Any) -> Iterator[Any]:

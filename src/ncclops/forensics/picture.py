@@ -148,11 +148,9 @@ class Picture:
 def _mark_to_dump_later() -> recorder.Mark | None:
     """None where the recorder has to be dumped before an abort, or where that costs nothing."""
     mark = _mark() if groups.are_all_gloo() else None
-    if mark is None or mark.recorded <= _FEW_RECORDS:
+    if mark is None or mark.recorded <= _FEW_RECORDS or mark.is_ambiguous:
         return None
-    # A thread that waits in a collective has one operation pending, as a rule: whether the others
-    # are, or have been reported out of turn, only the entries know.
-    return None if mark.is_ambiguous and groups.is_in_collective() else mark
+    return mark
 
 
 def _mark() -> recorder.Mark | None:

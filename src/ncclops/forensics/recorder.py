@@ -59,14 +59,14 @@ class Mark:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether a group has several operations that may be pending.
+        """Whether a group has several operations that may be pending: the entries have to tell.
 
         Gloo has two threads for the operations of a group, and the one that comes last to report
         its own done stands in the status: it need not be the last operation.
         """
         return any(
-            each["last_enqueued_collective"] - each["last_completed_collective"] > 1
-            for each in self.status.values()
+            each["last_enqueued_collective"] - max(0, each["last_completed_collective"]) > 1
+            for each in self.status.values()  # -1: none so far, and they count from 1
         )
 
     def was_pending(self, group: str, seq: int, after: Status) -> bool:
