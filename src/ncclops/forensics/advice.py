@@ -6,7 +6,7 @@ _DATA = "batches or shards of uneven length are the usual reason (drop_last, pad
 
 # By ``ncclops.flight.findings.KINDS``. {who} is to blame, {at} its line of the user's code.
 _STEPS: dict[str, tuple[str, ...]] = {
-    "never-arrived": ("find out why {who} is{at}: the others only wait for it",),
+    "never-arrived": ("find out what keeps {who}{at}: the others only wait for it",),
     "shape-mismatch": ("have every rank print the shape right before the call{at}: " + _DATA,),
     "dtype-mismatch": (
         "have every rank print the dtype right before the call{at}: a checkpoint loaded in another"

@@ -153,6 +153,7 @@ def _without_importing_inductor() -> Iterator[None]:
     try:
         yield
     finally:
+        stand_in.__dict__["_dumping_thread"] = None  # whoever holds it by now has the real module
         if torch.__dict__.get("_inductor") is stand_in:
             del torch.__dict__["_inductor"]
 
