@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from ncclops.restart import incident as incidents
 from ncclops.restart._chains import RemoteFaultError, append_to_chain, comes_from_restart
+from ncclops.restart._group_release import keep_backends_longer_than_groups
 from ncclops.restart._heap import freeze_heap, release
 from ncclops.restart._page import Watch
 from ncclops.restart.abort import forget_failed_groups
@@ -151,6 +152,7 @@ class RestartLoop:
         session.monitor.expect_agreement(INITIAL)
         session.ledger.publish_address(self._state.initial_rank, session.guardian.address)
         self._arrive(INITIAL)
+        keep_backends_longer_than_groups()
         freeze_heap()
         session.introduce(timeout)
         agreed = self._await_agreement(INITIAL)
