@@ -303,7 +303,7 @@ class RestartLoop:
         try:
             with self._timed("finalize"):
                 self._callback(self._settings.finalize)
-                release(ending.error)
+                release(self._last_error)  # what is on record as a consequence, too
             kind = FaultKind.HEALTH_CHECK
             with self._timed("health_check"):
                 self._check_health(self._restart_health_check)
