@@ -2,8 +2,8 @@
 
     python scripts/bench_restart_scale.py --ranks 1024 4096 [--peer-python PYTHON]
 
-Each rank is simulated by a thread with a store connection of its own, in a few processes on this
-machine; the code that runs is that of the wrappers. In every round one rank is lost; measured is
+Each rank is simulated by a thread with a store connection of its own, some dozens of them in a
+process; the code that runs is that of the wrappers. In every round one rank is lost; measured is
 the time from the release of all threads until the last one knows its new number, and the CPU time
 of the store's server, which all ranks of a job share and no noise of the machine gets into.
 
@@ -24,19 +24,24 @@ import contextlib
 import importlib
 import json
 import os
+import select
+import signal
 import statistics
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-# As many threads as a process can hold without the interpreter's lock being all that is measured.
-THREADS = 1024
+# More in a process, and the interpreter's lock is what is measured.
+THREADS = 512
+OURS, THEIRS = "ncclops.restart", "nvidia_resiliency_ext.inprocess"
 TIMEOUT = timedelta(seconds=300)
 
 
@@ -89,41 +94,36 @@ def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) ->
     )
     assert server.stdout is not None
     port = int(server.stdout.readline().rpartition(":")[2])
-    workers = []
-    for first in range(0, ranks, THREADS):
-        mine = list(range(first, min(first + THREADS, ranks)))
-        given = {"peer": peer, "port": port, "ranks": ranks, "mine": mine, "rounds": rounds}
-        given["assignment"] = assignment
-        workers.append(
-            subprocess.Popen(
-                [python, "-W", "ignore", __file__, "--worker", json.dumps(given)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "error"},
-            )
-        )
+    given = {"peer": peer, "port": port, "ranks": ranks, "rounds": rounds, "assignment": assignment}
+    worker = subprocess.Popen(
+        [python, "-W", "ignore", __file__, "--worker", json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "error"},
+        start_new_session=True,
+    )
     try:
-        read_all(workers)  # connected, and in their first numbers
+        read_line(worker)  # connected, and in their first numbers
         found = Rounds([], [])
         for _ in range(rounds):
             before = cpu_s(server.pid)
-            found.wall.append(time_round(workers))
+            found.wall.append(time_round(worker))
             found.server.append(cpu_s(server.pid) - before)
         return found
     finally:
-        for process in [*workers, server]:
-            process.kill()
-            process.wait()
+        os.killpg(worker.pid, signal.SIGKILL)
+        server.kill()
+        worker.wait()
+        server.wait()
 
 
-def time_round(workers: list[subprocess.Popen[str]]) -> float:
+def time_round(worker: subprocess.Popen[str]) -> float:
+    assert worker.stdin is not None
     began = time.time()
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    return max(map(float, read_all(workers))) - began
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+    return float(read_line(worker)) - began
 
 
 def cpu_s(pid: int) -> float:
@@ -131,59 +131,92 @@ def cpu_s(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def read_all(workers: list[subprocess.Popen[str]]) -> list[str]:
-    lines = []
-    for worker in workers:
-        assert worker.stdout is not None
-        lines.append(worker.stdout.readline())
-    if not all(lines):
+def read_line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    if not line:
         raise RuntimeError("a worker has failed")
-    return lines
+    return line
 
 
 # --- in the worker ----------------------------------------------------------------------------
 
 
 def work(given: dict[str, Any]) -> None:
-    """The threads of one process, released together for each round."""
-    threading.stack_size(512 * 1024)
+    """All ranks, released together for each round."""
     # NVRx hosts a store on rank 0; all of ours are clients
     os.environ.update(RANK="1", WORLD_SIZE=str(given["ranks"]), MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(given["port"])
-    make = ours if given["peer"] == "ncclops" else theirs
-    gate = threading.Barrier(len(given["mine"]) + 1)
-    threads = [
-        threading.Thread(target=simulate, args=(make, given, rank, gate), daemon=True)
-        for rank in given["mine"]
-    ]
-    for thread in threads:
-        thread.start()
-    wait(gate)
+    make, module = (ours, OURS) if given["peer"] == "ncclops" else (theirs, THEIRS)
+    importlib.import_module(module)  # once, for all children
+    gates = Gates(given["rounds"])
+    for first in range(0, given["ranks"], THREADS):
+        if os.fork() == 0:
+            gates.leave_to_parent()
+            live(make, given, range(first, min(first + THREADS, given["ranks"])), gates)
+    gates.wait_for_all(given["ranks"])
     print("ready", flush=True)
-    for _ in range(given["rounds"]):
+    for number in range(given["rounds"]):
         sys.stdin.readline()
-        wait(gate)  # they go
-        wait(gate)  # they are through
-        print(time.time(), flush=True)
+        gates.open(number)
+        print(gates.wait_for_all(given["ranks"]), flush=True)
 
 
-def simulate(make: Any, given: dict[str, Any], rank: int, gate: threading.Barrier) -> None:
+def live(make: Any, given: dict[str, Any], ranks: Sequence[int], gates: Gates) -> NoReturn:
+    """The threads of one process."""
+    threading.stack_size(512 * 1024)
+    for rank in ranks:
+        threading.Thread(target=simulate, args=(make, given, rank, gates), daemon=True).start()
+    while True:
+        signal.pause()
+
+
+class Gates:
+    """Releases the threads for each round and hears when they are through.
+
+    By pipes: a thousand threads at one of Python's locks would be most of what is measured.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._gates = [os.pipe() for _ in range(rounds)]
+        self._arrivals = os.pipe()
+
+    def leave_to_parent(self) -> None:
+        for _, gate in self._gates:
+            os.close(gate)
+
+    def open(self, number: int) -> None:
+        os.close(self._gates[number][1])  # which every reader sees
+
+    def wait(self, number: int) -> None:
+        os.read(self._gates[number][0], 1)
+
+    def arrive(self) -> None:
+        os.write(self._arrivals[1], struct.pack("d", time.time()))
+
+    def wait_for_all(self, threads: int) -> float:
+        """When the last of so many threads has arrived. Raises where one has not in time."""
+        latest = 0.0
+        for _ in range(threads):
+            if not select.select([self._arrivals[0]], [], [], TIMEOUT.total_seconds())[0]:
+                raise TimeoutError("a thread has not come through")
+            latest = max(latest, *struct.unpack("d", os.read(self._arrivals[0], 8)))
+        return latest
+
+
+def simulate(make: Any, given: dict[str, Any], rank: int, gates: Gates) -> None:
     try:
         step: Callable[[int], None] = make(given, rank)
         step(-1)
-        wait(gate)
+        gates.arrive()
         for number in range(given["rounds"]):
-            wait(gate)
+            gates.wait(number)
             if rank < given["ranks"] - number - 1:  # one of the last is lost in each round
                 step(number)
-            wait(gate)
-    except BaseException:
-        gate.abort()
-        raise
-
-
-def wait(gate: threading.Barrier) -> None:
-    gate.wait(TIMEOUT.total_seconds())
+            gates.arrive()
+    except Exception:  # noqa: BLE001 - whatever it is, the run is worth nothing
+        traceback.print_exc()
+        os.killpg(0, signal.SIGKILL)
 
 
 def assignment_of(module: Any, name: str) -> Any:
@@ -210,27 +243,26 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
     from torch import distributed as dist
 
     from ncclops.restart.attribution import Fault, FaultKind
-    from ncclops.restart.ledger import Arrival, Ledger, Membership
+    from ncclops.restart.ledger import Arrival, Ledger
     from ncclops.restart.planning import choose_assigner
     from ncclops.restart.state import State
 
     world = given["ranks"]
     tcp = dist.TCPStore("127.0.0.1", given["port"], None, False, TIMEOUT, wait_for_workers=False)
     store = dist.PrefixStore("bench", tcp)
-    assigner = choose_assigner(assignment_of("ncclops.restart", given["assignment"]), store)
+    assigner = choose_assigner(assignment_of(OURS, given["assignment"]), store)
     ledger = Ledger(store, world, assigner.planner)
     state = State(rank, world)
     gone: frozenset[int] = frozenset()
 
     def step(iteration: int) -> None:
         nonlocal gone
-        members = Membership(state.world_size, gone)
         if rank == 0 and iteration >= 0:
             lost = world - iteration - 1
             fault = Fault(FaultKind.DIED, lost, lost, iteration, time.time(), "it died", gone=True)
-            ledger.record_gone(iteration, fault, members)
-        arrival = Arrival(rank, state.rank, assigner.keys(state, iteration))
-        ledger.arrive(iteration, arrival, members)
+            ledger.record_gone(iteration, fault, gone)
+        keys = assigner.keys(state, iteration)
+        ledger.arrive(iteration, Arrival(rank, state.rank, state.world_size, keys), gone)
         agreement, placement = ledger.wait_for_agreement(iteration, rank, TIMEOUT)
         assigner.assign(state, agreement, placement)
         if iteration >= 0:
@@ -243,12 +275,11 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
 
 def theirs(given: dict[str, Any], rank: int) -> Callable[[int], None]:
     """The same in the order of the other wrapper's guide."""
-    name = "nvidia_resiliency_ext.inprocess"
-    stores, states = (importlib.import_module(f"{name}.{m}") for m in ("store", "state"))
-    context = importlib.import_module(f"{name}.rank_assignment").RankAssignmentCtx
+    stores, states = (importlib.import_module(f"{THEIRS}.{m}") for m in ("store", "state"))
+    context = importlib.import_module(f"{THEIRS}.rank_assignment").RankAssignmentCtx
     world = given["ranks"]
     base = stores.TCPStore(timeout=TIMEOUT, wait_for_workers=False)
-    assignment = assignment_of(name, given["assignment"])
+    assignment = assignment_of(THEIRS, given["assignment"])
     with contextlib.suppress(TypeError):
         state = states.State(rank, world)
     if given["assignment"] == "tree":

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.control.http import Limits, Request, Response, serve
+from ncclops.control.http import Limits, Pace, Request, Response, serve
 from tests.conftest import LIMIT_S
 
 GOOD = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -285,3 +285,10 @@ def test_mutated_requests_are_answered_or_refused(server: Server) -> None:
         answer = server.send(bytes(data))
         assert answer == b"" or answer.startswith(b"HTTP/1.1 "), bytes(data)
     assert server.send(GOOD).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_requests_beyond_the_pace_wait_for_their_turn() -> None:
+    pace = Pace(Limits(requests_per_s=4, burst=2))
+    assert [pace.take_turn(100.0) for _ in range(5)] == [0, 0, 0.25, 0.5, 0.75]
+    assert pace.take_turn(100.5) == 0.5
+    assert [pace.take_turn(200.0) for _ in range(3)] == [0, 0, 0.25]

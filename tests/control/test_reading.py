@@ -121,6 +121,24 @@ def test_without_receipts_the_printed_step_is_shown(run: Path) -> None:
     assert (status.step, status.phase) == (25, "training")
 
 
+def test_without_receipts_step_times_are_the_mean_since_a_step_was_told(run: Path) -> None:
+    log = run / "ranks" / "0" / "stdout.log"
+    log.write_text("step 00003 loss 3.1 tok/s 100\nstep 00025 loss 2.9 tok/s 101\n")
+    os.utime(log, (2000.0, 2000.0))
+    assert rank_of(read_once(run), 0).step_s is None
+    write_events(run, [event("step", 1989.0, 0, step=3)])
+    assert rank_of(read_once(run), 0).step_s == 0.5
+    write_events(run, [event("step", 1999.0, 0, step=23, step_s=0.4)])
+    assert rank_of(read_once(run), 0).step_s == 0.4
+
+
+def test_step_times_that_a_trainer_prints_are_shown(run: Path) -> None:
+    line = " iteration {}/ 99 | elapsed time per iteration (ms): {} | lm loss: 9.1"
+    lines = [line.format(n, 1000.0 if n < 20 else 250.0) for n in range(1, 30)]
+    (run / "ranks" / "0" / "stdout.log").write_text("\n".join(lines) + "\n")
+    assert (rank_of(read_once(run), 0).step, rank_of(read_once(run), 0).step_s) == (29, 0.25)
+
+
 def test_a_run_that_restarts_is_restarting_until_a_step(run: Path) -> None:
     held = [at_step(run, rank, 41) for rank in (0, 1)]
     write_events(

@@ -144,6 +144,18 @@ def test_the_watch_says_a_finding_once_and_again_after_a_recovery() -> None:
     assert said[1][0] >= slow_from
 
 
+def test_a_rank_that_is_read_late_makes_no_finding_new() -> None:
+    watch = StragglerWatch()
+    said = []
+    for step in range(80):
+        for rank in range(3):
+            if rank < 2 or step >= 40:
+                seconds = 1.2 if rank == 1 else 1.0
+                watch.saw(rank, StepTime(step=step, seconds=seconds, at=float(step)))
+        said += [(found.rank, found.kind) for found in watch.check()]
+    assert said == [(1, "chronic")]
+
+
 def test_step_times_from_records() -> None:
     record = {"ts": 5.0, "kind": "step", "iteration": 0, "step": 3, "seconds": 0.5, "busy_s": 0.4}
     assert step_time_in(record) == StepTime(step=3, seconds=0.5, at=5.0, busy_s=0.4)

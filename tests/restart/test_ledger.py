@@ -15,9 +15,9 @@ import torch.distributed as dist
 from ncclops.restart import ledger as ledgers
 from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
 from ncclops.restart.compose import Compose
-from ncclops.restart.ledger import INITIAL, Arrival, Ledger, Membership, terminated_numbers
+from ncclops.restart.ledger import INITIAL, Arrival, Ledger, terminated_numbers
 from ncclops.restart.planning import PlannedAssigner
-from ncclops.restart.rank_assignment import ActivateAllRanks, ShiftRanks
+from ncclops.restart.rank_assignment import ActivateAllRanks, FillGaps, ShiftRanks
 from ncclops.restart.store import PrefixStore
 
 SOON = timedelta(seconds=20)
@@ -48,14 +48,13 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
 def test_the_barrier_is_complete_when_everybody_arrived_or_went(
     connect: Callable[[], dist.Store],
 ) -> None:
-    members = Membership(3, NOBODY)
     ledger = Ledger(connect(), 3)
-    ledger.arrive(0, Arrival(0, 0), members)
+    ledger.arrive(0, Arrival(0, 0, 3), NOBODY)
     ledger.record_fault(0, fault(1))
-    ledger.record_gone(0, fault(1), members)
-    ledger.record_gone(0, fault(1), members)  # the neighbour has seen it, too
+    ledger.record_gone(0, fault(1), NOBODY)
+    ledger.record_gone(0, fault(1), NOBODY)  # the neighbour has seen it, too
     assert not connect().check(["0/done"])
-    ledger.arrive(0, Arrival(2, 2), members)
+    ledger.arrive(0, Arrival(2, 2, 3), NOBODY)
     agreement, placement = ledger.wait_for_agreement(0, 0, SOON)
     assert agreement.gone == {1}
     assert agreement.terminated == {1}
@@ -70,12 +69,12 @@ EVENTS = [("arrive", 0), ("arrive", 1), ("arrive", 2), ("gone", 1), ("gone", 1)]
 def test_any_order_of_events_ends_in_an_agreement(order: tuple[tuple[str, int], ...]) -> None:
     """Rank 1 arrives and is then (or was before) reported gone, twice: it never counts as two."""
     store = PrefixStore("job", dist.HashStore())
-    ledger, members = Ledger(store, 3), Membership(3, NOBODY)
+    ledger = Ledger(store, 3)
     for number, (event, rank) in enumerate(order):
         if event == "arrive":
-            ledger.arrive(0, Arrival(rank, rank), members)
+            ledger.arrive(0, Arrival(rank, rank, 3), NOBODY)
         else:
-            ledger.record_gone(0, fault(rank), members)
+            ledger.record_gone(0, fault(rank), NOBODY)
         done = store.check(["0/done"])
         seen = {r for _, r in order[: number + 1]}
         assert done == (seen == {0, 1, 2})
@@ -83,11 +82,11 @@ def test_any_order_of_events_ends_in_an_agreement(order: tuple[tuple[str, int], 
 
 def test_a_writer_that_dies_between_append_and_count_is_made_good_by_its_report() -> None:
     store = PrefixStore("job", dist.HashStore())
-    ledger, members = Ledger(store, 2), Membership(2, NOBODY)
-    store.append("0/arrived", Arrival(1, 1).to_json() + "\n")  # and then it was killed
-    ledger.arrive(0, Arrival(0, 0), members)
+    ledger = Ledger(store, 2)
+    store.append("0/arrivals", Arrival(1, 1, 2).to_json() + "\n")  # and then it was killed
+    ledger.arrive(0, Arrival(0, 0, 2), NOBODY)
     assert not store.check(["0/done"])
-    ledger.record_gone(0, fault(1), members)
+    ledger.record_gone(0, fault(1), NOBODY)
     assert ledger.wait_for_agreement(0, 0, SOON)[0].gone == {1}
 
 
@@ -109,12 +108,12 @@ def test_the_rank_that_completes_the_barrier_plans_for_all(
 
     def rank(number: int) -> None:
         ledger = Ledger(connect(), 4, planner)
-        ledger.arrive(INITIAL, Arrival(number, number), Membership(4, NOBODY))
+        ledger.arrive(INITIAL, Arrival(number, number, 4), NOBODY)
         ledger.wait_for_agreement(INITIAL, number, SOON)
         if number == 1:
-            ledger.record_gone(0, fault(1), Membership(4, NOBODY))
+            ledger.record_gone(0, fault(1), NOBODY)
         else:
-            ledger.arrive(0, Arrival(number, number), Membership(4, NOBODY))
+            ledger.arrive(0, Arrival(number, number, 4), NOBODY)
         found[number] = ledger.wait_for_agreement(0, number, SOON)[1]
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
@@ -130,25 +129,38 @@ def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
     store = PrefixStore("job", dist.HashStore())
     planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
     without_plan, ledger = Ledger(store, 2), Ledger(store, 2, planner)
-    members = Membership(2, NOBODY)
     for rank in (0, 1):
-        without_plan.arrive(INITIAL, Arrival(rank, rank), members)
+        without_plan.arrive(INITIAL, Arrival(rank, rank, 2), NOBODY)
     assert store.check(["-1/done"])
-    ledger.record_gone(0, fault(1), members)
-    ledger.record_gone(INITIAL, fault(1), members)
+    ledger.record_gone(0, fault(1), NOBODY)
+    ledger.record_gone(INITIAL, fault(1), NOBODY)
     assert ledger.wait_for_agreement(INITIAL, 0, SOON)[1] == "0/2/2", "as agreed before the death"
 
 
 def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:
-    members = Membership(5, frozenset({9}))
-    arrived = {0: 0, 3: 2, 4: 3}
+    arrivals = [Arrival(0, 0, 5), Arrival(3, 2, 5), Arrival(4, 3, 5)]
     gone = [
         fault(9, iteration=0),  # had gone before
         fault(3, rank=None),  # arrived, then died
         fault(7, rank=1, iteration=1),  # reported with its number
         fault(8, rank=None),  # lost without a trace: it had the number nobody has
     ]
-    assert terminated_numbers(1, gone, arrived, members) == {1, 2, 4}
+    assert terminated_numbers(1, gone, arrivals, {9}) == {1, 2, 4}
+
+
+def test_numbers_of_the_lost_by_the_world_that_was_planned() -> None:
+    store = PrefixStore("job", dist.HashStore())
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), FillGaps())).planner  # type: ignore[arg-type]
+    ledger = Ledger(store, 4, planner)
+    gone: frozenset[int] = frozenset()
+    for iteration, lost, numbers in ((INITIAL, None, set()), (0, 1, {1}), (1, 3, {1})):
+        for rank in set(range(4)) - gone - {lost}:
+            ledger.arrive(iteration, Arrival(rank, rank, 4), gone)
+        if lost is not None:
+            ledger.record_gone(iteration, fault(lost, rank=None), gone)
+        agreement, _ = ledger.wait_for_agreement(iteration, 0, SOON)
+        assert agreement.terminated == numbers  # rank 3 took the number of rank 1
+        gone = agreement.gone
 
 
 def test_the_cause_is_not_a_symptom() -> None:

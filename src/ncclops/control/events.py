@@ -30,6 +30,7 @@ class RankFacts:
     warm: bool = False
     step: int | None = None  # of `step` events, which are told once a minute
     step_at: float | None = None
+    step_s: float | None = None  # the mean of the minute before
     ended: bool | None = None  # None: it runs; True: it ended well
     last: LastEvent | None = None
 
@@ -44,13 +45,15 @@ class RankFacts:
                 self.warm = True
             case "step":
                 self.step, self.step_at = _number(event, "step"), event["ts"]
+                seconds = event.get("step_s")
+                self.step_s = seconds if isinstance(seconds, int | float) else None
             case "worker-exited":
                 self.ended = event.get("exit_code") == 0
         self.last = LastEvent(ts=event["ts"], event=event["event"], text=_text(event))
 
     def start_again(self) -> None:
         """The script starts again in the same process."""
-        self.warm, self.step, self.step_at = False, None, None
+        self.warm, self.step, self.step_at, self.step_s = False, None, None, None
 
 
 @dataclass

@@ -27,7 +27,9 @@ class Limits:
     """What one client, and all of them together, may take. Times in seconds.
 
     A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
-    Clients beyond ``connections`` wait in the kernel's queue until others have gone.
+    Clients beyond ``connections`` wait in the kernel's queue until others have gone. Requests wait
+    their turn beyond ``requests_per_s``, but for ``burst`` after a pause: looking at a job must not
+    take its cores from it, however many look.
     """
 
     head_bytes: int = 16 << 10
@@ -35,6 +37,8 @@ class Limits:
     request_s: float = 10.0
     response_s: float = 10.0
     connections: int = 128
+    requests_per_s: float = 500.0
+    burst: int = 50
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,26 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
     return json_response(status, {"error": message}, headers)
 
 
+class Pace:
+    """Turns at ``Limits.requests_per_s``."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._gap_s = 1 / limits.requests_per_s
+        self._ahead_s = limits.burst * self._gap_s
+        self._next = float("-inf")
+
+    def take_turn(self, now: float) -> float:
+        """The seconds that who asks at ``now``, a time of any clock, has to wait."""
+        self._next = max(self._next, now - self._ahead_s) + self._gap_s
+        return max(0.0, self._next - now)
+
+
 async def serve(listener: socket.socket, handler: Handler, limits: Limits | None = None) -> None:
     """Answer whoever connects to ``listener``, until cancelled."""
     limits = limits or Limits()
     listener.setblocking(False)
     loop, places = asyncio.get_running_loop(), asyncio.Semaphore(limits.connections)
+    pace = Pace(limits)
     tasks: set[asyncio.Task[None]] = set()
     while True:
         await places.acquire()
@@ -92,17 +111,17 @@ async def serve(listener: socket.socket, handler: Handler, limits: Limits | None
             places.release()
             await asyncio.sleep(0.1)
             continue
-        task = loop.create_task(_Connection(client, handler, limits).run())
+        task = loop.create_task(_Connection(client, handler, limits, pace).run())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         task.add_done_callback(lambda _: places.release())
 
 
 class _Connection:
-    def __init__(self, client: socket.socket, handler: Handler, limits: Limits) -> None:
+    def __init__(self, client: socket.socket, handler: Handler, limits: Limits, pace: Pace) -> None:
         self._socket = client
         self._handler = handler
-        self._limits = limits
+        self._limits, self._pace = limits, pace
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
 
@@ -112,8 +131,7 @@ class _Connection:
             # A client that goes away, or does not take its answer, is its own problem.
             with suppress(OSError, TimeoutError, h11.LocalProtocolError):
                 while await self._answer_next():
-                    # Requests may come without a pause; others shall have their turn.
-                    await asyncio.sleep(0)
+                    pass
         finally:
             self._socket.close()
 
@@ -130,6 +148,8 @@ class _Connection:
             response = error_response(error.status, str(error))
         except h11.RemoteProtocolError as error:
             response = error_response(error.error_status_hint, str(error))
+        # Even if that is at once: requests may come without a pause, and others have theirs.
+        await asyncio.sleep(self._pace.take_turn(self._loop.time()))
         await self._send(response, head_only=head_only)
         if self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
             return False

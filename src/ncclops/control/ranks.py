@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from ncclops.control.status import RankStatus
 from ncclops.launch.tail import last_lines
 from ncclops.receipts import progress, recorder
 from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.observation import Observation
 from ncclops.receipts.progress import Progress, Warmup
 from ncclops.receipts.stragglers import WINDOW_STEPS
 
@@ -82,18 +83,18 @@ def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
     if page is not None and _is_of_earlier_worker(page, facts, moment):
         page = None
     runs = facts.ended is None
-    step, age = _step(run_dir, facts, page, moment)
+    sight = _sight(run_dir, facts, page, moment)
     times = step_times(_last_records(run_dir, facts.rank))
     return RankStatus(
         rank=facts.rank,
         host=facts.host,
-        phase=_phase(facts, page, step),
+        phase=_phase(facts, page, sight.step),
         pid=facts.pid,
         iteration=0 if page is None else page.iteration,
-        step=step,
-        step_s=times.step_s,
+        step=sight.step,
+        step_s=times.step_s or sight.step_s,
         own_step_s=times.own_step_s,
-        step_age_s=age if runs else None,
+        step_age_s=sight.age_s if runs else None,
         heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
         memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
         last_event=facts.last,
@@ -116,31 +117,51 @@ def _phase(facts: RankFacts, page: Progress | None, step: int | None) -> str:
     return "warming-up" if facts.bootstrapped else "starting"
 
 
-def _step(
-    run_dir: Path, facts: RankFacts, page: Progress | None, moment: Moment
-) -> tuple[int | None, float | None]:
-    """The last step and how many seconds ago it ended: of the page, else as it was printed."""
+@dataclass(frozen=True)
+class _Sight:
+    """The last step, how many seconds ago it ended, and how long steps take without receipts."""
+
+    step: int | None
+    age_s: float | None
+    step_s: float | None = None
+
+
+def _sight(run_dir: Path, facts: RankFacts, page: Progress | None, moment: Moment) -> _Sight:
+    """The last step of the page, else as it was printed."""
     if page is not None and page.step is not None:
-        return page.step, moment.ago(page.step_ns)
-    age = None if facts.step_at is None else round(max(0.0, moment.now - facts.step_at), 3)
-    # Events tell a step a minute; the log has the newest.
+        return _Sight(page.step, moment.ago(page.step_ns))
     log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
-    printed = _printed_step(log)
-    if printed is None or (facts.step is None and not facts.bootstrapped):
-        return facts.step, age
-    written = _modified(log)
-    return printed, None if written is None else round(max(0.0, moment.now - written), 3)
+    printed, written = _printed_steps(log), _modified(log)
+    step, at = facts.step, facts.step_at
+    if printed and (step is not None or facts.bootstrapped or facts.warm):
+        # Events tell a step a minute; the log has the newest.
+        step, at = printed[-1].step, written
+    age_s = None if at is None else round(max(0.0, moment.now - at), 3)
+    return _Sight(step, age_s, _printed_s(printed) or facts.step_s or _mean_s(facts, step, at))
 
 
-def _printed_step(log: Path) -> int | None:
+def _printed_steps(log: Path) -> list[Observation]:
+    """The steps in the last lines of the log that carry a number."""
     lines = last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10)
     if not lines:
+        return []
+    scan = LogScan(str(log))
+    seen = (each for line in lines for each in scan.feed(line))
+    return [each for each in seen if each.kind == "step" and each.step is not None]
+
+
+def _printed_s(printed: Sequence[Observation]) -> float | None:
+    """The seconds that the trainer itself prints, as Megatron-LM does."""
+    seconds = [each.seconds for each in printed[-_RECENT_STEPS:] if each.seconds is not None]
+    return round(median(seconds), 6) if seconds else None
+
+
+def _mean_s(facts: RankFacts, step: int | None, at: float | None) -> float | None:
+    """The mean since the first step that became an event, until there is a second one."""
+    if facts.step is None or facts.step_at is None or step is None or at is None:
         return None
-    scan, step = LogScan(str(log)), None
-    for line in lines:
-        for seen in scan.feed(line):
-            step = seen.step if seen.kind == "step" and seen.step is not None else step
-    return step
+    steps = step - facts.step
+    return round((at - facts.step_at) / steps, 6) if steps > 0 and at > facts.step_at else None
 
 
 def _modified(path: Path) -> float | None:

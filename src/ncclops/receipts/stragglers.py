@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,11 +93,11 @@ class StragglerWatch:
 
     def check(self) -> list[Straggler]:
         """Findings that are new since the last check."""
-        found = find_stragglers(
-            {rank: list(times) for rank, times in self._times.items()},
-            threshold=self._threshold,
-            window_steps=self._window_steps,
-        )
+        times = {rank: list(kept) for rank, kept in self._times.items()}
+        steps = _comparable(times, self._window_steps)
+        if not _suffices(times, steps):
+            return []  # a rank that has just come, or come back: nobody is well by that
+        found = _find(times, steps, self._threshold)
         new = [each for each in found if self._said.get(each.rank) not in (each.kind, "chronic")]
         self._said = {each.rank: self._strongest(each) for each in found}
         return new
@@ -119,9 +119,15 @@ def find_stragglers(
     measure, so of two ranks the faster one.
     """
     steps = _comparable(times, window_steps)
-    if len(times) < 2 or len(steps) < _LEAST_STEPS:
-        return []
-    found = [_look_at(rank, steps, threshold) for rank in times]
+    return _find(times, steps, threshold) if _suffices(times, steps) else []
+
+
+def _suffices(times: Collection[int], steps: Sequence[_Step]) -> bool:
+    return len(times) >= 2 and len(steps) >= _LEAST_STEPS
+
+
+def _find(ranks: Iterable[int], steps: Sequence[_Step], threshold: float) -> list[Straggler]:
+    found = [_look_at(rank, steps, threshold) for rank in ranks]
     return sorted((each for each in found if each), key=lambda each: -each.ratio)
 
 

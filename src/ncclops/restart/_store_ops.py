@@ -1,4 +1,4 @@
-"""The two operations the ledger needs beyond ``torch.distributed.Store``'s common ones.
+"""The operations the ledger needs beyond ``torch.distributed.Store``'s common ones.
 
 TCPStore has them (``append``, ``compare_set``); FileStore and stores written in Python have them
 not at all, or not atomically, and get them built from ``add``, which every store has.
@@ -6,7 +6,8 @@ not at all, or not atomically, and get them built from ``add``, which every stor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from torch.distributed import Store
 
@@ -43,6 +44,29 @@ def publish(store: Store, key: str, value: str) -> None:
             raise
         if store.add(f"{key}/claims", 1) == 1:
             store.set(key, value)
+
+
+def wait(store: Store, key: str, timeout: timedelta) -> str:
+    """The value of ``key`` once it has one. Raises what the store raises when that is late."""
+    if not _is_extended(store):
+        store.wait([key], timeout)
+        return str(store.get(key).decode())
+    # Their get waits by itself: one message less.
+    usual = store.timeout
+    store.set_timeout(timeout)
+    try:
+        return str(store.get(key).decode())
+    finally:
+        store.set_timeout(usual)
+
+
+def read_counts(store: Store, keys: Sequence[str]) -> list[int] | None:
+    """What was added up under each of ``keys``; ``None`` if one of them is still without."""
+    if not store.check(list(keys)):
+        return None
+    if _is_extended(store):
+        return list(map(int, store.multi_get(list(keys))))
+    return [store.add(key, 0) for key in keys]
 
 
 def set_many(store: Store, values: Mapping[str, str]) -> None:

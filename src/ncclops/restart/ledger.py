@@ -8,49 +8,54 @@ named by their *initial* rank throughout, which never changes.
 key                       meaning
 ========================  =========================================================================
 ``gone`` (log)            ranks that left the job for good, over all iterations, each with a Fault
-``gone/count``            entries in it (repeats included)
+``gone/ranks`` (log)      their numbers alone, repeats included, each after its Fault
 ``<k>/faults`` (log)      the faults seen in iteration *k*, in order of arrival
 ``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed``         how many active ranks came back from the function
-``<k>/arrived`` (log)     ranks that reached the barrier at the end of *k*, and ``/count`` of them
+``<k>/roll/<g>``          which ranks of group *g* reached the barrier at the end of *k*, and how
+                          many of them were reported gone meanwhile: one number, see ``_roll``
+``<k>/arrivals`` (log)    what ranks have to say when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
-``<k>/placements/<n>``    the agreement once more, and what each of the initial ranks from 64 n on
-                          becomes; set by the planner, all in one message
+``<k>/placements/<g>``    the agreement once more, and what each rank of group *g* becomes; set by
+                          the planner, all in one message with the world
 ========================  =========================================================================
 
-The barrier is complete when every initial rank has either arrived or gone. Whoever adds to one
-of the two counts reads the other; the later of two events therefore sees both, and the rank
-whose addition makes the sum large enough reads the logs and, if they cover everybody, publishes
-``done``, plans the next world and publishes the placements. An entry is appended before it is
-counted: a process that dies in between is reported gone, which counts again. (The sum may
-therefore be too large, never too small; the logs decide.) Should the planner die between ``done``
-and the placements, the report of its death makes the reporter plan, from the same ``done`` and
-with the same result.
+The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
+says so in its group's number, and sees there whether it is the last of the group: then it reads
+what the others need, and if they cover everybody, it publishes ``done``, plans the next world and
+publishes the placements. One who reports a loss writes it into the logs, then counts it in the
+group's number, and then always reads. Of two events the later one therefore sees both. (Two who
+count at once may count too many, never too few; the logs decide.)
+
+A loss that was reported too late for the agreement has to be counted again in the next barrier, by
+its reporter. Everybody counts all that are in the log, so should the reporter die before it does,
+the report of its death does it.
+Should the planner die between ``done`` and the placements, the report of its death makes the
+reporter plan, from the same ``done`` and with the same result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store
 
-from ncclops.restart import _store_ops
+from ncclops.restart import _roll, _store_ops
+from ncclops.restart._world import World
 from ncclops.restart.attribution import Fault, condense, without_repeats
 
 FAULT = "fault"
 COMPLETED = "completed"
 # The barrier before the first iteration, and whatever goes wrong until then.
 INITIAL = -1
-# So many ranks find their placement under one key: few keys for the planner to set and to delete,
-# and a few KiB for a rank to read.
-_PLACEMENTS_PER_KEY = 64
 
 
 @dataclass(frozen=True)
@@ -95,21 +100,25 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank at the barrier: who, its number in the iteration, its keys for the assignment."""
+    """A rank at the barrier: who, its number in the iteration and how many took part in that.
+
+    ``keys`` are what its assignment has to know of it.
+    """
 
     initial_rank: int
     rank: int
+    world_size: int
     keys: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """One line, as the log in the store holds it."""
-        return json.dumps([self.initial_rank, self.rank, *self.keys])
+        return json.dumps([self.initial_rank, self.rank, self.world_size, *self.keys])
 
     @classmethod
     def from_json(cls, line: str) -> Arrival:
         """The inverse of ``to_json``."""
-        initial_rank, rank, *keys = json.loads(line)
-        return cls(initial_rank, rank, tuple(keys))
+        initial_rank, rank, world_size, *keys = json.loads(line)
+        return cls(initial_rank, rank, world_size, tuple(keys))
 
 
 @dataclass(frozen=True)
@@ -120,16 +129,9 @@ class Plan:
     placements: Mapping[int, str]
 
 
-# (the world before, the agreement, who arrived) -> Plan; must depend on nothing else.
-Planner = Callable[[str | None, Agreement, Mapping[int, Arrival]], Plan]
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What a rank knows of an iteration's members: how many, and who had gone before it."""
-
-    world_size: int
-    gone_before: frozenset[int]
+# (the world before, the agreement, who arrived and with which keys) -> Plan; must depend on
+# nothing else.
+Planner = Callable[[World | None, Agreement, Mapping[int, Sequence[str]]], Plan]
 
 
 class Ledger:
@@ -154,14 +156,25 @@ class Ledger:
         self._append(f"{iteration}/faults", fault.to_json())
         self._publish(f"{iteration}/outcome", FAULT)
 
-    def record_gone(self, iteration: int, fault: Fault, membership: Membership) -> None:
-        """Note that ``fault.initial_rank`` left for good; ends the barrier if it was the last."""
+    def record_gone(self, iteration: int, fault: Fault, gone_before: Collection[int]) -> None:
+        """Note that ``fault.initial_rank`` left for good; ends the barrier if it was the last.
+
+        ``gone_before`` had gone when the iteration began, as everybody in it knows.
+        """
         self._append("gone", fault.to_json())
-        gone = self._store.add("gone/count", 1)
+        self._append("gone/ranks", str(fault.initial_rank))
         self.record_fault(iteration, fault)
-        arrived = self._store.add(f"{iteration}/arrived/count", 0)
-        if gone + arrived >= self._initial_world_size:
-            self._try_to_agree(iteration, membership)
+        self.count_losses(iteration, gone_before)
+
+    def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
+        """Count the losses that are in the log and in no agreement; end the barrier if due."""
+        lost = self._ranks_gone() - set(gone_before)
+        for group, count in Counter(map(_roll.group_of, lost)).items():
+            key = _roll_key(iteration, group)
+            uncounted = count - _roll.losses(self._store.add(key, 0))
+            if uncounted > 0:
+                self._store.add(key, uncounted * _roll.LOSS)
+        self._try_to_agree(iteration, gone_before)
 
     # --- the outcome of an iteration ----------------------------------------------------------
 
@@ -176,13 +189,14 @@ class Ledger:
 
     # --- the barrier between iterations -------------------------------------------------------
 
-    def arrive(self, iteration: int, arrival: Arrival, members: Membership) -> None:
+    def arrive(self, iteration: int, arrival: Arrival, gone_before: Collection[int]) -> None:
         """Enter the barrier at the end of ``iteration``; the last one publishes the agreement."""
-        self._append(f"{iteration}/arrived", arrival.to_json())
-        arrived = self._store.add(f"{iteration}/arrived/count", 1)
-        gone = self._store.add("gone/count", 0)
-        if gone + arrived >= self._initial_world_size:
-            self._try_to_agree(iteration, members)
+        if arrival.keys or self._planner is None:
+            self._append(f"{iteration}/arrivals", arrival.to_json())
+        group = _roll.group_of(arrival.initial_rank)
+        number = self._store.add(_roll_key(iteration, group), _roll.arrival(arrival.initial_rank))
+        if self._may_be_complete(group, number, gone_before):
+            self._try_to_agree(iteration, gone_before)
 
     def wait_for_agreement(
         self, iteration: int, initial_rank: int, timeout: timedelta
@@ -199,53 +213,77 @@ class Ledger:
         gone = initial_rank in agreement.gone
         return agreement, None if gone else placements[str(initial_rank)]
 
-    def _try_to_agree(self, iteration: int, membership: Membership) -> None:
-        gone = [Fault.from_json(line) for line in self._read("gone")]
-        arrived = map(Arrival.from_json, self._read(f"{iteration}/arrived"))
-        arrivals = {arrival.initial_rank: arrival for arrival in arrived}
-        covered = arrivals.keys() | {fault.initial_rank for fault in gone}
-        if len(covered) < self._initial_world_size:
+    def _may_be_complete(self, group: int, number: int, gone_before: Collection[int]) -> bool:
+        expected = _roll.expected(group, self._initial_world_size, gone_before)
+        return _roll.may_be_complete(number, expected)
+
+    def _try_to_agree(self, iteration: int, gone_before: Collection[int]) -> None:
+        present = self._roll_call(iteration, gone_before)
+        if present is None or len(self._ranks_gone() | present) < self._initial_world_size:
             return
+        if self._store.check([f"{iteration}/{'done' if self._planner is None else 'world'}"]):
+            return  # another one was as late as we are, and quicker
+        gone = [Fault.from_json(line) for line in self._read("gone")]
+        arrivals = list(map(Arrival.from_json, self._read(f"{iteration}/arrivals")))
         faults = without_repeats(list(map(Fault.from_json, self._read(f"{iteration}/faults"))))
-        numbers = {rank: arrival.rank for rank, arrival in arrivals.items()}
+        world = self._world_of(iteration)
         proposal = Agreement(
             iteration,
             frozenset(fault.initial_rank for fault in gone),
-            terminated_numbers(iteration, gone, numbers, membership),
+            terminated_numbers(iteration, gone, arrivals, gone_before)
+            if self._planner is None
+            else _numbers_lost(world, gone, gone_before),
             tuple(condense(faults)),
             tuple(dict.fromkeys(fault.initial_rank for fault in faults)),
         )
         self._publish(f"{iteration}/done", proposal.to_json())
-        if self._planner is not None and not self._store.check([f"{iteration}/world"]):
+        if self._planner is not None:
             agreed = Agreement.from_json(self._store.get(f"{iteration}/done").decode())
-            self._publish_plan(iteration, self._planner, agreed, arrivals)
+            keys = dict.fromkeys(present, ()) | {a.initial_rank: a.keys for a in arrivals}
+            self._publish_plan(iteration, self._planner(world, agreed, keys), agreed)
         self._forget(iteration - 2)
 
-    def _publish_plan(
-        self,
-        iteration: int,
-        planner: Planner,
-        agreement: Agreement,
-        arrivals: Mapping[int, Arrival],
-    ) -> None:
-        before = f"{iteration - 1}/world"
-        world = None if iteration == INITIAL else self._store.get(before).decode()
-        plan = planner(world, agreement, arrivals)
+    def _roll_call(self, iteration: int, gone_before: Collection[int]) -> set[int] | None:
+        """Who has arrived; ``None`` if it is plain from the numbers that somebody has yet to."""
+        groups = [
+            group
+            for group in _roll.groups(self._initial_world_size)
+            if _roll.expected(group, self._initial_world_size, gone_before)
+        ]
+        numbers = _store_ops.read_counts(
+            self._store, [_roll_key(iteration, group) for group in groups]
+        )
+        if numbers is None:
+            return None
+        roll = dict(zip(groups, numbers, strict=True))
+        if not all(self._may_be_complete(*entry, gone_before) for entry in roll.items()):
+            return None
+        return {rank for group, number in roll.items() for rank in _roll.arrived(group, number)}
+
+    def _ranks_gone(self) -> set[int]:
+        return set(map(int, self._read("gone/ranks")))
+
+    def _world_of(self, iteration: int) -> World | None:
+        """The world of ``iteration``; ``None`` where nothing is planned, and before the first."""
+        if self._planner is None or iteration == INITIAL:
+            return None
+        return World.from_json(self._store.get(f"{iteration - 1}/world"))
+
+    def _publish_plan(self, iteration: int, plan: Plan, agreement: Agreement) -> None:
         blocks: dict[str, dict[int, str]] = {}
         for rank, placement in plan.placements.items():
             blocks.setdefault(_placements_key(iteration, rank), {})[rank] = placement
         agreed = agreement.to_json()
         values = {key: json.dumps([agreed, placements]) for key, placements in blocks.items()}
-        _store_ops.set_many(self._store, values)
-        self._store.set(f"{iteration}/world", plan.world)
+        # The world last, where a store sets them one by one: with it, the plan is whole.
+        _store_ops.set_many(self._store, values | {f"{iteration}/world": plan.world})
 
     def _forget(self, iteration: int) -> None:
         # Nobody reads it any more: a rank is never more than one iteration behind the others.
-        names = ("faults", "outcome", "completed", "arrived", "arrived/count", "done", "world")
+        names = ("faults", "outcome", "completed", "arrivals", "done", "world")
         keys = [f"{iteration}/{name}" for name in names]
-        if self._planner is not None:
-            first_ranks = range(0, self._initial_world_size, _PLACEMENTS_PER_KEY)
-            keys += [_placements_key(iteration, rank) for rank in first_ranks]
+        for group in _roll.groups(self._initial_world_size):
+            keys += [_roll_key(iteration, group), f"{iteration}/placements/{group}"]
         for key in keys:
             with contextlib.suppress(Exception):  # some stores cannot delete
                 self._store.delete_key(key)
@@ -283,9 +321,7 @@ class Ledger:
         _store_ops.publish(self._store, key, value)
 
     def _wait(self, key: str, timeout: timedelta) -> str:
-        self._store.wait([key], timeout)
-        value: str = self._store.get(key).decode()
-        return value
+        return _store_ops.wait(self._store, key, timeout)
 
     def _append(self, key: str, line: str) -> None:
         _store_ops.append(self._store, key, line)
@@ -294,28 +330,46 @@ class Ledger:
         return _store_ops.read_log(self._store, key)
 
 
+def _roll_key(iteration: int, group: int) -> str:
+    return f"{iteration}/roll/{group}"
+
+
 def _placements_key(iteration: int, initial_rank: int) -> str:
-    return f"{iteration}/placements/{initial_rank // _PLACEMENTS_PER_KEY}"
+    return f"{iteration}/placements/{_roll.group_of(initial_rank)}"
+
+
+def _numbers_lost(
+    world: World | None, gone: Iterable[Fault], gone_before: Collection[int]
+) -> frozenset[int]:
+    """The numbers in ``world`` of those that have gone since it began."""
+    lost = {fault.initial_rank for fault in gone if fault.initial_rank not in gone_before}
+    if world is None:  # nobody has been given another number yet
+        return frozenset(lost)
+    return frozenset(n for n, initial in enumerate(world.initial_ranks) if initial in lost)
 
 
 def terminated_numbers(
-    iteration: int, gone: Iterable[Fault], arrived: dict[int, int], membership: Membership
+    iteration: int,
+    gone: Iterable[Fault],
+    arrivals: Collection[Arrival],
+    gone_before: Collection[int],
 ) -> frozenset[int]:
-    """The numbers, in ``iteration``, of its members that have gone.
+    """The numbers, in ``iteration``, of its members that have gone, where nobody plans for all.
 
     Most reports carry the number. A rank that died before it had taken its number in, or whose
     death was noticed from afar, has one of the numbers that nobody claims; which one it was
     makes no difference to those that remain.
     """
-    lost = {fault.initial_rank: fault for fault in gone}
-    lost = {rank: fault for rank, fault in lost.items() if rank not in membership.gone_before}
+    lost = {fault.initial_rank: fault for fault in gone if fault.initial_rank not in gone_before}
     known = {
         rank: fault.rank
         for rank, fault in lost.items()
         if fault.rank is not None and fault.iteration == iteration
     }
-    known |= {rank: arrived[rank] for rank in lost.keys() & arrived.keys()}
-    present = {number for rank, number in arrived.items() if rank not in lost}
-    free = sorted(set(range(membership.world_size)) - present - set(known.values()))
+    claimed = {arrival.initial_rank: arrival.rank for arrival in arrivals}
+    known |= {rank: claimed[rank] for rank in lost.keys() & claimed.keys()}
+    present = {number for rank, number in claimed.items() if rank not in lost}
+    world_size = max((arrival.world_size for arrival in arrivals), default=0)
+    free = sorted(set(range(world_size)) - present - set(known.values()))
     missing = sorted(lost.keys() - known.keys())
     return frozenset(known.values()) | frozenset(free[: len(missing)])

@@ -332,8 +332,8 @@ class RestartLoop:
     def _arrive(self, iteration: int) -> None:
         session, state = self.session, self._state
         keys = session.assigner.keys(state, iteration)
-        arrival = Arrival(state.initial_rank, state.rank, keys)
-        session.ledger.arrive(iteration, arrival, session.membership)
+        arrival = Arrival(state.initial_rank, state.rank, state.world_size, keys)
+        session.ledger.arrive(iteration, arrival, session.gone)
 
     def _await_agreement(self, iteration: int) -> Agreed:
         timeout = self._settings.barrier_timeout
@@ -372,7 +372,7 @@ class RestartLoop:
             following = self._state.iteration + (agreed.agreement.iteration != INITIAL)
             if kind is FaultKind.LEFT:
                 self.session.ledger.record_fault(following, fault)
-            self.session.ledger.record_gone(following, fault, self.session.membership)
+            self.session.ledger.record_gone(following, fault, agreed.agreement.gone)
             self._depart(error, agreed)
 
     # --- the ways out -------------------------------------------------------------------------
@@ -393,7 +393,7 @@ class RestartLoop:
         agreed: Agreed | None = None
         with _logged("leaving"):
             session.ledger.record_fault(iteration, fault)
-            session.ledger.record_gone(iteration, fault, session.membership)
+            session.ledger.record_gone(iteration, fault, session.gone)
             self._page.finished = 1  # from here on our end is no news
             agreed = self._await_agreement(iteration)
         self._depart(error, agreed)
@@ -420,14 +420,14 @@ class RestartLoop:
         with _logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
             session.ledger.record_fault(session.iteration, fault)
-            session.ledger.record_gone(session.iteration, fault, session.membership)
+            session.ledger.record_gone(session.iteration, fault, session.gone)
 
     def _check_out(self) -> None:
         """Let ranks that hold the store leave last."""
         critical = critical_ranks(self.session.raw_store)
         if not critical:
             return
-        gone = self.session.membership.gone_before
+        gone = self.session.gone
         with _logged("checking out"):
             if self._state.mode is not Mode.TERMINATED:
                 self.session.ledger.check_out(self._state.initial_world_size - len(gone))

@@ -8,14 +8,14 @@ rank, with what the ranks agreed on (``RankByRank``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch.distributed import Store
 
 from ncclops.restart import rank_assignment as assignments
 from ncclops.restart.exception import RestartError
-from ncclops.restart.ledger import INITIAL, Agreement, Arrival, Plan, Planner
+from ncclops.restart.ledger import INITIAL, Agreement, Plan, Planner
 from ncclops.restart.rank_assignment import (
     Placement,
     RankAssignment,
@@ -70,20 +70,20 @@ class PlannedAssigner:
         return tuple(assignments.local_keys(self._assignment, state))
 
     def _plan(
-        self, before: str | None, agreement: Agreement, arrivals: Mapping[int, Arrival]
+        self, before: World | None, agreement: Agreement, arrived: Mapping[int, Sequence[str]]
     ) -> Plan:
-        everybody = arrivals.keys() | agreement.gone
-        world = World(tuple(sorted(everybody))) if before is None else World.from_json(before)
+        everybody = arrived.keys() | agreement.gone
+        world = World(tuple(sorted(everybody))) if before is None else before
         world = world.losing(agreement.gone)
         if before is None or self._keys_change:
-            world = world.with_keys({rank: arrival.keys for rank, arrival in arrivals.items()})
+            world = world.with_keys(arrived)
         try:
             after = assignments.plan(self._assignment, world)
             places = {rank: p.to_text() for rank, p in assignments.placements(after).items()}
         except Exception as error:  # noqa: BLE001 - users' conditions; all ranks have to hear of it
             after, places = (
                 world,
-                dict.fromkeys(arrivals, f"{_FAILED}{type(error).__name__}: {error}"),
+                dict.fromkeys(arrived, f"{_FAILED}{type(error).__name__}: {error}"),
             )
         # also those who have gone: they may be alive, and waiting to hear it
         told = {rank: places.get(rank, _DISCARDED) for rank in everybody}

@@ -26,7 +26,7 @@ from ncclops.forensics.collector import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.attribution import Fault, FaultKind
-from ncclops.restart.ledger import INITIAL, Agreement, Ledger, Membership
+from ncclops.restart.ledger import INITIAL, Agreement, Ledger
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.planning import choose_assigner
@@ -65,7 +65,7 @@ class Session:
         self._world_size = state.initial_world_size
         self._main_thread = threading.get_ident()
         self._iteration = INITIAL  # what the reporter attributes reports to
-        self._membership = Membership(self._world_size, frozenset())
+        self._gone: frozenset[int] = frozenset()  # when the present iteration began
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
         with contextlib.ExitStack() as stack:
@@ -188,7 +188,7 @@ class Session:
 
     def enter(self, iteration: int, agreement: Agreement) -> None:
         """The ranks have agreed on how the last iteration ended: ``iteration`` begins."""
-        self._membership = Membership(self._state.world_size, agreement.gone)
+        self._gone = agreement.gone
         page = self.guardian.page
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
@@ -199,6 +199,7 @@ class Session:
         for rank, fault in list(self._reported.items()):
             if rank not in agreement.gone:
                 self.ledger.record_fault(iteration, fault)
+                self.ledger.count_losses(iteration, agreement.gone)
             else:
                 del self._reported[rank]
 
@@ -213,9 +214,9 @@ class Session:
         return self._iteration
 
     @property
-    def membership(self) -> Membership:
-        """Who takes part in the present iteration."""
-        return self._membership
+    def gone(self) -> frozenset[int]:
+        """The initial ranks that had left for good when the present iteration began."""
+        return self._gone
 
     def learn_successors(self, gone: Iterable[int]) -> None:
         """Fetch the addresses of a few more successors, now that all have published theirs."""
@@ -264,13 +265,13 @@ class Session:
             traceback=message.get("stacks") or self._main_stack_if_silent(message),
             gone=message["gone"],
         )
-        if fault.initial_rank in self._membership.gone_before:
+        if fault.initial_rank in self._gone:
             pass  # its guardian's end, noticed as well: everybody knows, and has restarted
         elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self._iteration  # read after the note for ``enter`` is made
             ledger.record_fault(iteration, fault)
-            ledger.record_gone(iteration, fault, self._membership)
+            ledger.record_gone(iteration, fault, self._gone)
         elif fault.iteration == iteration:
             ledger.record_fault(iteration, fault)
         self.guardian.send({"op": "confirm", "id": message["id"]})

@@ -9,6 +9,7 @@ SIGTERM once all are.
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -20,11 +21,19 @@ from ncclops.worker import record
 _EXIT_CODE = 128 + signal.SIGTERM
 
 
-def _wait_for_the_others() -> None:
-    """Until the launcher says that all are ready; it ends us if that takes too long."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
+    """Until the launcher says that all are ready; it ends us if that takes too long.
+
+    The signal may come to any thread, at any moment from here on: it must not run the script's
+    handler again, and what it writes into a pipe is found by this thread wherever that is.
+    """
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    set_handler(signal.SIGTERM, lambda _number, _frame: None)
     record.tell("ready-to-end")
-    signal.sigwait({signal.SIGTERM})
+    while os.read(read_fd, 1) != bytes([signal.SIGTERM]):
+        pass  # another signal's
 
 
 class StopRequest:
@@ -62,7 +71,7 @@ class StopRequest:
                 try:
                     return handler(number, frame)
                 except SystemExit:
-                    _wait_for_the_others()
+                    _wait_for_the_others(self._set_handler)
                     raise
 
         return handle

@@ -1,0 +1,52 @@
+"""Who has come to a barrier, told by one addition a rank: forty ranks share one number.
+
+Bit *i* of a group's number stands for the group's rank *i*, which sets it when it arrives. The bits
+from 40 on count the group's ranks that were lost. So whoever adds to a number learns from the
+answer whether its group may be complete, and only the last of each group look at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+# 23 bits are left for losses, which are counted too often only by those who count at once.
+RANKS_PER_KEY = 40
+LOSS = 1 << RANKS_PER_KEY
+
+
+def group_of(initial_rank: int) -> int:
+    """The group of a rank, which names the key of its number."""
+    return initial_rank // RANKS_PER_KEY
+
+
+def groups(world_size: int) -> range:
+    """All groups of ``world_size`` initial ranks."""
+    return range(-(-world_size // RANKS_PER_KEY))
+
+
+def arrival(initial_rank: int) -> int:
+    """What a rank adds to its group's number, once in each iteration."""
+    return 1 << initial_rank % RANKS_PER_KEY
+
+
+def arrived(group: int, number: int) -> Iterator[int]:
+    """The ranks that have arrived, ascending."""
+    first = group * RANKS_PER_KEY
+    return (first + bit for bit in range(RANKS_PER_KEY) if number >> bit & 1)
+
+
+def losses(number: int) -> int:
+    """How many losses were counted."""
+    return number >> RANKS_PER_KEY
+
+
+def may_be_complete(number: int, expected: int) -> bool:
+    """False if somebody has yet to come; true proves nothing, see ``losses``."""
+    return (number & (LOSS - 1)).bit_count() + losses(number) >= expected
+
+
+def expected(group: int, world_size: int, gone_before: Collection[int]) -> int:
+    """How many ranks of the group take part in an iteration that ``gone_before`` do not see."""
+    first = group * RANKS_PER_KEY
+    members = range(first, min(first + RANKS_PER_KEY, world_size))
+    return sum(rank not in gone_before for rank in members)

@@ -1,0 +1,41 @@
+"""The script's own SIGTERM handler runs once, whichever thread is given the signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import contextlib, os, signal, sys, threading, time
+from types import SimpleNamespace
+from ncclops.worker import record
+from ncclops.worker.stopping import StopRequest
+
+ready = threading.Event()
+record.tell = lambda what: ready.set()  # there is no launcher here
+
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(5)
+
+def launcher():
+    os.kill(os.getpid(), signal.SIGTERM)
+    ready.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # as the kernel may choose
+
+stop = StopRequest()
+stop.watch()
+stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
+signal.signal(signal.SIGTERM, leave)
+try:
+    threading.Thread(target=launcher, daemon=True).start()
+    time.sleep(60)
+finally:
+    print("left", flush=True)
+"""
+
+
+def test_a_handler_s_exit_waits_for_a_signal_to_any_thread() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (5, "saved\nleft\n"), done.stderr
