@@ -8,20 +8,22 @@ each waits for the other, and the process stands still, all of its threads inclu
 gives the GIL back first (pytorch/pytorch#154976).
 
 The bindings of the backends' own classes have always done so. All it takes is that the last
-reference to a backend is its Python object's.
+reference to a backend is its Python object's. It is not where torch's C++ holds the group for
+longer than anything in Python does, as DDP's reducer may; but then its workers have long been idle.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import distributed
 
-# An entry goes when its group's Python object is gone, after the group that this has freed.
-_backends: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+# By group. A group's entry goes when its Python object has gone, and with it what that has freed;
+# by a function in C, which RankShouldRestart cannot hit half-way.
+_backends: dict[ref[Any], list[Any]] = {}
 
 
 @functools.cache
@@ -37,6 +39,6 @@ def keep_backends_longer_than_groups() -> None:
 
     def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
         register(group, device, backend_type, backend)
-        _backends.setdefault(group, []).append(backend)
+        _backends.setdefault(ref(group, _backends.pop), []).append(backend)
 
     distributed.ProcessGroup._register_backend = register_and_keep
