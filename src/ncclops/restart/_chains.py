@@ -41,14 +41,14 @@ class Causes:
 
     def __init__(self, initial_rank: int) -> None:
         self._initial_rank = initial_rank
-        self._last: BaseException | None = None
+        self.last: BaseException | None = None
         self._earlier: BaseException | None = None
         self._remote: Fault | None = None  # the latest one
 
     def note(self, error: BaseException) -> None:
         """The rank has met ``error``."""
-        if error is not self._last:
-            self._earlier, self._last = self._last, error
+        if error is not self.last:
+            self._earlier, self.last = self.last, error
 
     def note_faults(self, faults: Iterable[Fault]) -> None:
         """The faults of an iteration; the cause of them if it is another rank's.

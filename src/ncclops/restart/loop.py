@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from ncclops.restart._account import Account, logged
 from ncclops.restart._chains import Causes, comes_from_restart
+from ncclops.restart._group_release import keep_backends_longer_than_groups
 from ncclops.restart._heap import freeze_heap, release
 from ncclops.restart._page import Watch
 from ncclops.restart.abort import forget_failed_groups
@@ -139,6 +140,7 @@ class RestartLoop:
         session.monitor.expect_agreement(INITIAL)
         session.ledger.publish_address(self._state.initial_rank, session.guardian.address)
         self._arrive(INITIAL)
+        keep_backends_longer_than_groups()
         freeze_heap()
         session.introduce(timeout)
         agreed = self._await_agreement(INITIAL)
@@ -290,7 +292,7 @@ class RestartLoop:
         try:
             with self._account.phase("finalize"):
                 self._callback(self._settings.finalize)
-                release(ending.error)
+                release(self._causes.last)  # what is on record as a consequence, too
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
