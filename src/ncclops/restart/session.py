@@ -25,8 +25,9 @@ from torch.distributed import Store
 from ncclops.forensics.collector import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import Fault, FaultKind
-from ncclops.restart.ledger import INITIAL, Agreement, Ledger
+from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.planning import choose_assigner
