@@ -67,6 +67,8 @@ class Together:
         self._gathered: list[Record] | None = None
         self._no_round: str | None = None  # why there is none
         self._store_lost: str | None = None
+        self._connected = False  # our member, with the job's store
+        self._others_have_begun = False  # in a round without us
         self._heard_at = time.monotonic()
         self._end: LocalEnd | None = None
         self._deciding = False
@@ -84,7 +86,9 @@ class Together:
         limit = (
             self._meeting.pace.join + self._meeting.pace.last_call + self._meeting.pace.lost_after
         )
-        await self._changes.until(self._is_assembled, limit)
+        while not await self._changes.until(self._is_assembled, limit):
+            if not self._others_have_begun:  # else we wait to be needed, however long they train
+                break
         if self._gathered is not None and self._standing.start is None:
             self._give_the_start(self._gathered)
             await self._changes.until(self._is_started, limit)
@@ -209,7 +213,7 @@ class Together:
         return await self._changes.until(lambda: self._stop.asked, limit)
 
     def _begin(self, number: int) -> None:
-        self._number, self._rank = number, None
+        self._number, self._rank, self._others_have_begun = number, None, False
         self._standing = Standing(self._meeting.most)
         self._gathered, self._no_round = None, None
         self._end, self._deciding, self._told = None, False, 0
@@ -313,13 +317,20 @@ class Together:
 
     def _why_no_start(self) -> str:
         standing, meeting = self._standing, self._meeting
-        if self._no_round or self._store_lost:
-            return self._no_round or self._store_lost or ""
+        if self._no_round:
+            return self._no_round
+        if self._store_lost:
+            return f"{self._store_lost}: look at the output of the host that serves it"
         if self._stop.asked or standing.stop is not None:
             return "stopped before the nodes had met"
         if standing.lost:
             rank, record = next(iter(standing.lost.items()))
             return f"{standing.name(rank)} was lost before the start: {record['why']}"
+        if not self._connected:
+            return (
+                f"what listens at {meeting.address} does not answer as a store: is that port"
+                " another program's?"
+            )
         return (
             f"node 0 of job {meeting.job_id} did not give the start within"
             f" {format_duration(meeting.pace.join)} (--rdzv-conf join_timeout): look at its output"
@@ -338,8 +349,11 @@ class Together:
                 self._watch_the_store()
             case "gathered":
                 self._gathered = message["facts"]
+            case "connected":
+                self._connected = True
             case "waiting":
-                self._say(starting.roll_call(self._meeting, message["here"]))
+                self._others_have_begun = message["begun"]
+                self._say(starting.roll_call(self._meeting, message["here"], message["begun"]))
                 return
             case "record":
                 self._on_record(message["record"])
@@ -433,7 +447,7 @@ class Together:
         if self._store_lost is None:
             self._store_lost = f"the job's store at {self._meeting.address} is lost ({why})"
             self._job.run.event("fault", cause="store-lost", why=why)
-            if self._standing.decision is None:
+            if self._standing.start is not None and self._standing.decision is None:
                 # Workers that are up may well go on without it; a restart cannot.
                 self._say(f"{self._store_lost}: the next failure will be the last")
 
