@@ -320,6 +320,6 @@ class _Agent:
             return
         again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(
-            f"{request.reason}: stopping {running} worker{'s' * (running > 1)}, by force after"
+            f"{request.reason}: stopping {running} worker{'s' * (running != 1)}, by force after"
             f" {format_duration(request.grace)}{again}"
         )
