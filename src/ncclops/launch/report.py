@@ -37,6 +37,7 @@ def first_failure(
         message=_recorded_message(run.error_file(first.rank, attempt)),
         tail=tail,
         log=run.shown(log),
+        host=run.node,
     )
 
 
@@ -116,7 +117,8 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
     why = verdict.reason if failure is None else failure.headline()
     lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
     if failure is not None:
-        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
+        where = "" if failure.host == run.node else f" on {failure.host}"
+        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}{where}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
     if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
