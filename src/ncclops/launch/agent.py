@@ -318,6 +318,9 @@ class _Agent:
         if not running:
             self._terminal.say(f"{request.reason}: stopping before any worker runs")
             return
+        if request.signum is not None and self._stop.hurry:
+            self._terminal.say(f"{request.reason} again: killing what still runs")
+            return
         again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(
             f"{request.reason}: stopping {running} worker{'s' * (running != 1)}, by force after"

@@ -37,6 +37,7 @@ from ncclops.nodes.standing import Standing
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
 _TOLD_LINES = 12
+_LAST_FAILURE = "the next failure will be the last"
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
 
@@ -164,7 +165,7 @@ class Together:
         if decision is None:
             if self._store_lost is not None:
                 self._say(f"{self._store_lost}: this node ends by its own account")
-            return Settled()
+            return Settled(alone=self._store_lost)
         return deciding.settled(decision)
 
     async def leave(self) -> None:
@@ -448,8 +449,10 @@ class Together:
             self._store_lost = f"the job's store at {self._meeting.address} is lost ({why})"
             self._job.run.event("fault", cause="store-lost", why=why)
             if self._standing.start is not None and self._standing.decision is None:
-                # Workers that are up may well go on without it; a restart cannot.
-                self._say(f"{self._store_lost}: the next failure will be the last")
+                # Workers of another store may well go on without this one; a restart cannot.
+                shared = self._standing.start["external"]
+                follows = "the workers meet there too, and end" if shared else _LAST_FAILURE
+                self._say(f"{self._store_lost}: {follows}")
 
     def _nobody_needs_us(self) -> bool:
         return self._standing.all_left() or self._store_lost is not None
