@@ -1,18 +1,19 @@
 """What forensics costs: a restart that collects, a worker that nothing happens to, a collective.
 
-    python scripts/bench_forensics.py [--ranks 8] [--repeat 5] [--json]
+    python scripts/bench_forensics.py [--ranks 8] [--repeat 7] [--only collect ...] [--json]
 
-Four measurements, those of time with their counterpart without forensics in the same run:
+Four measurements, each with its counterpart without forensics, in turns in the same run; what they
+show is printed as they go. Medians.
 
 collect   ``--ranks`` Gloo ranks whose recorder is full (the profiles' 2,000 entries); one raises.
-          From the fault until the last rank is back in the function, with incidents and without,
-          and what the ``collect`` phase took on each rank.
-picture   CPU time of one rank for taking its picture, which a restart waits for, and for writing
-          it, which nobody waits for; the recorder is full. Unlike `collect` it does not depend on
-          how many cores there are for the ranks, and how busy they are.
+          From the fault until the last rank is back in the function, and until the last has
+          finished the first all_reduce of its new group, with incidents and without. The processes
+          are the same for both. What collecting costs is the median of the pairs' differences.
+picture   CPU time of one rank for its picture, cold as at a fault: what is taken before the abort
+          (``now``), and what is left for after the restart (``later``). Unlike `collect` it does
+          not depend on how many cores there are for the ranks, and how busy they are.
 idle      CPU time of a worker that sleeps, with the witness and without, in ms per second.
-recorder  microseconds of CPU per ``all_reduce`` on one Gloo rank, with the recorder on and off,
-          taken in turns.
+recorder  microseconds of CPU per ``all_reduce`` on one Gloo rank, with the recorder on and off.
 """
 
 from __future__ import annotations
@@ -27,93 +28,152 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 RING = 2000  # profiles/base.toml
-DEADLINE_S = 180
-IDLE_S = 5.0
+DEADLINE_S = 240
+IDLE_S = 4.0
+# After each restart, for what is left for later: it would run into the next one otherwise.
+SETTLE_S = 2.0
 COLLECTIVES = 5000
+WHAT = ("collect", "picture", "idle", "recorder")
 
 
 def main() -> None:
     """Measure, print a line each, or with ``--json`` one document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=7, help="pairs of restarts")
+    parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(json.loads(options.worker))
         return
-    results = {
-        "collect": collect(options.ranks, options.repeat),
-        "picture": picture(options.repeat),
-        "idle": idle(options.repeat),
-        "recorder": recorder(options.repeat),
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "collect": lambda: collect(options.ranks, options.repeat),
+        "picture": lambda: picture(3),
+        "idle": lambda: idle(2),
+        "recorder": lambda: recorder(3),
     }
+    results = {}
+    for name in options.only:
+        results[name] = measures[name]()
+        if not options.json:
+            print(f"{name:9} {SHOW[name](results[name])}", flush=True)
     if options.json:
         print(json.dumps(results, indent=1))
-    else:
-        show(results)
 
 
-def show(results: dict[str, Any]) -> None:
-    """The medians, in words."""
-    c, i, r = results["collect"], results["idle"], results["recorder"]
-    print(
-        f"collect   {c['ranks']} ranks, {RING} entries each: restart {c['with_ms']:.0f} ms with, "
-        f"{c['without_ms']:.0f} ms without; the phase took {c['phase_median_ms']:.0f} ms "
-        f"(slowest rank {c['phase_slowest_ms']:.0f} ms; medians of {c['runs']} runs)"
+def show_collect(c: dict[str, Any]) -> str:
+    return (
+        f"{c['ranks']} ranks, {RING} entries each, {c['runs']} pairs: "
+        f"back in the function after {c['entered_ms_on']:.0f} ms with incidents and "
+        f"{c['entered_ms_off']:.0f} ms without, which costs {c['entered_ms_costs']:.0f} ms; "
+        f"first all_reduce after {c['reduced_ms_on']:.0f} and {c['reduced_ms_off']:.0f} ms: "
+        f"{c['reduced_ms_costs']:.0f} ms; the phase took {c['phase_median_ms']:.1f} ms "
+        f"(slowest rank {c['phase_slowest_ms']:.1f} ms)"
     )
-    p = results["picture"]
-    print(
-        f"picture   {p['take_cpu_ms']:.1f} ms of CPU to take it, "
-        f"{p['write_cpu_ms']:.1f} ms to write it"
+
+
+def show_picture(p: dict[str, Any]) -> str:
+    return (
+        f"{p['now_ms']:.1f} ms of CPU before the abort, {p['later_ms']:.1f} ms after the restart "
+        f"(a picture all at once: {p['at_once_ms']:.1f} ms)"
     )
-    print(
-        f"idle      {i['with_ms_per_s']:.2f} ms of CPU per second with the witness, "
-        f"{i['without_ms_per_s']:.2f} without"
+
+
+def show_idle(i: dict[str, Any]) -> str:
+    return (
+        f"{i['with_ms_per_s']:.3f} ms of CPU per second with the witness, "
+        f"{i['without_ms_per_s']:.3f} without"
     )
-    print(
-        f"recorder  {r['on_us']:.1f} us per all_reduce with, {r['off_us']:.1f} us without: "
-        f"{r['on_us'] - r['off_us']:.1f} us"
+
+
+def show_recorder(r: dict[str, Any]) -> str:
+    difference = r["on_us"] - r["off_us"]
+    return (
+        f"{r['on_us']:.1f} us per all_reduce with, {r['off_us']:.1f} us without: {difference:.1f}"
     )
+
+
+SHOW: dict[str, Callable[[dict[str, Any]], str]] = {
+    "collect": show_collect,
+    "picture": show_picture,
+    "idle": show_idle,
+    "recorder": show_recorder,
+}
 
 
 # --- collect ------------------------------------------------------------------------------------
 
 
 def collect(ranks: int, repeat: int) -> dict[str, Any]:
-    """Medians over ``repeat`` restarts with and without incidents, in turns."""
-    runs = [(restart(ranks, True), restart(ranks, False)) for _ in range(repeat)]
-    phases = [run["phases_ms"] for run, _ in runs]
+    """One job, ``repeat`` faults with incidents and as many without, in turns; a line a pair."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        given = {"task": "restart", "directory": folder, "repeat": repeat}
+        pairs: list[dict[str, dict[str, Any]]] = []
+
+        def tell() -> None:
+            while len(pairs) < repeat and (pair := read_pair(directory, len(pairs), ranks)):
+                pairs.append(pair)
+                print(f"  {len(pairs):2} {said(pair, 'on')} | {said(pair, 'off')}", file=sys.stderr)
+
+        run_workers(given, ranks, tell)
+    if len(pairs) < repeat:
+        sys.exit("bench_forensics: the ranks have not noted all restarts")
+    of = {mode: [pair[mode] for pair in pairs] for mode in ("on", "off")}
+    times = {
+        f"{what}_{mode}": statistics.median(run[what] for run in runs)
+        for mode, runs in of.items()
+        for what in ("entered_ms", "reduced_ms")
+    }
+    costs = {
+        f"{what}_costs": statistics.median(pair["on"][what] - pair["off"][what] for pair in pairs)
+        for what in ("entered_ms", "reduced_ms")
+    }
+    phases = [run["collect_ms"] for run in of["on"]]
     return {
         "ranks": ranks,
         "runs": repeat,
-        "with_ms": statistics.median(run["enter_ms"] for run, _ in runs),
-        "without_ms": statistics.median(run["enter_ms"] for _, run in runs),
+        **times,
+        **costs,
         "phase_median_ms": statistics.median(statistics.median(each) for each in phases),
         "phase_slowest_ms": statistics.median(max(each) for each in phases),
     }
 
 
-def restart(ranks: int, forensics: bool) -> dict[str, Any]:
-    """One job with one exception; how long until all were back."""
-    with tempfile.TemporaryDirectory() as directory:
-        given = {"task": "restart", "directory": directory, "forensics": forensics}
-        run_workers(given, ranks)
-        marks = [json.loads(path.read_text()) for path in Path(directory).glob("mark-*")]
-    at = next(mark["fault"] for mark in marks if mark["fault"])
-    return {
-        "enter_ms": 1000 * (max(mark["entered"] for mark in marks) - at),
-        "phases_ms": [mark["collect_ms"] for mark in marks],
-    }
+def read_pair(directory: Path, number: int, ranks: int) -> dict[str, dict[str, Any]] | None:
+    """A restart with incidents (``on``) and one without; None until all ranks have noted both."""
+    pair = {}
+    for mode in ("on", "off"):
+        paths = list(directory.glob(f"mark-{number}-{mode}-*.json"))
+        if len(paths) < ranks:
+            return None
+        marks = [json.loads(path.read_text()) for path in paths]
+        at = next(mark["fault"] for mark in marks if mark["fault"])
+        pair[mode] = {
+            "entered_ms": 1000 * (max(mark["entered"] for mark in marks) - at),
+            "reduced_ms": 1000 * (max(mark["reduced"] for mark in marks) - at),
+            "collect_ms": [mark["collect_ms"] for mark in marks],
+        }
+    return pair
 
 
-def run_workers(given: dict[str, Any], ranks: int, **env: str) -> None:
-    """Run this file as ``ranks`` workers; all are gone afterwards."""
+def said(pair: dict[str, dict[str, Any]], mode: str) -> str:
+    """A restart in words."""
+    run, name = pair[mode], "with" if mode == "on" else "without"
+    return f"{name}: back {run['entered_ms']:4.0f} ms, all_reduce {run['reduced_ms']:4.0f} ms"
+
+
+def run_workers(
+    given: dict[str, Any], ranks: int, tell: Callable[[], None] | None = None, **env: str
+) -> None:
+    """Run this file as ``ranks`` workers; all are gone afterwards. ``tell`` is called meanwhile."""
     port = free_port()
     workers = []
     for rank in range(ranks):
@@ -132,12 +192,25 @@ def run_workers(given: dict[str, Any], ranks: int, **env: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     try:
         for worker in workers:
-            if worker.wait(max(0.1, deadline - time.monotonic())) != 0:
+            wait(worker, deadline, tell or (lambda: None))
+            if worker.returncode != 0:
                 sys.exit("bench_forensics: a worker failed, see above")
     finally:
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
+
+
+def wait(worker: subprocess.Popen[bytes], deadline: float, tell: Callable[[], None]) -> None:
+    """For the end of ``worker``, with ``tell`` called now and then and at the end."""
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(1)
+            break
+        tell()
+    else:
+        sys.exit(f"bench_forensics: the workers are not done after {DEADLINE_S} s")
+    tell()
 
 
 def free_port() -> int:
@@ -164,7 +237,7 @@ def idle(repeat: int) -> dict[str, float]:
 
 
 def picture(repeat: int) -> dict[str, float]:
-    """CPU milliseconds of one rank, medians."""
+    """CPU milliseconds of one rank."""
     taken = [json.loads(one_text({"task": "picture"})) for _ in range(repeat)]
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
 
@@ -202,68 +275,96 @@ def work(given: dict[str, Any]) -> None:
         "recorder": work_recorder,
     }
     tasks[given["task"]](given, directory)
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may abort the exit of a process with groups, which is no news
 
 
 def work_restart(given: dict[str, Any], directory: Path) -> None:
-    """Fill the recorder, fail on rank 1, note when the function is entered again."""
+    """Restart after restart, with incidents and without in turns; each rank notes its times."""
+    for number in range(given["repeat"]):
+        for mode in ("on", "off") if number % 2 else ("off", "on"):
+            incidents = directory / f"pictures-{number}" if mode == "on" else None
+            mark = one_restart(incidents)
+            draft = directory / f".{number}-{mode}-{os.environ['RANK']}"
+            draft.write_text(json.dumps(mark))
+            draft.replace(directory / f"mark-{number}-{mode}-{os.environ['RANK']}.json")
+
+
+def one_restart(incidents: Path | None) -> dict[str, Any]:
+    """Fill the recorder, fail on rank 1; when was the function entered again, and all_reduce done?
+
+    The recorder is filled by a group of this rank alone, which is quick.
+    """
     import torch
     import torch.distributed as dist
 
     from ncclops import restart as inprocess
 
-    mark: dict[str, Any] = {"fault": None, "entered": None, "collect_ms": 0.0}
-    rank = os.environ["RANK"]
+    mark: dict[str, Any] = {"fault": None, "entered": None, "reduced": None, "collect_ms": 0.0}
 
     def train(call: inprocess.CallWrapper) -> None:
         if call.iteration == 1:
             mark["entered"] = time.time()
+            dist.init_process_group("gloo")
+            dist.all_reduce(torch.ones(16))
+            mark["reduced"] = time.time()
+            dist.barrier()
+            time.sleep(SETTLE_S)
             return
         dist.init_process_group("gloo")
+        own, _ = dist.new_subgroups(1)
         for _ in range(RING + 100):
-            dist.all_reduce(torch.ones(16))
+            deep(20, torch.ones(16), own)
+        for _ in range(20):
+            deep(20, torch.ones(16))
         dist.barrier()
-        if rank == "1":
+        if os.environ["RANK"] == "1":
             mark["fault"] = time.time()
             raise RuntimeError("the fault")
         dist.all_reduce(torch.ones(16))
 
     train.__annotations__["call"] = inprocess.CallWrapper
-    incidents = str(directory / "incidents") if given["forensics"] else None
 
     def note(incident: inprocess.Incident) -> None:
         mark["collect_ms"] = incident.phases_ms["collect"]
 
-    inprocess.Wrapper(incident_dir=incidents, on_incident=note)(train)()
-    (directory / f"mark-{rank}").write_text(json.dumps(mark))
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of groups that were aborted may abort the exit, which is no news
+    where = None if incidents is None else str(incidents)
+    inprocess.Wrapper(incident_dir=where, on_incident=note)(train)()
+    dist.destroy_process_group()
+    return mark
+
+
+def deep(levels: int, tensor: Any, group: Any = None) -> None:
+    """A collective from a stack as deep as a trainer's."""
+    import torch.distributed as dist
+
+    if levels:
+        deep(levels - 1, tensor, group)
+    else:
+        dist.all_reduce(tensor, group=group)
 
 
 def work_picture(_given: dict[str, Any], directory: Path) -> None:
-    """Fill the recorder from a stack as deep as a trainer's, and take a picture."""
+    """Fill the recorder from a stack as deep as a trainer's; a picture in parts, and at once."""
     import torch
     import torch.distributed as dist
 
     from ncclops.forensics.picture import Identity, Picture
 
     dist.init_process_group("gloo")
-
-    def deep(levels: int) -> None:
-        if levels:
-            deep(levels - 1)
-        else:
-            dist.all_reduce(torch.ones(16))
-
     for _ in range(RING + 100):
-        deep(20)
+        deep(20, torch.ones(16))
     picture = Picture(Identity(0, None), 0)
     marks = [time.process_time()]
-    picture.take(60)
+    picture.take_before_abort(60)
     marks.append(time.process_time())
+    picture.take_rest(60)
     picture.write(directory / "rank0")
     marks.append(time.process_time())
-    taken = {"take_cpu_ms": 1000 * (marks[1] - marks[0])}
-    taken["write_cpu_ms"] = 1000 * (marks[2] - marks[1])
+    Picture(Identity(0, None), 0).take(60)
+    marks.append(time.process_time())
+    names = ("now_ms", "later_ms", "at_once_ms")
+    taken = {name: 1000 * (b - a) for name, a, b in zip(names, marks, marks[1:], strict=False)}
     (directory / "value").write_text(json.dumps(taken))
 
 
@@ -287,18 +388,11 @@ def work_recorder(_given: dict[str, Any], directory: Path) -> None:
 
     dist.init_process_group("gloo")
     tensor = torch.ones(16)
-
-    def deep(levels: int) -> None:
-        if levels:
-            deep(levels - 1)
-        else:
-            dist.all_reduce(tensor)
-
     for _ in range(RING):
-        deep(20)
+        deep(20, tensor)
     started = time.process_time()
     for _ in range(COLLECTIVES):
-        deep(20)
+        deep(20, tensor)
     value = 1e6 * (time.process_time() - started) / COLLECTIVES
     (directory / "value").write_text(repr(value))
 

@@ -294,8 +294,16 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     about.place = Place(Frame("/home/user/data.py", 3, "load"))
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
-    assert "it is in data.py:3 load; it did not answer" in found.sentence
-    about.place = None
+    assert found.sentence.endswith("it is in data.py:3 load; its guardian ended it")
+    about.deaf_s = 8.4
+    assert "it is in data.py:3 load and has run no Python for 8 s" in judge(made).sentence
+    about.process = "stopped, in do_signal_stop"
+    assert "it is in data.py:3 load, stopped by a signal" in judge(made).sentence
+    about.place = None  # a stopped process takes no signal for its stacks
+    found = judge(made)
+    assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
+    assert "it was stopped by a signal" in found.sentence
+    about.process = about.deaf_s = None
     assert judge(made).findings[0].kind == "rank-died"
 
 

@@ -83,6 +83,19 @@ def test_an_incident_names_rank_kind_and_line(hangs: Path, scenario: str, world:
         assert frame["line"] == line_of(scenario), report.sentence
 
 
+@pytest.mark.parametrize(("scenario", "world"), JOBS)
+def test_a_recorder_that_is_dumped_after_the_abort_tells_the_same(
+    hangs: Path, scenario: str, world: int
+) -> None:
+    """Its groups are gone by then, and what was pending has ended."""
+    kind, _, knows_line = EXPECTED[scenario]
+    early, late = (analyze(hangs / f"{scenario}-{world}" / where) for where in (".", "late"))
+    check(late, scenario, world, kind)
+    assert late.sentence == early.sentence
+    verdict = late.to_json()["verdict"]
+    assert not knows_line or verdict["frame"]["line"] == line_of(scenario)
+
+
 @pytest.mark.parametrize("form", ["pickle", "json"])
 @pytest.mark.parametrize(("scenario", "world"), [job for job in JOBS if job[1] == 4])
 def test_bare_dumps_name_rank_and_kind(hangs: Path, scenario: str, world: int, form: str) -> None:

@@ -2,7 +2,9 @@
 
 A job's ranks make a process group over Gloo, run a function of `hang_script`, and are looked at
 once all are as far as they get: pictures as a run's incident has them in `<out>/incidents/0`,
-torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then they are killed.
+torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then all abort their groups, as
+a restart does, and the pictures whose recorder was left for later are completed, in
+`<out>/late/incidents/0`. Then they are killed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -27,8 +30,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 import hang_script
 
+from ncclops.forensics import picture as pictures
 from ncclops.forensics.picture import Identity, Picture
+from ncclops.restart.abort import AbortTorchDistributed
+from ncclops.restart.state import State
 
+pictures._FEW_RECORDS = 0  # a handful would not be left for later
 torch.set_num_threads(1)
 # After every rank has said that it is about to get stuck: longer than what counts as in flight,
 # on a busy machine too.
@@ -79,14 +86,10 @@ def _finish(
         os.read(pipes[rank][0], 1)  # ready, or dead
     time.sleep(SETTLE_S)  # nothing announces that a rank has got stuck
     dead = {rank: how for rank, pid in pids.items() if (how := _ended(pid)) is not None}
-    for rank in pids.keys() - dead.keys():
-        with contextlib.suppress(BrokenPipeError):
-            os.write(pipes[rank][1], b"x")
-    deadline = time.monotonic() + (5 if job.get("silent") else LIMIT_S)
-    waiting = set(pids) - set(dead)
-    while waiting and time.monotonic() < deadline:
-        waiting = {rank for rank in waiting if not (out / f"done{rank}").exists()}
-        time.sleep(0.05)  # ranks that hold their interpreter's lock can announce nothing
+    alive = set(pids) - set(dead)
+    limit_s = 5 if job.get("silent") else LIMIT_S
+    waiting = alive - _ask(alive, pipes, out, "done", limit_s)
+    _ask(alive - waiting, pipes, out, "late", LIMIT_S)
     for rank in pids:
         folder = out / "incidents" / "0" / f"rank{rank}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +100,9 @@ def _finish(
             (folder / "missing.json").write_text(json.dumps({"reason": reason}))
         elif rank in waiting:
             (folder / "missing.json").write_text(json.dumps({"reason": "it did not answer"}))
+        if rank in dead or rank in waiting:
+            shutil.copytree(folder, out / "late" / "incidents" / "0" / folder.name)
+    (out / "late" / "ranks").symlink_to(out / "ranks")
     for rank, pid in pids.items():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -107,6 +113,21 @@ def _finish(
     with lock:
         sys.stdout.write(json.dumps({"job": job["name"], "dead": dead}) + "\n")
         sys.stdout.flush()
+
+
+def _ask(
+    ranks: set[int], pipes: dict[int, tuple[int, int]], out: Path, what: str, limit_s: float
+) -> set[int]:
+    """Have ``ranks`` go on; those that did, and have left the file that says so."""
+    for rank in ranks:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipes[rank][1], b"x")
+    deadline = time.monotonic() + limit_s
+    done: set[int] = set()
+    while done != ranks and time.monotonic() < deadline:
+        done = {rank for rank in ranks if (out / f"{what}{rank}").exists()}
+        time.sleep(0.05)  # ranks that hold their interpreter's lock can announce nothing
+    return done
 
 
 def _ended(pid: int) -> str | None:
@@ -163,8 +184,10 @@ class _Rank:
 
     def _collect(self) -> None:
         os.read(self._look, 1)
-        picture = Picture(Identity(self._rank, None), since_ns=0)
+        who = Identity(self._rank, None)
+        picture, late = Picture(who, since_ns=0), Picture(who, since_ns=0)
         picture.take(LIMIT_S)
+        late.take_before_abort(LIMIT_S)
         c10d = torch._C._distributed_c10d
         for kind, name, data in (
             ("pickle", f"comm_lib_trace_rank_{self._rank}", c10d._dump_fr_trace()),
@@ -175,6 +198,12 @@ class _Rank:
             (self._out / kind / name).write_bytes(whole)
         picture.write(self._folder)
         (self._out / f"done{self._rank}").touch()
+        os.read(self._look, 1)  # all have been looked at
+        AbortTorchDistributed()(State(self._rank, self._world).freeze())
+        time.sleep(0.2)  # what was pending ends when it does
+        late.take_rest(LIMIT_S)
+        late.write(self._out / "late" / "incidents" / "0" / self._folder.name)
+        (self._out / f"late{self._rank}").touch()
 
 
 if __name__ == "__main__":

@@ -145,6 +145,49 @@ def test_a_rank_that_crashes_in_c(
     assert page["classification"]["class"] == "process-crash"
 
 
+ALWAYS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+
+def load_batch(step):
+    if dist.get_rank() == 1 and step == 3: raise ValueError("no such shard")
+
+for step in range(6):
+    load_batch(step)
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.slow
+def test_restarts_in_place_that_cannot_help(ncclops: Ncclops, tmp_path: Path) -> None:
+    """Three times the same, new processes, once more: told is the fault, decided the escalation."""
+    script = tmp_path / "train.py"
+    script.write_text(ALWAYS)
+    line = next(n for n, text in enumerate(ALWAYS.splitlines(), 1) if "raise" in text)
+    done = ncclops("launch", *IN_PLACE, "--profile", "local-cpu", script)
+    assert done.returncode == 1
+    incidents = tmp_path / "run" / "incidents"
+    first_leaving, latest = 3, max(int(path.name) for path in incidents.iterdir())
+    assert (incidents / str(first_leaving) / "left-rank0.json").exists()
+    for asked, told_is, decided, why in (
+        (0, 0, "restarted in place, on all 4 ranks", "every rank was healthy"),
+        (2, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
+        (3, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
+        (None, latest - 1, "the run ended: failed", "again in new processes"),
+    ):
+        page = told(ncclops, "run", *([] if asked is None else [str(asked)]))
+        assert page["sentence"].startswith("rank 1 on ")
+        assert "raised ValueError: no such shard at" in page["sentence"]
+        assert page["culprit"]["rank"] == 1
+        assert page["culprit"]["frame"]["line"] == line
+        assert page["classification"]["class"] == "user-error"
+        assert page["number"] == told_is
+        assert page["left_in"] == (None if asked == told_is else latest if asked is None else 3)
+        assert page["decision"]["what"].startswith(decided), f"incident {asked}"
+        assert why in page["decision"]["why"]
+    assert "the ranks left in incident" in ncclops("incident", "run").stdout
+
+
 @pytest.mark.slow
 def test_a_team_that_the_agent_ends(
     ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pytest
+
 from ncclops.forensics import groups, recorder
-from ncclops.forensics.recorder import RawDump
+from ncclops.forensics.recorder import Mark, RawDump
 
 
 def entry(number: int, pg_id: int, at: int, *, retired: bool = True) -> dict[str, Any]:
@@ -34,6 +36,54 @@ def test_entries_of_an_earlier_iteration_are_left_out() -> None:
     read = raw.read(since_ns=250)
     assert [each["pg_id"] for each in read["entries"]] == [1]
     assert set(read["pg_status"]) == {"1", "2"}, "and a group that has done nothing yet"
+
+
+def status(enqueued: int, completed: int) -> dict[str, int]:
+    return {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
+
+
+def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
+    """By then what was pending has ended, and the next iteration has begun."""
+    mark = Mark(at_ns=300, status={"0": status(2, 1), "1": status(1, 1)})
+    entries = [entry(1, 0, 100), entry(2, 0, 200), entry(1, 1, 250), entry(1, 2, 400)]
+    after = {"0": status(2, 2), "1": status(1, 1), "2": status(1, 1)}
+    read = RawDump("_dump_fr_trace", dump_of(entries, after).pickled, mark).read(since_ns=0)
+    assert [(each["pg_id"], each["retired"]) for each in read["entries"]] == [
+        (0, True),
+        (0, False),
+        (1, True),
+    ]
+    assert read["pg_status"] == mark.status
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pending"),
+    [
+        (3, 3, set()),  # all done
+        (2, 3, {3}),  # the abort ended the last one
+        (2, 2, set()),  # the second was reported last; the third was done as well
+        (1, 3, {2, 3}),  # two under way, of a loop that waits for neither
+        (3, 2, {2}),  # the third was done before the second
+    ],
+)
+def test_what_was_pending_is_told_by_what_the_abort_ended(
+    before: int, after: int, pending: set[int]
+) -> None:
+    mark = Mark(at_ns=1000, status={"0": status(3, before)})
+    entries = [entry(n, 0, n) for n in (1, 2, 3)]
+    raw = dump_of(entries, {"0": status(3, after)})
+    read = RawDump(raw.source, raw.pickled, mark).read(since_ns=0)
+    assert {e["record_id"] for e in read["entries"] if not e["retired"]} == pending
+    done = max({1, 2, 3} - pending)
+    assert read["pg_status"]["0"]["last_completed_collective"] == max(before, done)
+    assert mark.is_ambiguous == (before == 1)
+
+
+def test_what_the_abort_did_not_end_is_pending() -> None:
+    mark = Mark(at_ns=1000, status={"0": status(2, 1)})
+    stuck = dump_of([entry(1, 0, 1), entry(2, 0, 2, retired=False)], {"0": status(2, 1)})
+    read = RawDump(stuck.source, stuck.pickled, mark).read(since_ns=0)
+    assert [each["retired"] for each in read["entries"]] == [True, False]
 
 
 def test_frames_are_kept_where_they_tell_something() -> None:

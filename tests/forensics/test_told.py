@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from ncclops.flight.findings import KINDS
 from ncclops.forensics import layout
+from ncclops.forensics.advice import steps
+from ncclops.forensics.events import decision_on
 from ncclops.forensics.stacks import Frame
 from ncclops.forensics.told import Told, tell
 from tests.flight import dumps
@@ -93,6 +96,7 @@ def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Mak
     by_rank[2] = calls(op="gloo:broadcast", line=71)
     told = tell(make(by_rank, fault(0, "hung", "hang: all ranks are stuck; ranks 0-3: …")), None)
     assert culprit(told) == (2, "/home/user/train.py:71")
+    assert "look for a branch before the call at /home/user/train.py:71" in told.next_steps[0]
     assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
 
 
@@ -145,6 +149,37 @@ def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Ma
     assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
 
 
+def event(at: float, name: str, **more: Any) -> dict[str, Any]:
+    return {"ts": at, "event": name, **more}
+
+
+@pytest.mark.parametrize(
+    ("events", "what", "why"),
+    [
+        ([], "no further restart in place, but new processes", "3 times"),
+        ([event(13, "retry", attempt=2)], "new processes (attempt 2)", "3 times"),
+        (
+            [event(13, "escalation", to="stop", reason="no attempt left"), event(14, "verdict")],
+            "the run ended",
+            "no attempt left",
+        ),
+        ([event(14, "verdict", outcome="failed", reason="rank 2 exited")], "failed", "3 times"),
+    ],
+)
+def test_an_escalation_is_what_was_decided(
+    events: list[dict[str, Any]], what: str, why: str
+) -> None:
+    """Whatever else is said afterwards, and whether or not there is more on record by now."""
+    incident = {"at": 10.0, "iteration": 2, "rank_before": 0, "rank": 0, "world_size": 4}
+    before = [event(9, "restart", iteration=2), event(11, "restart", iteration=3)]
+    before.append(event(12, "escalation", to="respawn", reason="3 times in a row"))
+    decision = decision_on(incident, [*before, *events], until=20.0)
+    assert what in decision.what
+    assert why in decision.why
+    earlier = decision_on(incident | {"iteration": 1, "at": 8.0}, [*before, *events], until=10.0)
+    assert earlier.what.startswith("restarted in place"), "the next fault led to it"
+
+
 def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:
     """What an exception says may look like a line of a traceback."""
     trace = (
@@ -154,3 +189,24 @@ def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Mak
     first = fault(1, "exception", "RuntimeError: gave up")
     run = make({0: calls()}, first, exception=first["summary"], traceback=trace)
     assert tell(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
+
+
+def test_who_called_the_line_is_told_with_it(make: Make) -> None:
+    """A line in a helper says little by itself."""
+    files = (("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply"))
+    files += (("comm.py", "sync_gradients"),)
+    trace = "".join(
+        f'  File "/home/user/{file}", line {line}, in {name}\n'
+        for line, (file, name) in enumerate(files, 1)
+    )
+    run = make({0: calls()}, fault(1, "exception", "RuntimeError: no"), traceback=trace)
+    who = tell(run, None).culprit
+    assert who.frame == Frame("/home/user/comm.py", 4, "sync_gradients")
+    assert [caller.function for caller in who.callers] == ["step", "main"]
+
+
+@pytest.mark.parametrize("kind", set(KINDS) - {"rank-died"})
+def test_each_kind_of_hang_has_a_step_to_take(kind: str) -> None:
+    first, *more = steps(kind, "rank 2", "train.py:3 in f", in_data_loader=True)
+    assert "{" not in first
+    assert len(more) == (kind == "never-arrived")

@@ -66,6 +66,25 @@ def run_dir(tmp_path: Path) -> Path:
         {"ts": 125.0, "event": "step", **event, "step": 12},
         {"ts": 140.0, "event": "verdict", **event, "outcome": "completed"},
     )
+    fault = {"kind": "exception", "initial_rank": 1, "summary": f"RuntimeError: {EVIL}"}
+    incident = {
+        "iteration": 0,
+        "cause": fault["kind"],
+        "summary": fault["summary"],
+        "first_faulty_rank": 1,
+        "ranks_lost": [],
+        "exception": fault["summary"],
+        "traceback": 'Traceback:\n  File "/home/user/train.py", line 7, in step\n',
+        "faults": [fault],
+        "world_size_before": 3,
+        "world_size": 3,
+        "at": 119.9,
+        "rank_before": 0,
+        "rank": 0,
+    }
+    left = incident | {"summary": "x.RestartAbort: escalation to stop: it goes on", "at": 122.0}
+    for number, record in (("0", incident), ("1", left), ("2", {"cause": "nobody knows"})):
+        write(run / "incidents" / number / "incident.json", record)
     verdict = {
         "outcome": "completed",
         "exit_code": 0,
@@ -93,6 +112,15 @@ def test_the_page_tells_what_happened(ncclops: Ncclops, run_dir: Path) -> None:
         assert f'data-kind="{kind}"' in page
     assert "41 ms (detect 1, abort 40)" in page
     assert "rank 2 1.50" in page
+
+
+def test_the_page_tells_faults_as_incident_does(ncclops: Ncclops, run_dir: Path) -> None:
+    """And leaves out those that are none, or that are damaged."""
+    page = page_of(ncclops, run_dir)
+    (sentence,) = re.findall(r"<h3>(.*?)</h3>", page)
+    assert sentence.startswith("rank 1 raised RuntimeError: &lt;/script&gt;")
+    assert "<td>at</td><td>/home/user/train.py:7 in step</td>" in page
+    assert "restarted in place, on all 3 ranks" in page
 
 
 def test_the_page_holds_no_secret_and_nothing_that_runs(ncclops: Ncclops, run_dir: Path) -> None:

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from scenarios import FAST, HANG, Worker, seconds
 
 from ncclops import restart as inprocess
+from ncclops.restart import session
 from ncclops.restart.state import FrozenState
 
 
@@ -78,20 +81,64 @@ def waiting_in_the_barrier(worker: Worker) -> Any:
 
 def raising_in_clean_up(worker: Worker) -> Any:
     """Rank 0 raises; what the others raise while they clean up comes during that restart."""
+    aborting, out = threading.Event(), threading.Event()
+
+    class LateError(Exception):
+        """Tells when it is looked at: then it has left the function."""
+
+        def __str__(self) -> str:
+            out.set()
+            return "the second"
+
+    def abort(state: FrozenState, _: str) -> FrozenState:
+        aborting.set()
+        if worker.rank:
+            out.wait()
+        return state
+
+    local: weakref.ref[torch.nn.Module] | None = None
 
     def main(call: inprocess.CallWrapper) -> str:
+        nonlocal local
         worker.join()
-        worker.note("entered", iteration=call.iteration)
+        worker.note("entered", iteration=call.iteration, holds=local is not None and bool(local()))
         if call.iteration == 0:
             if worker.rank == 0:
                 raise ValueError("the first")
-            try:
-                dist.barrier()
-            finally:
-                raise KeyError("the second")
+            model = torch.nn.Linear(2, 2)
+            local = weakref.ref(model)
+            aborting.wait()
+            raise LateError
         dist.barrier()
         return worker.finish(call)
 
+    first = callback_of(inprocess.abort.Abort, "abort", abort)
+    both = inprocess.Compose(inprocess.abort.AbortTorchDistributed(), first)
+    return worker.wrap(main, abort=both, **FAST)()
+
+
+def connecting_while_another_thread_does(worker: Worker) -> Any:
+    """Rank 0 waits in vain, on a store that it has connected to while its reporter did."""
+    connecting = threading.Event()
+    original = session.another_connection
+
+    def slowly(store: dist.Store) -> dist.Store:
+        if threading.current_thread() is not threading.main_thread():
+            connecting.set()
+            time.sleep(0.5)  # for the main thread, which tells nobody that it waits for its turn
+        return original(store)
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration == 0:
+            if worker.rank == 1:
+                time.sleep(600)
+            call.request_restart("with the first report the reporter connects")
+            connecting.wait()
+        worker.join()
+        return worker.finish(call)
+
+    session.another_connection = slowly
     return worker.wrap(main, **FAST)()
 
 

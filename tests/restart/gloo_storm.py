@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 from ncclops.restart import _gloo_sockets
+from ncclops.restart._group_release import keep_backends_longer_than_groups
 
 LONG = timedelta(seconds=100)
 GLOO_TIMEOUT = timedelta(seconds=10)
 
 
 def main(world: int, rounds: int) -> None:
+    keep_backends_longer_than_groups()
     server = dist.TCPStore("127.0.0.1", 0, None, True, LONG, wait_for_workers=False)
     children = []
     rank = 0
@@ -31,7 +33,7 @@ def main(world: int, rounds: int) -> None:
             rank = child_rank
             break
         children.append(child)
-    store = dist.TCPStore("127.0.0.1", server.port, None, False, LONG, wait_for_workers=False)
+    store = connect(server.port)
     forgotten = sum(one_round(store, number, rank, world) for number in range(rounds))
     store.add("forgotten", forgotten)
     if rank:
@@ -42,14 +44,18 @@ def main(world: int, rounds: int) -> None:
     os._exit(0)
 
 
-def one_round(store: dist.Store, number: int, rank: int, world: int) -> bool:
+def connect(port: int) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", port, None, False, LONG, wait_for_workers=False)
+
+
+def one_round(store: dist.TCPStore, number: int, rank: int, world: int) -> bool:
     """Whether this rank was left waiting."""
     round_store = dist.PrefixStore(str(number), store)
     dist.init_process_group(
         "gloo", store=round_store, rank=rank, world_size=world, timeout=GLOO_TIMEOUT
     )
     out = threading.Event()
-    aborter = threading.Thread(target=abort, args=(store.clone(), number, rank, world, out))
+    aborter = threading.Thread(target=abort, args=(connect(store.port), number, rank, world, out))
     aborter.start()
     try:
         while True:

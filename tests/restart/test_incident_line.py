@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+from torch._utils import ExceptionWrapper
+
+from ncclops.restart.attribution import summarise
 from ncclops.restart.incident import Incident
 
 INCIDENT = Incident(
@@ -38,3 +42,25 @@ def test_a_lost_rank_is_named_once() -> None:
         INCIDENT, summary="rank 1: the process died", ranks_lost=(1, 2), world_size=1
     )
     assert str(lost).startswith("restart in process: rank 1: the process died; lost 1, 2; 1 rank")
+
+
+@pytest.mark.parametrize(
+    ("original", "told"),
+    [
+        (KeyError("shard-13"), "KeyError: 'shard-13'"),
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_an_exception_of_a_data_loaders_worker_is_told_without_its_traceback(
+    original: Exception, told: str
+) -> None:
+    """Which torch makes the message of the one that it raises in the main process."""
+    try:
+        raise original
+    except Exception:  # noqa: BLE001 - as torch does
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(type(original)) as caught:
+        wrapper.reraise()
+    assert summarise(caught.value) == f"{told} (in DataLoader worker process 0)"
+    assert summarise(original) == told

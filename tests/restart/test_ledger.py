@@ -13,9 +13,10 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.restart import ledger as ledgers
+from ncclops.restart.agreement import INITIAL, Arrival, numbers_claimed_and_left
 from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
 from ncclops.restart.compose import Compose
-from ncclops.restart.ledger import INITIAL, Arrival, Ledger, terminated_numbers
+from ncclops.restart.ledger import Ledger
 from ncclops.restart.planning import PlannedAssigner
 from ncclops.restart.rank_assignment import ActivateAllRanks, FillGaps, ShiftRanks
 from ncclops.restart.store import PrefixStore
@@ -145,7 +146,7 @@ def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:
         fault(7, rank=1, iteration=1),  # reported with its number
         fault(8, rank=None),  # lost without a trace: it had the number nobody has
     ]
-    assert terminated_numbers(1, gone, arrivals, {9}) == {1, 2, 4}
+    assert numbers_claimed_and_left(1, gone, arrivals, {9}) == {1, 2, 4}
 
 
 def test_numbers_of_the_lost_by_the_world_that_was_planned() -> None:

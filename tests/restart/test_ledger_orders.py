@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.restart import _roll
+from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.compose import Compose
-from ncclops.restart.ledger import INITIAL, Arrival, Ledger
+from ncclops.restart.ledger import Ledger
 from ncclops.restart.planning import PlannedAssigner
 from ncclops.restart.rank_assignment import ActivateAllRanks, ShiftRanks
 

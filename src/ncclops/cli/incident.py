@@ -64,7 +64,8 @@ def _print(told: Told) -> None:
         console.print(Text("what to do next", style="bold"))
         for step in told.next_steps:
             console.print(Text(f"  - {step}"))
-    console.print(Text(f"incident {told.number}: {told.directory}", style="dim"))
+    left = "" if told.left_in is None else f"; the ranks left in incident {told.left_in}"
+    console.print(Text(f"incident {told.number}: {told.directory}{left}", style="dim"))
 
 
 def _facts(told: Told) -> list[tuple[str, str]]:
@@ -77,6 +78,8 @@ def _facts(told: Told) -> list[tuple[str, str]]:
     rows.append(("culprit", f"rank {culprit.rank}{host}: {culprit.how}"))
     if culprit.frame is not None:
         rows.append(("at", str(culprit.frame)))
+    if culprit.callers:
+        rows.append(("called", "by " + ", by ".join(map(str, culprit.callers))))
     if told.classification is not None:
         found = told.classification
         rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
@@ -118,5 +121,5 @@ def _print_clusters(console: Console, told: Told) -> None:
     if len(told.clusters) > _SHOWN_CLUSTERS:
         console.print(Text(f"  and {len(told.clusters) - _SHOWN_CLUSTERS} more places (--json)"))
     for view in told.views:
-        if view.reason:
+        if view.reason and view.reason not in view.place:
             console.print(Text(f"  rank {view.rank}: {view.reason}", style="yellow"))

@@ -24,8 +24,9 @@ from ncclops.control.commands import Command, ControlRefused
 from ncclops.control.reading import LiveSights
 from ncclops.control.routes import Routes
 
-# Training comes first: on a machine without a free core, whoever asks has to wait.
-_NICE = 5
+# Training comes first: on a machine without a free core, whoever asks has to wait. (As a batch
+# process it does not interrupt another one either when a request comes.)
+_NICE = 19
 # The agent answers at once, unless its event loop is held by a disk that hangs.
 _ANSWER_LIMIT_S = 20.0
 
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> None:
     run_dir, agent_pid, *fds = Path(arguments[0]), *map(int, arguments[1:])
     _prctl.die_with_parent(agent_pid, signal.SIGKILL)
     os.nice(_NICE)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # The terminal's signals are the warden's; this process ends with the link.
     link, *listeners = (socket.socket(fileno=fd) for fd in fds)
     asyncio.run(run(run_dir, link, listeners))

@@ -29,7 +29,8 @@ def absences(scene: Scene) -> list[Finding]:
 
 def _absence_kind(scene: Scene, rank: int) -> str:
     about = scene.about(rank)
-    if about.silent and about.place is not None and about.place.inside is None:
+    stood_still = about.deaf_s is not None or _is_stopped(about)
+    if about.silent and (stood_still if about.place is None else about.place.inside is None):
         return "never-arrived"  # that it was ended came of it
     if about.ended is not None:
         return "never-arrived" if about.ended_well else "rank-died"
@@ -143,8 +144,9 @@ def doing(evidence: Evidence, rank: int) -> str:
         received, room = about.overrun
         return f"it received {received} bytes with room for {room}; {about.ended}"
     place = about.place
-    if about.ended is not None and about.silent and place is not None and place.frame is not None:
-        return f"it is in {place.frame}; {about.ended}"
+    if about.ended is not None and about.silent:
+        frame = None if place is None else place.frame
+        return f"{_silence(about, frame)}; its guardian ended it"
     if about.ended is not None:
         return about.ended
     if place is not None and place.left is not None:
@@ -161,6 +163,21 @@ def doing(evidence: Evidence, rank: int) -> str:
         return f"{said}it is inside {place.inside}, called in {place.frame}"
     where = f"{said}it is in {place.frame}"
     return f"{where} ({place.what})" if place.what else where
+
+
+def _is_stopped(about: RankEvidence) -> bool:
+    return about.process is not None and about.process.startswith("stopped")
+
+
+def _silence(about: RankEvidence, frame: Frame | None) -> str:
+    """Where a rank is that does not answer, and why it does not."""
+    there = f"it is in {frame}" if frame is not None else ""
+    if _is_stopped(about):
+        return (there + ", " if there else "it was ") + "stopped by a signal (SIGSTOP, a debugger)"
+    if about.deaf_s is None:
+        return there or "it did not answer"
+    why = f"has run no Python for {about.deaf_s:.0f} s, so it holds the GIL in a call into C"
+    return f"{there} and {why}" if there else f"it {why}"
 
 
 def _last_done(about: RankEvidence) -> str:

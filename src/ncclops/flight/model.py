@@ -194,7 +194,8 @@ class RankEvidence:
     """All there is about one rank. ``ended`` says how its process ended, if it is known to have;
     ``missing`` why it could not say more. ``overrun``: it received so many bytes into a buffer of
     so many, which is how Gloo ends a process whose call does not fit its peer's. ``silent``: it
-    did not answer while it lived, and was ended for that."""
+    did not answer while it lived, and was ended for that. ``deaf_s``: for so many seconds no Python
+    had run in it when it was looked at."""
 
     rank: int
     record: RankRecord | None = None
@@ -206,6 +207,7 @@ class RankEvidence:
     missing: str | None = None
     overrun: tuple[int, int] | None = None
     silent: bool = False
+    deaf_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -36,6 +36,8 @@ _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
 # What our own pictures of a rank say that has raised; it stands in no collective any more.
 _LEFT = re.compile(r"^# the main thread has left the script by (.+); it was raised at$", re.M)
 _HEAD_CHARS = 4000
+# Our threads run every second; on a machine that is drowning in work a little less often.
+_DEAF_S = 3.0
 # Kinds of faults that a rank does not report itself.
 _SEEN_BY_OTHERS = {"hung", "soft-timeout", "completion-timeout", "died", "lost"}
 # A call that waits inside C shows no frame of its own; the line of the user does.
@@ -183,6 +185,9 @@ def _read_process(rank: RankEvidence, view: Any) -> None:
         rank.ended = f"its process has ended ({how})" if how is not None else "its process is gone"
         rank.ended_well = how == 0 or bool(_ENDED_WELL.search(str(how)))
         return
+    ran_s_ago = view.get("python_ran_s_ago")
+    if isinstance(ran_s_ago, int | float) and ran_s_ago > _DEAF_S:
+        rank.deaf_s = float(ran_s_ago)
     said = [str(view.get("state_name") or view.get("state") or "")]
     if isinstance(view.get("wchan"), str) and view["wchan"] not in ("", "0"):
         said.append(f"in {view['wchan'][:80]}")

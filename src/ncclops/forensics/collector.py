@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +23,21 @@ log = logging.getLogger("ncclops.restart")
 _RUN_DIR = "NCCLOPS_RUN_DIR"
 # What a picture may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
-# Writing waits for the next iteration, not to slow the restart down; a rank that does not get there
-# may be about to be ended.
-_WRITE_AFTER_S = 1.0
+# Whatever can wait does so until the ranks are at work again, or have to wait for each other
+# anyway; not for longer, as this rank may be about to be ended.
+_REST_AFTER_S = 1.0
+# In which a rank that does nothing but reduce four bytes records a few hundred operations.
+_LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A picture whose rest is to be taken and written, below ``directory``, once it is ``due``."""
+
+    picture: Picture
+    directory: Path
+    gpu: threading.Thread
+    due: float  # on the monotonic clock
 
 
 class Collector:
@@ -38,8 +52,11 @@ class Collector:
         run = os.environ.get(_RUN_DIR)
         self._witness = witness.start(rank, Path(run) if run else None)
         self._first = 0
-        self._writers: list[threading.Thread] = []
-        self._may_write = threading.Event()
+        self._unfinished: queue.SimpleQueue[_Unfinished | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        # There from the start: a script whose threads are counted at each restart has no new one.
+        self._finisher = threading.Thread(target=self._finish, name="ncclops-picture", daemon=True)
+        self._finisher.start()
         # What the main thread left the function with, if it has: its stack there is of interest.
         self.left_by: BaseException | None = None
         contact, page = self._witness.contact, guardian.page
@@ -63,11 +80,9 @@ class Collector:
         """An iteration begins: what the recorder holds from before belongs to another one."""
         self._witness.since_ns = time.time_ns()
         self.left_by = None
-        self._may_write.set()
-        self._may_write = threading.Event()
 
     def collect(self, iteration: int) -> float:
-        """Take the picture, have it written in the background; the seconds that it took.
+        """Take the picture, have it finished in the background; the seconds that it took.
 
         The guardian adds its view at the same time. Called in the monitor thread.
         """
@@ -77,32 +92,33 @@ class Collector:
         picture.left_by = self.left_by
         gpu = threading.Thread(target=picture.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
-        picture.take(_TAKE_WITHIN_S)
+        picture.take_before_abort(_TAKE_WITHIN_S)
         directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
-        writer = threading.Thread(
-            target=_write,
-            args=(picture, directory, gpu, self._may_write),
-            name="ncclops-picture",
-            daemon=True,
-        )
-        writer.start()
-        self._writers = [w for w in self._writers if w.is_alive()] + [writer]
+        self._unfinished.put(_Unfinished(picture, directory, gpu, started + _REST_AFTER_S))
         return time.monotonic() - started
 
     def close(self, limit_s: float) -> None:
-        """Wait for what is being written."""
-        self._may_write.set()
-        deadline = time.monotonic() + limit_s
-        for writer in self._writers:
-            writer.join(max(0.0, deadline - time.monotonic()))
+        """Have what is unfinished finished at once, and wait for that."""
+        self._closing.set()
+        self._unfinished.put(None)
+        self._finisher.join(limit_s)
+
+    def _finish(self) -> None:
+        while (next_one := self._unfinished.get()) is not None:
+            # The recorder announces to nobody that it has got on, and is asked.
+            while not (next_one.picture.is_urgent or time.monotonic() > next_one.due):
+                if self._closing.wait(_LOOK_EVERY_S):
+                    break
+            try:
+                _write(next_one)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one is written
+                log.warning("the picture of this rank could not be written: %s", error)
 
 
-def _write(picture: Picture, directory: Path, gpu: threading.Thread, go: threading.Event) -> None:
-    go.wait(_WRITE_AFTER_S)
+def _write(unfinished: _Unfinished) -> None:
+    picture, gpu = unfinished.picture, unfinished.gpu
+    picture.take_rest(_TAKE_WITHIN_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
         picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
-    try:
-        picture.write(directory)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the thread unsaid
-        log.warning("the picture of this rank could not be written: %s", error)
+    picture.write(unfinished.directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,13 +52,20 @@ def exit_status(events: list[dict[str, Any]], rank: int, not_before: float) -> i
     return None
 
 
-def decision_on(incident: Mapping[str, Any], events: list[dict[str, Any]]) -> Decision:
-    """What was decided on the incident: a restart in place, another attempt, or the end."""
+def decision_on(
+    incident: Mapping[str, Any], events: list[dict[str, Any]], until: float = math.inf
+) -> Decision:
+    """What was decided on the incident: a restart in place, another attempt, or the end.
+
+    ``until`` is when the next fault was, in seconds since the epoch.
+    """
     at = incident["at"] - 1  # clocks of several nodes
-    for event in events:
+    following = [event for event in events if event.get("ts", 0) >= at]
+    for number, event in enumerate(following):
+        if event.get("event") == "escalation" and event["ts"] < until:
+            return _escalated(event, following[number + 1 :])
+    for event in following:
         name = event.get("event")
-        if event.get("ts", 0) < at:
-            continue
         in_place = incident.get("rank_before") is not None  # or the agent's own
         if name == "restart" and in_place and event.get("iteration") == incident["iteration"] + 1:
             return _restarted(incident)
@@ -70,6 +78,24 @@ def decision_on(incident: Mapping[str, Any], events: list[dict[str, Any]]) -> De
     if incident.get("rank") is not None:
         return _restarted(incident)
     return Decision("nothing is on record", "the run has not come to a decision yet")
+
+
+def _escalated(escalation: Mapping[str, Any], following: list[dict[str, Any]]) -> Decision:
+    """Restarts in place were given up, for new processes or for good."""
+    why = _text(escalation, "reason")
+    for event in following:
+        name = event.get("event")
+        if name == "retry":
+            return Decision(
+                f"no further restart in place, but new processes (attempt {event.get('attempt')})",
+                why,
+            )
+        if name == "escalation":
+            why = _text(event, "reason")  # the agent's: it has no attempt left
+        if name == "verdict":
+            return Decision(f"the run ended: {event.get('outcome')}", why)
+    to = "new processes" if escalation.get("to") == "respawn" else "the end of the run"
+    return Decision(f"no further restart in place, but {to}", why)
 
 
 def _restarted(incident: Mapping[str, Any]) -> Decision:

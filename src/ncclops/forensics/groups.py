@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 # Expert-parallel jobs make thousands; each of their members knows all of them.
@@ -21,6 +22,26 @@ def groups() -> list[dict[str, Any]]:
     if world is None:
         return []
     return [_describe(world, group) for group in list(world.pg_map)[:_MOST_GROUPS]]
+
+
+def are_all_gloo() -> bool:
+    """Whether no group of this process has another backend than Gloo; also where there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(module, "_world", None)
+    if world is None:
+        return True
+    gloo = getattr(module, "ProcessGroupGloo", None)
+    return gloo is not None and all(
+        isinstance(backend, gloo) for group in list(world.pg_map) for backend in _backends(group)
+    )
+
+
+def _backends(group: Any) -> Iterator[Any]:
+    for device in getattr(group, "_device_types", ()):
+        try:
+            yield group._get_backend(device)
+        except RuntimeError:  # one that is made when it is first used
+            yield None
 
 
 def _describe(world: Any, group: Any) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """A rank's picture of itself: taken in memory at once, written when there is time.
 
-Taking it is what has to happen before groups are aborted, and what a restart waits for; reading the
-recorder's dump and writing files is left for after that.
+Taking it is what has to happen before groups are aborted, and what a restart waits for. What an
+abort does not change may be taken later: the flight recorder, where all groups are Gloo's. Reading
+its dump and writing files is left for later in any case.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
 import threading
@@ -18,6 +21,10 @@ from typing import Any
 from ncclops.forensics import groups, layout, recorder, stacks
 
 _LOGS = ("stdout.log", "stderr.log")
+# A recorder with as little in it is dumped at once; that takes a millisecond or two.
+_FEW_RECORDS = 200
+# Of the ring, new operations that a later dump waits for at most: the newest of before stay in it.
+_NEW_RECORDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -54,26 +61,55 @@ class Picture:
         self.gpu: dict[str, Any] | None = None
         self.failures: list[tuple[str, list[str]]] = []  # what could not be had: why, which files
         self._since_ns = since_ns
+        self._mark: recorder.Mark | None = None  # of a recorder that is still to be dumped
 
     def take(self, limit_s: float) -> None:
         """Look at everything; what is not there after ``limit_s`` is reported as missing.
 
         The GPU may be read in another thread meanwhile (:meth:`read_gpu`).
         """
+        self._look()
+        self._dump_within(limit_s)
+
+    def take_before_abort(self, limit_s: float) -> None:
+        """As :meth:`take`, but for what can be had after an abort by :meth:`take_rest`."""
+        self._look()
+        self._mark = _mark_to_dump_later()
+        if self._mark is None:
+            self._dump_within(limit_s)
+
+    def take_rest(self, limit_s: float) -> None:
+        """What :meth:`take_before_abort` has left for later."""
+        if self._mark is not None:
+            self._dump_within(limit_s, self._mark)
+            self._mark = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the rest has to be taken soon, as new operations push the old ones out."""
+        if self._mark is None:
+            return False
+        now = _mark()
+        most = self._mark.recorded + _NEW_RECORDS * recorder.ring_size()
+        return now is None or now.recorded > most
+
+    def _look(self) -> None:
         self.stacks = stacks.render_own(left_by=self.left_by)
         self.groups = groups.groups()
         self.logs = _log_sizes(self.who.rank_dir)
+
+    def _dump_within(self, limit_s: float, mark: recorder.Mark | None = None) -> None:
         # In a thread: on a GPU the dump asks the driver about each operation.
-        thread = threading.Thread(target=self._dump, name="ncclops-dump", daemon=True)
+        thread = threading.Thread(target=self._dump, args=(mark,), name="ncclops-dump", daemon=True)
         thread.start()
         thread.join(limit_s)
         if thread.is_alive():
             reason = f"the flight recorder did not answer within {limit_s:g} s"
             self.failures.append((reason, [layout.FLIGHT]))
 
-    def _dump(self) -> None:
+    def _dump(self, mark: recorder.Mark | None) -> None:
         try:
-            self.dumps = recorder.dump()
+            self.dumps = recorder.dump(mark)
         except Exception as error:  # noqa: BLE001 - torch's, of whatever release
             reason = f"the flight recorder failed: {type(error).__name__}: {error}"
             self.failures.append((reason, [layout.FLIGHT]))
@@ -109,6 +145,22 @@ class Picture:
             layout.write_json(directory / name, document, indent=None)  # it may be megabytes
 
 
+def _mark_to_dump_later() -> recorder.Mark | None:
+    """None where the recorder has to be dumped before an abort, or where that costs nothing."""
+    mark = _mark() if groups.are_all_gloo() else None
+    if mark is None or mark.recorded <= _FEW_RECORDS or mark.is_ambiguous:
+        return None
+    return mark
+
+
+def _mark() -> recorder.Mark | None:
+    """None where there is none to be had: then the dump says what is wrong."""
+    try:
+        return recorder.mark()
+    except Exception:  # noqa: BLE001 - torch's, of whatever release
+        return None
+
+
 def _why_empty(read: list[tuple[str, dict[str, Any]]]) -> str:
     if not read:
         return "no flight recorder: torch.distributed is not loaded, or its release has none"
@@ -128,9 +180,20 @@ def _log_sizes(rank_dir: Path | None) -> dict[str, int]:
     return sizes
 
 
+_DRIVER = Path("/dev/nvidiactl")
+
+
+def prepare() -> None:
+    """Import in calm what a picture needs: at a fault it would hold the interpreter's lock."""
+    if _DRIVER.exists():  # spares a CPU job the imports
+        for name in ("ncclops.receipts.gpu", "pynvml"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
 def gpu_view(environ: Mapping[str, str]) -> dict[str, Any]:
     """What gpu.json holds of the GPU of the process with ``environ``."""
-    if not Path("/dev/nvidiactl").exists():  # spares a CPU job the import
+    if not _DRIVER.exists():
         return {"available": False, "reason": "no NVIDIA driver on this node"}
     from ncclops.receipts import gpu
 

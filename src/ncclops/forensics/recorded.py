@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Recorded:
     """The analysis's first finding; see ``ncclops.flight.findings.Finding``.
 
-    ``frame`` is the user's line of the first culprit, where it is known, and ``others_frame`` of
-    the ranks that are not to blame.
+    ``frame`` is the user's line of the first culprit, where it is known, ``callers`` what called
+    that (the innermost first), and ``others_frame`` of the ranks that are not to blame.
     """
 
     kind: str
@@ -28,6 +28,7 @@ class Recorded:
     confidence: float
     hung: bool
     frame: Frame | None = None
+    callers: tuple[Frame, ...] = ()
     others_frame: Frame | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -35,7 +36,11 @@ class Recorded:
             name: None if frame is None else vars(frame)
             for name, frame in (("frame", self.frame), ("others_frame", self.others_frame))
         }
-        return vars(self) | {"culprits": list(self.culprits)} | frames
+        lists = {
+            "culprits": list(self.culprits),
+            "callers": [vars(frame) for frame in self.callers],
+        }
+        return vars(self) | lists | frames
 
 
 def analyse(pictures: Path) -> Recorded | None:
@@ -51,17 +56,20 @@ def analyse(pictures: Path) -> Recorded | None:
     first = report.findings[0]
     theirs = [side for side in first.sides if set(side.ranks) & set(first.culprits[:1])]
     others = [side for side in first.sides if side.role == "waiting"]
+    frame, *callers = _frames(theirs) or (None,)
     return Recorded(
         first.kind,
         report.sentence,
         first.culprits,
         first.confidence,
         first.hung,
-        frame=_frame(theirs),
-        others_frame=_frame(others),
+        frame=frame,
+        callers=tuple(each for each in callers if each is not None),
+        others_frame=next(iter(_frames(others)), None),
     )
 
 
-def _frame(sides: Sequence[Side]) -> Frame | None:
-    found = next((side.frame for side in sides if side.frame is not None), None)
-    return None if found is None else Frame(found.file, found.line, found.function)
+def _frames(sides: Sequence[Side]) -> tuple[Frame, ...]:
+    """The user's, the innermost first, of the first side that has any."""
+    found = next((side.frames for side in sides if side.frames), ())
+    return tuple(Frame(frame.file, frame.line, frame.function) for frame in found)

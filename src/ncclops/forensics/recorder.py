@@ -6,17 +6,24 @@ and go silent after a restart in place.
 There are two recorders. NCCL's exists in CUDA builds; the generic one, from torch 2.8 on, has
 Gloo. Both numbers of groups and sequence numbers start anew with each iteration, while the ring
 goes on: entries of before the iteration began are left out.
+
+A dump takes some 10 to 20 us an entry and holds the GIL. It need not be taken before an abort where
+all groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether
+one was pending, follows from a :class:`Mark`, which costs nothing. NCCL's entries ask CUDA how far
+they are and hold on to events of their group, so that they have to be read before.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import sys
 import threading
+import time
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,32 +35,101 @@ _MOST_ENTRIES = 10_000
 _FRAMES_PER_GROUP = 32
 _MOST_WITH_FRAMES = 1000
 _MOST_FRAMES = 24
+# As torch reads them; the first that is set counts.
+_RING_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_RING_SIZE_OF_TORCH = 2000
+_NCCL, _GENERIC = "_dump_nccl_trace", "_dump_fr_trace"
+
+
+# torch's, by the recorder's own numbers of the groups.
+Status = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far each group of the generic recorder had come at ``at_ns`` (wall time)."""
+
+    at_ns: int
+    status: Status
+
+    @property
+    def recorded(self) -> int:
+        """The operations so far, in all groups that there have been: the ring has no more."""
+        return sum(max(0, each["last_enqueued_collective"]) for each in self.status.values())
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether a group has several operations that may be pending: the entries have to tell.
+
+        Gloo has two threads for the operations of a group, and the one that comes last to report
+        its own done stands in the status: it need not be the last operation.
+        """
+        return any(
+            each["last_enqueued_collective"] - max(0, each["last_completed_collective"]) > 1
+            for each in self.status.values()  # -1: none so far, and they count from 1
+        )
+
+    def was_pending(self, group: str, seq: int, after: Status) -> bool:
+        """Whether operation ``seq`` of ``group`` was; ``after`` is the status after the abort.
+
+        An abort ends what is pending, which is reported as done then: where nothing was reported,
+        nothing was pending, whatever the status said.
+        """
+        done, reported = _last_done(self.status, group), _last_done(after, group)
+        return reported != done and (seq > done or seq == reported)
 
 
 @dataclass(frozen=True)
 class RawDump:
-    """What a recorder returned, unread: the reading can wait until the groups are aborted."""
+    """What a recorder returned, unread: the reading can wait until the groups are aborted.
+
+    With ``mark`` it was taken after that, and is read as of the moment of the mark.
+    """
 
     source: str
     pickled: bytes
+    mark: Mark | None = None
 
     def read(self, since_ns: int) -> dict[str, Any]:
         """The dump as JSON takes it, without entries of before ``since_ns`` (wall time)."""
         with _without_collection():
-            return _current_part(pickle.loads(self.pickled), since_ns)
+            dump = pickle.loads(self.pickled)
+            if self.mark is not None:
+                dump = _as_of(self.mark, dump, self.source)
+            return _current_part(dump, since_ns)
 
 
-def dump() -> list[RawDump]:
-    """What the recorders that are there hold, NCCL's first. Raises what torch raises."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    if c10d is None:
-        return []
+def dump(mark: Mark | None = None) -> list[RawDump]:
+    """What the recorders that are there hold, NCCL's first; with ``mark``, held at that moment.
+
+    Raises what torch raises.
+    """
     found = []
-    for source in ("_dump_nccl_trace", "_dump_fr_trace"):
-        api: Callable[..., bytes] | None = getattr(c10d, source, None)
+    for source in (_NCCL, _GENERIC):
+        api = _api(source)
         if api is not None:
-            found.append(RawDump(source, _with_frames(api)))
+            found.append(RawDump(source, _with_frames(api), mark))
     return found
+
+
+def mark() -> Mark | None:
+    """How far the groups are; None without the generic recorder. Raises what torch raises."""
+    api = _api(_GENERIC)
+    if api is None:
+        return None
+    status = _status(pickle.loads(api(False, False, False)))
+    return Mark(time.time_ns(), status)
+
+
+def ring_size() -> int:
+    """How many entries the recorder holds at most."""
+    setting = next((os.environ[name] for name in _RING_SIZE if name in os.environ), "")
+    return int(setting) if setting.isdecimal() else _RING_SIZE_OF_TORCH
+
+
+def _api(name: str) -> Callable[..., bytes] | None:
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    return getattr(c10d, name, None)
 
 
 def _with_frames(api: Callable[..., bytes]) -> bytes:
@@ -77,6 +153,7 @@ def _without_importing_inductor() -> Iterator[None]:
     try:
         yield
     finally:
+        stand_in.__dict__["_dumping_thread"] = None  # whoever holds it by now has the real module
         if torch.__dict__.get("_inductor") is stand_in:
             del torch.__dict__["_inductor"]
 
@@ -106,6 +183,30 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _as_of(mark: Mark, dump: dict[str, Any], source: str) -> dict[str, Any]:
+    """Without what came after ``mark``, and with what was pending then as pending."""
+    entries = [each for each in dump.get("entries", []) if _created(each, 0) <= mark.at_ns]
+    if source != _GENERIC:
+        return dump | {"entries": entries}
+    after = _status(dump)
+    status = {group: dict(each) for group, each in mark.status.items()}
+    for entry in entries:
+        group, seq = str(entry["pg_id"]), int(entry["collective_seq_id"])
+        pending = not entry.get("retired") or mark.was_pending(group, seq, after)
+        entry["retired"] = not pending
+        if not pending and seq > _last_done(status, group):
+            status.setdefault(group, {})["last_completed_collective"] = seq
+    return dump | {"entries": entries, "pg_status": status}
+
+
+def _status(dump: dict[str, Any]) -> Status:
+    return {str(group): each for group, each in dump.get("pg_status", {}).items()}
+
+
+def _last_done(status: Status, group: str) -> int:
+    return int(status.get(group, {}).get("last_completed_collective", -1))
 
 
 def _current_part(dump: dict[str, Any], since_ns: int) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
+from ncclops.restart.attribution import summarise
+
 # Deeper stacks are recursions; more threads than that are a pool's.
 _MOST_FRAMES = 100
 _MOST_THREADS = 200
@@ -85,8 +87,7 @@ def _leaving_by(frame: FrameType | None) -> BaseException | None:
 
 
 def _render_traceback(main: int, error: BaseException) -> str:
-    said = " ".join("".join(traceback.format_exception_only(error)).split())[:300]
-    lines = [f"# the main thread has left the script by {said}; it was raised at"]
+    lines = [f"# the main thread has left the script by {summarise(error)}; it was raised at"]
     lines.append(f"Thread 0x{main:016x} [{_MAIN}] (most recent call first):")
     places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines += [_line(frame, number) for frame, number in places]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
-from ncclops.forensics import layout, places, proofs
+from ncclops.forensics import advice, escalated, layout, places, proofs
 from ncclops.forensics.events import Decision, decision_on, exit_status, read_events
 from ncclops.forensics.places import Cluster, RankView, shown_ranks
 from ncclops.forensics.proc import describe_end
@@ -17,22 +17,33 @@ from ncclops.forensics.recorded import Recorded, analyse
 from ncclops.forensics.stacks import Frame
 
 _MISMATCH = "collective-mismatch"  # the classifier's
+_MOST_CALLERS = 3
+_ENDED_IT = "; its guardian ended it"
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank that began it, as far as the evidence tells; ``how`` it is known."""
+    """The rank that began it, as far as the evidence tells; ``how`` it is known.
+
+    ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
+    the line of a helper, and tell themselves apart by who calls it.
+    """
 
     rank: int
     host: str | None
     frame: Frame | None
     how: str
+    callers: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True)
 class Told:
-    """One incident, told. ``record`` is its incident.json."""
+    """One incident, told. ``record`` is its incident.json.
+
+    ``left_in`` is the incident in which its ranks left restarts in place, if it was that one that
+    was asked for: it has nothing to tell by itself.
+    """
 
     number: int
     directory: Path
@@ -45,6 +56,7 @@ class Told:
     next_steps: tuple[str, ...]
     views: tuple[RankView, ...]
     clusters: tuple[Cluster, ...]
+    left_in: int | None = None
 
     @property
     def timeline_ms(self) -> list[tuple[str, float]]:
@@ -63,11 +75,13 @@ class Told:
                 "rank": culprit.rank,
                 "host": culprit.host,
                 "frame": frame,
+                "callers": [vars(caller) for caller in culprit.callers],
                 "how": culprit.how,
             },
             "classification": self.classification,
             "recorded": None if self.recorded is None else self.recorded.to_json(),
             "decision": vars(self.decision),
+            "left_in": self.left_in,
             "next_steps": list(self.next_steps),
             "clusters": [cluster.to_json() for cluster in self.clusters],
             "missing": {str(view.rank): view.reason for view in self.views if view.reason},
@@ -77,9 +91,13 @@ class Told:
 def tell(run: Path, number: int | None) -> Told:
     """Incident ``number`` of ``run``, the latest by default.
 
+    Where ranks left because restarts in place could not help, that is the fault before.
     Raises ``UsageError`` when there is no such incident.
     """
-    directory = _directory(run, number)
+    parent = run / layout.INCIDENTS
+    asked = _number(run, number)
+    fault = escalated.fault_before(parent, asked)
+    directory = parent / str(asked if fault is None else fault)
     record = _record(directory)
     views = tuple(places.read_rank(directory, rank) for rank in layout.ranks_in(directory))
     events = read_events(run)
@@ -107,30 +125,29 @@ def tell(run: Path, number: int | None) -> Told:
         culprit=culprit,
         classification=found,
         recorded=recorded,
-        decision=decision_on(record, events),
-        next_steps=_next_steps(run, directory, record, failed, found),
+        decision=decision_on(
+            record, events, until=escalated.next_fault_at(parent, int(directory.name))
+        ),
+        next_steps=_next_steps(run, directory, record, culprit, failed, found, recorded),
         views=views,
         clusters=tuple(places.cluster(views)),
+        left_in=None if fault is None else asked,
     )
 
 
-def _directory(run: Path, number: int | None) -> Path:
-    parent = run / layout.INCIDENTS
-    known = layout.numbers(parent)
+def _number(run: Path, number: int | None) -> int:
+    known = layout.numbers(run / layout.INCIDENTS)
     if not known:
         raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
     wanted = known[-1] if number is None else number
     if wanted not in known:
         raise UsageError(f"{run} has no incident {wanted}: it has {shown_ranks(known)}")
-    return parent / str(wanted)
+    return wanted
 
 
 def _record(directory: Path) -> dict[str, Any]:
-    """incident.json, or what a rank that left wrote where no rank went on."""
-    candidates = [directory / layout.INCIDENT, *sorted(directory.glob("left-rank*.json"))]
-    for path in candidates:
-        if record := layout.read_json(path):
-            return record
+    if record := escalated.read_record(directory):
+        return record
     raise UsageError(
         f"{directory} has pictures and no {layout.INCIDENT}: the run ended before it was written;"
         f" try `ncclops flight analyze {directory}`"
@@ -157,10 +174,19 @@ def _culprit(
     if _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
-    frame = _raised_at(record, rank) or (view.frame if view is not None else None)
+    frames = _raised_through(record, rank)
+    if places.user_frame(frames) is None and view is not None:
+        frames = view.frames
+    frame = places.user_frame(frames)
     if frame is None and recorded is not None and recorded.kind == "rank-died":
         frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
-    return Culprit(rank, view.host if view is not None else None, frame, how)
+    callers = _callers(frame, frames)
+    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
+
+
+def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    outer = frames[frames.index(frame) + 1 :] if frame in frames else ()
+    return tuple(filter(places.is_users, outer))[:_MOST_CALLERS]
 
 
 def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
@@ -168,11 +194,13 @@ def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     view = next((view for view in views if view.rank == rank), None)
     # After a disagreement the rank may have gone on; who never came is where it stands.
     frame = recorded.frame if _is_mismatch(recorded) else None
-    frame = frame or (view.frame if view is not None else None)
+    callers = recorded.callers[:_MOST_CALLERS]
+    if frame is None and view is not None:
+        frame, callers = view.frame, _callers(view.frame, view.frames)
     how = f"by the flight recorders and stacks: {recorded.kind}"
     if frame is None and _is_mismatch(recorded) and recorded.others_frame is not None:
         how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
-    return Culprit(rank, view.host if view is not None else None, frame, how)
+    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
 
 
 def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
@@ -200,15 +228,15 @@ def _consequence(culprit: Culprit, failed: int, status: int | None) -> str:
     return f"; rank {failed} failed of it{how}"
 
 
-def _raised_at(record: dict[str, Any], rank: int) -> Frame | None:
-    """Where the user's code raised, by the traceback of the first faulty rank."""
+def _raised_through(record: dict[str, Any], rank: int) -> tuple[Frame, ...]:
+    """By the traceback of the first faulty rank; the innermost first."""
     if rank != record["first_faulty_rank"] or not record.get("traceback"):
-        return None
+        return ()
     found = [
         Frame(match["file"], int(match["line"]), match["function"])
         for match in places.TRACEBACK_LINE.finditer(record["traceback"])
     ]
-    return places.user_frame(found[::-1])
+    return tuple(found[::-1])
 
 
 def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
@@ -252,7 +280,7 @@ def _sentence(
         said = _hang_sentence(who, culprit, views)
         if recorded is not None and _explains(recorded, record):
             said = recorded.sentence
-        return said + ("; its guardian ended it" if ended else "")
+        return said + (_ENDED_IT if ended and not said.endswith(_ENDED_IT) else "")
     if record["cause"] in ("died", "lost"):
         how = "" if status is None else f" ({_ended(status)})"
         return f"{who} is gone{how}: {_after_rank(record['summary'])}" + (at and f"; it was{at}")
@@ -276,13 +304,27 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
 
 
 def _next_steps(
-    run: Path, directory: Path, record: dict[str, Any], rank: int, found: dict[str, Any] | None
+    run: Path,
+    directory: Path,
+    record: dict[str, Any],
+    culprit: Culprit,
+    rank: int,
+    found: dict[str, Any] | None,
+    recorded: Recorded | None,
 ) -> tuple[str, ...]:
-    steps = list(found["remedy"]) if found else []
+    steps = []
+    if recorded is not None and recorded.kind in culprit.how:
+        steps += advice.steps(
+            recorded.kind,
+            "rank" + "s" * (len(recorded.culprits) > 1) + f" {shown_ranks(recorded.culprits)}",
+            None if culprit.frame is None else str(culprit.frame),
+            in_data_loader="data loader" in recorded.sentence,
+        )
+    steps += found["remedy"] if found else []
     if _is_hang(record):
         steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
         steps.append("if it hangs again, look at it while it does: ncclops where")
-    if record["cause"] in ("died", "lost") and not found:
+    if record["cause"] in ("died", "lost") and not found and not _is_hang(record):
         steps.append(
             "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
             " Xid errors leave nothing else"

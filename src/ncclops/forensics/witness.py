@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.forensics import layout, proc
-from ncclops.forensics.picture import Identity, Picture
+from ncclops.forensics.picture import Identity, Picture, prepare
 
 # A request is a line with a path in it; whoever needs longer than that to send it is none of us.
 _REQUEST_BYTES = 64 << 10
@@ -87,6 +87,7 @@ class Witness:
             layout.write_json(self.who.rank_dir / layout.WITNESS, document | {"device": device})
 
     def _serve(self) -> None:
+        prepare()
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclops._version import __version__
 from ncclops.goodput import spans
+from ncclops.report import incidents
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
 from ncclops.report.records import Record, Records
@@ -30,6 +31,7 @@ def render(records: Records) -> str:
     sections = (
         _head(records),
         _timeline(records),
+        _incidents(records),
         _failure(records),
         _restarts(records),
         _heat(heat),
@@ -102,6 +104,16 @@ def _timeline(records: Records) -> str:
         for kind, total in seconds.items()
     )
     return f'<h2>Timeline</h2>{timeline(parts, marks)}<div class="legend">{legend}</div>'
+
+
+def _incidents(records: Records) -> str:
+    parts = [
+        f"<h3>{escape(told['sentence'])}</h3>"
+        f'<p class="dim">incident {told["number"]}, {moment(told["at"])}</p>'
+        + _table((), incidents.facts(told))
+        for told in records.told
+    ]
+    return "<h2>Incidents</h2>" + "".join(parts) if parts else ""
 
 
 def _failure(records: Records) -> str:
@@ -240,10 +252,11 @@ def _folded(title: str, content: str) -> str:
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    head = f"<tr>{head}</tr>" if head else ""
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows
     )
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="scroll"><table>{head}{body}</table></div>'
 
 
 def _cell(value: Any) -> str:

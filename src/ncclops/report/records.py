@@ -10,6 +10,7 @@ from typing import Any
 
 from ncclops.bundle.redact import Redactor
 from ncclops.errors import UsageError
+from ncclops.report import incidents
 
 Record = dict[str, Any]
 
@@ -32,13 +33,17 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Records:
-    """What is on record of one run; ``steps`` by initial rank, in the order they were done."""
+    """What is on record of one run; ``steps`` by initial rank, in the order they were done.
+
+    ``told`` are the newest incidents, as ``ncclops incident`` tells them.
+    """
 
     path: Path
     run: Record
     verdict: Record
     events: tuple[Record, ...]
     incidents: tuple[Record, ...]
+    told: tuple[Record, ...] = ()
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
     def named(self, *names: str) -> list[Record]:
@@ -65,6 +70,7 @@ def read(path: Path) -> Records:
         verdict=_document(path / "verdict.json"),
         events=tuple(sorted(events, key=lambda event: float(event["ts"]))),
         incidents=tuple(_incidents(path / "incidents")),
+        told=tuple(redactor.document(each) for each in incidents.tell_newest(path)),
         steps=dict(_steps(path / "ranks")),
     )
 

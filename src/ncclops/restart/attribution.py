@@ -45,6 +45,13 @@ _PEER_IS_GONE = re.compile(
     re.IGNORECASE,
 )
 
+# What torch raises for an exception in a data loader's worker, or in a thread: the whole traceback
+# of the original is the message. The original itself is what follows the last indented line.
+_BROUGHT = re.compile(
+    r"Caught \w+ (?P<where>in [^\n]+?)\.\s+Original Traceback .*\n {2,}[^\n]*\n(?P<original>\S.*)",
+    re.DOTALL,
+)
+
 # Enough for the frames that matter; the store is no place for megabytes of recursion.
 _TRACEBACK_CHARS = 8000
 
@@ -132,8 +139,14 @@ class Fault:
 
 
 def summarise(error: BaseException) -> str:
-    """``error`` on one line, at most 300 characters."""
-    line = " ".join("".join(traceback.format_exception_only(error)).split())
+    """``error`` on one line, at most 300 characters.
+
+    Of one that torch has brought from another process or thread: the original, and where it was.
+    """
+    text = "".join(traceback.format_exception_only(error))
+    if brought := _BROUGHT.search(text):
+        text = f"{brought['original']} ({brought['where']})"
+    line = " ".join(text.split())
     return line if len(line) <= 300 else line[:297] + "..."
 
 

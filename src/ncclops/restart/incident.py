@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.forensics import layout
+from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Fault, find_cause
-from ncclops.restart.ledger import Agreement
 from ncclops.restart.state import State
 
 # In the order in which they happen.

@@ -41,8 +41,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -50,88 +49,19 @@ from torch.distributed import Store
 
 from ncclops.restart import _roll, _store_ops
 from ncclops.restart._world import World
+from ncclops.restart.agreement import (
+    INITIAL,
+    Agreement,
+    Arrival,
+    Plan,
+    Planner,
+    numbers_claimed_and_left,
+    numbers_lost,
+)
 from ncclops.restart.attribution import Fault, condense, without_repeats
 
 FAULT = "fault"
 COMPLETED = "completed"
-# The barrier before the first iteration, and whatever goes wrong until then.
-INITIAL = -1
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How iteration ``iteration`` ended, the same on every rank.
-
-    ``gone`` are the initial ranks that left the job up to now; ``terminated`` those among them
-    that were members of this iteration, by their numbers in it; ``faults`` what happened in it,
-    if that was much only the beginning; ``faulty`` all ranks it happened on, by initial number.
-    """
-
-    iteration: int
-    gone: frozenset[int]
-    terminated: frozenset[int]
-    faults: tuple[Fault, ...]
-    faulty: tuple[int, ...]
-
-    def to_json(self) -> str:
-        """As the store holds it."""
-        return json.dumps(
-            {
-                "iteration": self.iteration,
-                "gone": sorted(self.gone),
-                "terminated": sorted(self.terminated),
-                "faults": [fault.to_json() for fault in self.faults],
-                "faulty": self.faulty,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Agreement:
-        """The inverse of ``to_json``."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(
-            fields["iteration"],
-            frozenset(fields["gone"]),
-            frozenset(fields["terminated"]),
-            tuple(map(Fault.from_json, fields["faults"])),
-            tuple(fields["faulty"]),
-        )
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A rank at the barrier: who, its number in the iteration and how many took part in that.
-
-    ``keys`` are what its assignment has to know of it.
-    """
-
-    initial_rank: int
-    rank: int
-    world_size: int
-    keys: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """One line, as the log in the store holds it."""
-        return json.dumps([self.initial_rank, self.rank, self.world_size, *self.keys])
-
-    @classmethod
-    def from_json(cls, line: str) -> Arrival:
-        """The inverse of ``to_json``."""
-        initial_rank, rank, world_size, *keys = json.loads(line)
-        return cls(initial_rank, rank, world_size, tuple(keys))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The planner's result: the next world as text, and what to tell each rank that arrived."""
-
-    world: str
-    placements: Mapping[int, str]
-
-
-# (the world before, the agreement, who arrived and with which keys) -> Plan; must depend on
-# nothing else.
-Planner = Callable[[World | None, Agreement, Mapping[int, Sequence[str]]], Plan]
 
 
 class Ledger:
@@ -230,9 +160,9 @@ class Ledger:
         proposal = Agreement(
             iteration,
             frozenset(fault.initial_rank for fault in gone),
-            terminated_numbers(iteration, gone, arrivals, gone_before)
+            numbers_claimed_and_left(iteration, gone, arrivals, gone_before)
             if self._planner is None
-            else _numbers_lost(world, gone, gone_before),
+            else numbers_lost(world, gone, gone_before),
             tuple(condense(faults)),
             tuple(dict.fromkeys(fault.initial_rank for fault in faults)),
         )
@@ -336,40 +266,3 @@ def _roll_key(iteration: int, group: int) -> str:
 
 def _placements_key(iteration: int, initial_rank: int) -> str:
     return f"{iteration}/placements/{_roll.group_of(initial_rank)}"
-
-
-def _numbers_lost(
-    world: World | None, gone: Iterable[Fault], gone_before: Collection[int]
-) -> frozenset[int]:
-    """The numbers in ``world`` of those that have gone since it began."""
-    lost = {fault.initial_rank for fault in gone if fault.initial_rank not in gone_before}
-    if world is None:  # nobody has been given another number yet
-        return frozenset(lost)
-    return frozenset(n for n, initial in enumerate(world.initial_ranks) if initial in lost)
-
-
-def terminated_numbers(
-    iteration: int,
-    gone: Iterable[Fault],
-    arrivals: Collection[Arrival],
-    gone_before: Collection[int],
-) -> frozenset[int]:
-    """The numbers, in ``iteration``, of its members that have gone, where nobody plans for all.
-
-    Most reports carry the number. A rank that died before it had taken its number in, or whose
-    death was noticed from afar, has one of the numbers that nobody claims; which one it was
-    makes no difference to those that remain.
-    """
-    lost = {fault.initial_rank: fault for fault in gone if fault.initial_rank not in gone_before}
-    known = {
-        rank: fault.rank
-        for rank, fault in lost.items()
-        if fault.rank is not None and fault.iteration == iteration
-    }
-    claimed = {arrival.initial_rank: arrival.rank for arrival in arrivals}
-    known |= {rank: claimed[rank] for rank in lost.keys() & claimed.keys()}
-    present = {number for rank, number in claimed.items() if rank not in lost}
-    world_size = max((arrival.world_size for arrival in arrivals), default=0)
-    free = sorted(set(range(world_size)) - present - set(known.values()))
-    missing = sorted(lost.keys() - known.keys())
-    return frozenset(known.values()) | frozenset(free[: len(missing)])

@@ -19,18 +19,19 @@ import contextlib
 import copy
 import logging
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ncclops.restart import incident as incidents
-from ncclops.restart._chains import RemoteFaultError, append_to_chain, comes_from_restart
+from ncclops.restart._account import Account, logged
+from ncclops.restart._chains import Causes, comes_from_restart
+from ncclops.restart._group_release import keep_backends_longer_than_groups
 from ncclops.restart._heap import freeze_heap, release
 from ncclops.restart._page import Watch
 from ncclops.restart.abort import forget_failed_groups
-from ncclops.restart.attribution import Fault, FaultKind, find_cause
+from ncclops.restart.agreement import INITIAL, Arrival
+from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.env_rendezvous import env_leads_to
 from ncclops.restart.exception import (
     HealthCheckError,
@@ -41,7 +42,6 @@ from ncclops.restart.exception import (
     TimeoutError,  # noqa: A004 - the public API's name
 )
 from ncclops.restart.health_check import HealthCheck
-from ncclops.restart.ledger import INITIAL, Agreement, Arrival
 from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreLost
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
@@ -60,15 +60,6 @@ class Finished:
     """The iteration went well everywhere; ``value`` is what the function returned here."""
 
     value: Any
-
-
-@dataclass
-class Restarting:
-    """A restart on its way: how the last iteration ended, and what the phases took so far."""
-
-    agreement: Agreement
-    before: State
-    phases_ms: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -99,10 +90,8 @@ class RestartLoop:
         self._call = call
         self.session = Session(settings, state)
         self._page = self.session.guardian.page
-        self._phases_ms: dict[str, float] = {}
-        self._restarting: Restarting | None = None  # until the function has been entered again
-        self._last_error: BaseException | None = None
-        self._entered_at = time.monotonic()
+        self._account = Account(self.session.collector, settings.on_incident)
+        self._causes = Causes(state.initial_rank)
 
     @property
     def iteration(self) -> int:
@@ -122,11 +111,11 @@ class RestartLoop:
             error: BaseException = leaving.error
         except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, a store that is gone
             error = unexpected
-            self._remember(unexpected)
+            self._causes.note(unexpected)
             self._depart_in_disorder(unexpected)
         finally:
             self.session.close()
-        raise self._chained(error)
+        raise self._causes.behind(error)
 
     def _run_iterations(self) -> Any:
         self._join()
@@ -151,6 +140,7 @@ class RestartLoop:
         session.monitor.expect_agreement(INITIAL)
         session.ledger.publish_address(self._state.initial_rank, session.guardian.address)
         self._arrive(INITIAL)
+        keep_backends_longer_than_groups()
         freeze_heap()
         session.introduce(timeout)
         agreed = self._await_agreement(INITIAL)
@@ -163,7 +153,7 @@ class RestartLoop:
     def _iterate(self) -> Finished | Failed:
         """One iteration: the function on an active rank, waiting on a reserve."""
         state, session = self._state, self.session
-        self._entered_at = time.monotonic()
+        self._account.entering()
         state.set_distributed_vars()
         forget_failed_groups()
         value, caught = None, None
@@ -206,7 +196,7 @@ class RestartLoop:
             raise RestartAbort("the rank assignment leaves no active rank")
         self._callback(self._settings.initialize)
         self._check_health(self._settings.health_check)
-        self._report_restart()
+        self._account.restarted(self._state)
 
     def _sort_out(self, error: BaseException) -> Failed:
         """What ``error``, which left the armed part, says about this rank."""
@@ -226,7 +216,7 @@ class RestartLoop:
         fault = self._fault(error, kind, gone=gone, secondary=interrupted)
         if interrupted and not gone and (fault.is_symptom_by_text or comes_from_restart(error)):
             return Failed()  # what an abort does to those who wait
-        self._remember(error)
+        self._causes.note(error)
         self.session.ledger.record_fault(state.iteration, fault)
         # What is raised after the abort cannot be told from what the abort made raise: it is on
         # record, and the rank is not blamed for it.
@@ -273,24 +263,25 @@ class RestartLoop:
 
     def _restart(self, ending: Failed) -> None:
         """Finalize, health check, barrier, assign: then the next iteration can begin."""
-        self._report_restart()  # the last one, if the function was not even reached after it
+        self._account.restarted(
+            self._state
+        )  # the last one, if the function was not even reached after it
         if ending.fault is not None and ending.fault.gone:
             assert ending.error is not None
             self._leave(ending.error, ending.fault)
         self._recover(ending)
         agreed = self._meet()
         before = copy.copy(self._state)
-        with self._timed("assign"):
+        with self._account.phase("assign"):
             self._assign(agreed)
         self._state.advance()
-        self._restarting = Restarting(agreed.agreement, before, self._phases_ms)
+        self._account.restarting(agreed.agreement, before)
         self.session.enter(self._state.iteration, agreed.agreement)
 
     def _note_abort(self, news: News) -> None:
         if not isinstance(news, Aborted):
             raise InternalError(f"expected the abort, got {news}")
-        self._phases_ms = {"collect": 1000 * news.collect_s, "abort": 1000 * news.abort_s}
-        self._seen_at = time.time() - (time.monotonic() - news.seen_at)
+        self._account.aborted(news)
 
     def _recover(self, ending: Failed) -> None:
         """Finalize and health check, under the hard timeout; a failure ends this rank."""
@@ -299,11 +290,11 @@ class RestartLoop:
         self._page.watch = Watch.HARD
         kind = FaultKind.FINALIZE
         try:
-            with self._timed("finalize"):
+            with self._account.phase("finalize"):
                 self._callback(self._settings.finalize)
-                release(ending.error)
+                release(self._causes.last)  # what is on record as a consequence, too
             kind = FaultKind.HEALTH_CHECK
-            with self._timed("health_check"):
+            with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
         except BaseException as error:  # noqa: BLE001 - whatever it is, this rank cannot go on
             self._leave(error, self._fault(error, kind, gone=True))
@@ -312,7 +303,7 @@ class RestartLoop:
 
     def _meet(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""
-        with self._timed("barrier"):
+        with self._account.phase("barrier"):
             self._arrive(self._state.iteration)
             agreed = self._await_agreement(self._state.iteration)
         if self._state.initial_rank in agreed.agreement.gone:
@@ -321,10 +312,7 @@ class RestartLoop:
             ]
             reason = reasons[-1].summary if reasons else "it was reported gone"
             self._depart(RestartError(f"the others went on without this rank: {reason}"), agreed)
-        faults = agreed.agreement.faults
-        if faults:
-            detected_ms = 1000 * (self._seen_at - min(fault.at for fault in faults))
-            self._phases_ms["detect"] = max(0.0, detected_ms)
+        self._account.agreed(agreed.agreement.faults)
         return agreed
 
     def _arrive(self, iteration: int) -> None:
@@ -347,18 +335,8 @@ class RestartLoop:
             ) from None
         if not isinstance(news, Agreed):
             raise InternalError(f"expected the agreement, got {news}")
-        self._note_remote_cause(news.agreement)
+        self._causes.note_faults(news.agreement.faults)
         return news
-
-    def _note_remote_cause(self, agreement: Agreement) -> None:
-        """Remember another rank's fault, for the exception that this rank may end with.
-
-        A rank that merely stops restarting, as a rule all at once, is no reason of its own.
-        """
-        causes = [f for f in agreement.faults if "RestartAbort:" not in f.summary]
-        others = [f for f in causes if f.initial_rank != self._state.initial_rank]
-        if others:
-            self._remote_cause = find_cause(others)
 
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""
@@ -378,7 +356,7 @@ class RestartLoop:
     def _complete(self, value: Any) -> Any:
         """All ranks have finished."""
         if self._settings.completion is not None:
-            with _logged("the completion callback"):
+            with logged("the completion callback"):
                 self._settings.completion(self._state.freeze())
         self._check_out()
         self._restore_env()
@@ -386,10 +364,10 @@ class RestartLoop:
 
     def _leave(self, error: BaseException, fault: Fault) -> NoReturn:
         """Tell the others that this rank is out, wait with them for the barrier, and go."""
-        self._remember(error)
+        self._causes.note(error)
         session, iteration = self.session, self._state.iteration
         agreed: Agreed | None = None
-        with _logged("leaving"):
+        with logged("leaving"):
             session.ledger.record_fault(iteration, fault)
             session.ledger.record_gone(iteration, fault, session.gone)
             self._page.finished = 1  # from here on our end is no news
@@ -398,15 +376,15 @@ class RestartLoop:
 
     def _depart(self, error: BaseException, agreed: Agreed | None) -> NoReturn:
         """The last steps of a rank that leaves: the hook, the record."""
-        self._remember(error)
+        self._causes.note(error)
         self._state.mode = Mode.TERMINATED
         if agreed is not None and agreed.agreement.iteration != INITIAL:
-            self._make_known(agreed.agreement, self._state, None, self._phases_ms)
+            self._account.leaving(agreed.agreement, self._state)
         if self._settings.terminate is not None:
             try:
                 self._settings.terminate(self._state.freeze())
             except BaseException as replacement:  # noqa: BLE001 - it replaces the original
-                self._remember(replacement)
+                self._causes.note(replacement)
                 error = replacement
         self._check_out()
         raise _Leaving(error)
@@ -415,7 +393,7 @@ class RestartLoop:
         """Something the loop has no phase for: the others must not wait for us."""
         if self._page.finished or isinstance(error, _StoreGoneError):
             return
-        with _logged("reporting the end of this rank"):
+        with logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
             session.ledger.record_fault(session.iteration, fault)
             session.ledger.record_gone(session.iteration, fault, session.gone)
@@ -426,7 +404,7 @@ class RestartLoop:
         if not critical:
             return
         gone = self.session.gone
-        with _logged("checking out"):
+        with logged("checking out"):
             if self._state.mode is not Mode.TERMINATED:
                 self.session.ledger.check_out(self._state.initial_world_size - len(gone))
             if self._state.initial_rank in critical:
@@ -438,30 +416,12 @@ class RestartLoop:
         everybody.active_rank, everybody.active_world_size = everybody.rank, everybody.world_size
         everybody.set_distributed_vars()
 
-    def _chained(self, error: BaseException) -> BaseException:
-        """``error`` with this rank's earlier exception, or the remote cause, behind it."""
-        earlier = self._earlier_error
-        if earlier is None and self._remote_cause is not None:
-            cause = self._remote_cause
-            earlier = RemoteFaultError(cause.account)
-        if earlier is not None:
-            append_to_chain(error, earlier)
-        return error
-
     # --- small things -------------------------------------------------------------------------
-
-    _earlier_error: BaseException | None = None
-    _remote_cause: Fault | None = None  # the latest one
-    _seen_at: float = 0.0
 
     def _env_rendezvous(self) -> contextlib.AbstractContextManager[None]:
         if self._settings.env_rendezvous:
             return env_leads_to(self.session.store_for_user)
         return contextlib.nullcontext()
-
-    def _remember(self, error: BaseException) -> None:
-        if error is not self._last_error:
-            self._earlier_error, self._last_error = self._last_error, error
 
     def _fault(
         self, error: BaseException, kind: FaultKind, *, gone: bool = False, secondary: bool = False
@@ -500,37 +460,6 @@ class RestartLoop:
         except Exception as error:
             raise HealthCheckError(f"health check failed: {error}") from error
 
-    def _report_restart(self) -> None:
-        """Make the restart known that has led here, unless that has been done."""
-        restarting, self._restarting = self._restarting, None
-        if restarting is not None:
-            restarting.phases_ms["enter"] = 1000 * (time.monotonic() - self._entered_at)
-            self._make_known(
-                restarting.agreement, restarting.before, self._state, restarting.phases_ms
-            )
-
-    def _make_known(
-        self, agreement: Agreement, before: State, after: State | None, phases_ms: dict[str, float]
-    ) -> None:
-        """Log the incident, write it down (one rank does) and hand it to the hook."""
-        incident = incidents.describe(agreement, before, after, phases_ms)
-        first = after is not None and after.rank == 0
-        log.log(logging.WARNING if first or after is None else logging.INFO, "%s", incident)
-        if self.session.collector is not None and (first or after is None):
-            with _logged("writing the incident"):
-                incidents.write(incident, self.session.collector.directory(incident.iteration))
-        if self._settings.on_incident is not None:
-            with _logged("on_incident"):
-                self._settings.on_incident(incident)
-
-    @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._phases_ms[phase] = 1000 * (time.monotonic() - started)
-
 
 class _Leaving(BaseException):
     """Unwinds the loop of a rank that has said goodbye; ``error`` is what its caller gets."""
@@ -541,11 +470,3 @@ class _Leaving(BaseException):
 
 class _StoreGoneError(RestartError):
     """The store's server is gone, and with it every means to agree on anything."""
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        log.warning("%s failed: %s: %s", what, type(error).__name__, error, exc_info=True)

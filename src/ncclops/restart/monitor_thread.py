@@ -18,8 +18,9 @@ from types import FrameType
 
 from ncclops.restart._interrupt import Interrupter
 from ncclops.restart.abort import Abort
+from ncclops.restart.agreement import Agreement
 from ncclops.restart.exception import RankShouldRestart
-from ncclops.restart.ledger import COMPLETED, Agreement, Ledger
+from ncclops.restart.ledger import COMPLETED, Ledger
 from ncclops.restart.state import FrozenState
 
 __all__ = ["MonitorThread", "RankShouldRestart"]

@@ -14,8 +14,8 @@ from typing import Protocol
 from torch.distributed import Store
 
 from ncclops.restart import rank_assignment as assignments
+from ncclops.restart.agreement import INITIAL, Agreement, Plan, Planner
 from ncclops.restart.exception import RestartError
-from ncclops.restart.ledger import INITIAL, Agreement, Plan, Planner
 from ncclops.restart.rank_assignment import (
     Placement,
     RankAssignment,

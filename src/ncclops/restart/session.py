@@ -25,8 +25,9 @@ from torch.distributed import Store
 from ncclops.forensics.collector import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import Fault, FaultKind
-from ncclops.restart.ledger import INITIAL, Agreement, Ledger
+from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.planning import choose_assigner
@@ -78,6 +79,7 @@ class Session:
             page.soft_s = settings.soft_timeout.total_seconds()
             page.hard_s = settings.hard_timeout.total_seconds()
             self._own_sockets: set[int] = set()
+            self._connecting = threading.Lock()
             self.store = self._connect()
             page.touch()  # rank 0 may have let us wait for longer than a timeout
             # Until it has met the others a guardian could only do harm: it comes up while they do.
@@ -136,9 +138,10 @@ class Session:
         return PrefixStore(self._prefix, self.raw_store)
 
     def _another_connection(self) -> Store:
-        before = set(_gloo_sockets.socket_inodes().values())
-        store = another_connection(self.raw_store)
-        self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
+        with self._connecting:  # the reporter does while the main thread is in the function
+            before = set(_gloo_sockets.socket_inodes().values())
+            store = another_connection(self.raw_store)
+            self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
         return PrefixStore(self._prefix, store)
 
     def _collector(self) -> Collector | None:
@@ -158,7 +161,8 @@ class Session:
 
         Its connection is shut down when the iteration is aborted, which ends a wait on it.
         """
-        store = another_connection(self.raw_store)
+        with self._connecting:  # or it would pass for one of our own, which are never shut down
+            store = another_connection(self.raw_store)
         return PrefixStore(f"{self._prefix}/{self._iteration}/groups", store)
 
     def _unblock(self, frame: FrameType) -> None:

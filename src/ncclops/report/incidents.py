@@ -1,0 +1,56 @@
+"""The run's incidents as ``ncclops incident`` tells them, for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ncclops.errors import NcclopsError
+
+# Each is analysed anew, which takes a fraction of a second, or seconds with a thousand ranks.
+_MOST = 5
+
+
+def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
+    """The newest faults on record, as ``ncclops.incident/1``; what cannot be told is left out."""
+    from ncclops.forensics import escalated, layout
+    from ncclops.forensics.told import tell
+
+    parent = run / layout.INCIDENTS
+    faults = [
+        number
+        for number in layout.numbers(parent)
+        if escalated.fault_before(parent, number) is None
+    ]
+    for number in faults[-_MOST:]:
+        try:
+            yield tell(run, number).to_json()
+        except (NcclopsError, LookupError, TypeError, ValueError):  # no record, or a damaged one
+            continue
+
+
+def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the page says of an incident below its sentence: what it is, and the words."""
+    from ncclops.forensics.places import shown_ranks
+
+    culprit, found, decision = told["culprit"], told["classification"], told["decision"]
+    host = f" on {culprit['host']}" if culprit["host"] else ""
+    yield "culprit", f"rank {culprit['rank']}{host}: {culprit['how']}"
+    if culprit["frame"] is not None:
+        yield "at", _place(culprit["frame"])
+    if culprit["callers"]:
+        yield "called by", ", ".join(map(_place, culprit["callers"]))
+    if found is not None:
+        yield "class", f"{found['class']}: {found['summary']}"
+    why = f", because {decision['why']}" if decision["why"] else ""
+    yield "decided", decision["what"] + why
+    for cluster in told["clusters"]:
+        ranks = cluster["ranks"]
+        yield f"rank{'s' * (len(ranks) > 1)} {shown_ranks(ranks)}", str(cluster["place"])
+    for step in told["next_steps"]:
+        yield "next", step
+
+
+def _place(frame: dict[str, Any]) -> str:
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"

@@ -1,0 +1,16 @@
+"""A group can be let go of whatever its worker threads are about to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_group_ends_while_its_worker_wants_the_gil() -> None:
+    """torch before 2.8 joins the worker with the GIL in its hands, and neither ever gets on."""
+    script = str(Path(__file__).with_name("group_in_use.py"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=80
+    )
+    assert done.stdout == "went on\n", done.stderr
