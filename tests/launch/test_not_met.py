@@ -1,4 +1,4 @@
-"""Agents that do not meet say why, each with what the user can do about it."""
+"""Agents that do not meet say why, and one that stood still is still one of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ Start = Callable[..., Background]
 Ncclops = Callable[..., CompletedText]
 
 
-def of_two(rank: int, port: int, *, nnodes: str = "2", conf: str = "join_timeout=120") -> list[str]:
-    """The command line of a node of a static job."""
+def of_two(
+    rank: int,
+    port: int,
+    *,
+    nnodes: str = "2",
+    conf: str = "join_timeout=120",
+    work: str = "true",
+) -> list[str]:
+    """The command line of a node of a static job, which does ``work`` in a shell."""
     return [
         *("launch", "--profile", "local-cpu", "--run-dir", f"node-{rank}", "--nnodes", nnodes),
         *("--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)),
-        *("--rdzv-conf", conf, "--nproc-per-node", "1", "--no-python", "true"),
+        *("--rdzv-conf", conf, "--nproc-per-node", "1", "--no-python", "sh", "-c", work),
     ]
 
 
@@ -89,3 +96,26 @@ def test_an_agent_that_was_stopped_can_be_ended(background: Start, tmp_path: Pat
     agent.suspend()
     first.send_signal(signal.SIGTERM)
     assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+def test_an_agent_that_stood_still_accuses_nobody_of_silence(
+    background: Start, tmp_path: Path
+) -> None:
+    """What the others have said meanwhile is there for it to read."""
+    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    work = "until [ -e go ]; do sleep 0.1; done"
+    agents = []
+    for rank, output in enumerate(outputs):
+        with output.open("wb") as file:
+            agents.append(background(*of_two(rank, port, conf=conf, work=work), stderr=file))
+    wait_for(outputs[1], "node 1 of 2")
+    (second,) = psutil.Process(agents[1].pid).children()
+    second.suspend()
+    time.sleep(6)  # longer than a host may be silent, which is what this is about
+    second.resume()
+    (tmp_path / "go").touch()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    for output in outputs:
+        assert "2 workers exited 0 on 2 nodes" in output.read_text()
+        assert "is lost" not in output.read_text()

@@ -33,6 +33,7 @@ from ncclops.nodes import interfaces, reach, stop_vote
 from ncclops.nodes.log import Record
 from ncclops.nodes.member import Config
 from ncclops.nodes.peers import Message, Peers
+from ncclops.nodes.pulse import Silence
 from ncclops.nodes.standing import Standing
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
@@ -68,9 +69,9 @@ class Together:
         self._gathered: list[Record] | None = None
         self._no_round: str | None = None  # why there is none
         self._store_lost: str | None = None
+        self._silence: Silence | None = None  # of the store, in this round
         self._connected = False  # our member, with the job's store
         self._others_have_begun = False  # in a round without us
-        self._heard_at = time.monotonic()
         self._end: LocalEnd | None = None
         self._deciding = False
         self._told = 0  # failures of this node in this attempt
@@ -219,7 +220,6 @@ class Together:
         self._gathered, self._no_round = None, None
         self._end, self._deciding, self._told = None, False, 0
         self._stop_said = None
-        self._heard_at = time.monotonic()
 
     def _facts(self) -> Record:
         return {
@@ -340,7 +340,8 @@ class Together:
     # --- messages -----------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
+        if self._silence is not None:
+            self._silence.heard(time.monotonic())
         match message["is"]:
             case "tick":
                 return
@@ -430,19 +431,21 @@ class Together:
     def _watch_the_store(self) -> None:
         """Our member tells of each beat; without one for too long, the store is out of reach."""
         lost_after, standing = self._meeting.pace.lost_after.total_seconds(), self._standing
+        pause, loop = lost_after / 3, asyncio.get_running_loop()
+        silence = self._silence = Silence(pause, time.monotonic())
 
         def look() -> None:
             # There are no beats between two rounds, and each round has a watch of its own.
             if standing is not self._standing or self._store_lost is not None:
                 return
-            quiet = time.monotonic() - self._heard_at
+            quiet = silence.look(time.monotonic())
             if quiet > lost_after:
                 self._lose_store(f"nothing was heard of it for {quiet:.0f}s")
                 self._changes.tell()
                 return
-            asyncio.get_running_loop().call_later(lost_after / 3, look)
+            loop.call_later(pause, look)
 
-        look()
+        loop.call_later(pause, look)
 
     def _lose_store(self, why: str) -> None:
         if self._store_lost is None:
