@@ -55,7 +55,11 @@ def test_a_killed_launcher_is_a_failure_not_an_interruption() -> None:
 
 def test_the_headline_names_rank_and_signal_and_what_it_often_means() -> None:
     failure = FirstFailure(
-        ending=ending(3, None, signal="SIGKILL"), message=None, tail=["last words"], log="r/3.log"
+        ending=ending(3, None, signal="SIGKILL"),
+        message=None,
+        tail=["last words"],
+        log="r/3.log",
+        host="n1",
     )
     assert "rank 3 was killed by SIGKILL after 1.0s" in failure.headline()
     assert "out-of-memory" in failure.headline()
@@ -70,7 +74,9 @@ def test_the_document_carries_the_failure_flat() -> None:
         reason="rank 1 exited with code 1",
         attempts=1,
         seconds=2.0,
-        first_failure=FirstFailure(ending=failed, message="KeyError: 'x'", tail=[], log="l"),
+        first_failure=FirstFailure(
+            ending=failed, message="KeyError: 'x'", tail=[], log="l", host="n1"
+        ),
         workers=[ending(0), failed],
     ).to_json()
     assert document["schema"] == "ncclops.verdict/1"

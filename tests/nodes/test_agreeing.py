@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.nodes.log import SharedLog
-from ncclops.nodes.pulse import PulseWatch, watched_by
+from ncclops.nodes.pulse import PulseWatch, Silence, watched_by
 from ncclops.nodes.standing import Standing
 
 SHORTLY = timedelta(milliseconds=50)
@@ -70,6 +70,13 @@ class TestPulse:
         assert watch.look(0, {1: 5, 2: 5}) == []
         assert watch.look(9, {1: 6, 2: 5}) == []
         assert watch.look(10, {1: 7, 2: 5}) == [2]
+
+    def test_silence_is_counted_while_we_are_awake_to_hear(self) -> None:
+        silence = Silence(pause_s=1.0, now=0.0)
+        assert [silence.look(now) for now in (1.0, 2.0)] == [1.0, 2.0]
+        assert silence.look(60.0) == 0.0  # we stood still: what was said is yet to be read
+        silence.heard(60.5)
+        assert [silence.look(now) for now in (61.0, 62.0, 63.0)] == [0.5, 1.5, 2.5]
 
     def test_a_watcher_that_was_stopped_itself_accuses_nobody_who_went_on(self) -> None:
         watch = PulseWatch(10)

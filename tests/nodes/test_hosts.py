@@ -213,6 +213,8 @@ def test_a_failure_on_one_host_is_told_on_the_other_and_retries_count_once(job: 
     told = job.hosts.output("h0")
     assert "h1: rank 1 exited with code 7" in told
     assert "no luck, says rank 1" in told
+    assert "ranks/1/stderr.log on h1" in told
+    assert " on h1" not in job.hosts.output("h1").partition("log: ")[2].partition("\n")[0]
     for host in ("h0", "h1"):
         verdict = job.verdict(host)
         assert verdict["attempts"] == 2

@@ -46,6 +46,16 @@ def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
         expand(text)
 
 
+def test_a_rank_without_a_number_of_nodes_is_refused() -> None:
+    """Else each host would train for itself, and nobody would notice."""
+    with pytest.raises(UsageError, match="--nnodes"):
+        place(Given(node_rank=1, master_addr="n1"), environ={})
+    with pytest.raises(UsageError, match="--nnodes"):
+        place(Given(node_rank=1, nnodes="1"), environ={})
+    assert place(Given(node_rank=0), environ={}).meeting is None
+    assert place(Given(node_rank=1), environ={}, standalone=True).meeting is None
+
+
 def test_a_slurm_step_needs_no_option() -> None:
     placed = place(Given(), environ=STEP)
     meeting = placed.meeting

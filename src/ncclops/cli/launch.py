@@ -220,7 +220,9 @@ def launch(
     rdzv_id: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", rich_help_panel=_NODES, help="The job's name. Default: the run id."
+            metavar="ID",
+            rich_help_panel=_NODES,
+            help="The job's name: each job in a store needs its own. Default: none.",
         ),
     ] = None,
     rdzv_conf: Annotated[

@@ -315,8 +315,14 @@ class _Agent:
         if self._company is not None:
             self._company.tell_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
+        if not running:
+            self._terminal.say(f"{request.reason}: stopping before any worker runs")
+            return
+        if request.signum is not None and self._stop.hurry:
+            self._terminal.say(f"{request.reason} again: killing what still runs")
+            return
         again = " (once more to kill now)" if request.signum is not None else ""
         self._terminal.say(
-            f"{request.reason}: stopping {running} workers, by force after"
+            f"{request.reason}: stopping {running} worker{'s' * (running != 1)}, by force after"
             f" {format_duration(request.grace)}{again}"
         )

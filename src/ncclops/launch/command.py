@@ -177,6 +177,8 @@ def start(prepared: Prepared) -> int:
         listener = store.listen(host=None, port=request.master_port)
     else:
         party = joining.bring(prepared, meeting)
+        if doubt := joining.doubt(meeting):
+            prepared.remarks.append(doubt)
     run = RunDirectory.create(
         exact=request.run_dir,
         parent=request.log_dir,

@@ -54,7 +54,8 @@ class Settled:
     """What follows an attempt: another one, or the end; ``agreed`` None: as it looks from here.
 
     ``attempt`` is what the history of the job has to remember, ``decided`` the policy's decision,
-    ``verdict`` what the attempt was judged by, where that may be another node's.
+    ``verdict`` what the attempt was judged by, where that may be another node's, ``alone`` why
+    nothing could be agreed upon.
     """
 
     following: NextAttempt | None = None
@@ -62,6 +63,7 @@ class Settled:
     attempt: Attempt | None = None
     decided: Mapping[str, Any] | None = None
     verdict: Mapping[str, Any] | None = None
+    alone: str | None = None
 
 
 class Choose(Protocol):

@@ -51,6 +51,8 @@ def conclude(ended: Ended) -> Verdict:
     elif outcome == "completed" and job.require_receipt and not is_healthy(ended.receipt):
         outcome, code = "no-receipt", ReceiptMissing.exit_code
         reason += "; --require-receipt asked for a healthy receipt, and there is none"
+    if outcome == "failed" and ended.settled.alone:
+        reason += f"; {ended.settled.alone}"
     failed = outcome == "failed" and last.cannot_start is None
     verdict = Verdict(
         run_id=job.run.run_id,

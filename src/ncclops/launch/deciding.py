@@ -64,7 +64,8 @@ def _completed_decision(standing: Standing, well: int, require_receipt: bool) ->
         for rank, record in standing.lost.items()
         if rank not in standing.idle
     )
-    reason = f"{well} workers exited 0 on {len(standing.ended)} nodes{lost}"
+    nodes = len(standing.ended)
+    reason = f"{well} worker{'s' * (well != 1)} exited 0 on {nodes} node{'s' * (nodes != 1)}{lost}"
     if require_receipt and not any(record["healthy"] for record in standing.ended.values()):
         reason += "; --require-receipt asked for a healthy receipt, and there is none"
         return _end("no-receipt", ReceiptMissing.exit_code, reason)

@@ -38,6 +38,19 @@ def bring(prepared: Prepared, meeting: Meeting) -> Party:
     )
 
 
+def doubt(meeting: Meeting) -> str | None:
+    """What looks like a ``--node-rank`` that was left out: a second node 0, with its own store."""
+    if meeting.backend != "static" or meeting.rank != 0 or meeting.external:
+        return None
+    host = meeting.host
+    if not interfaces.resolve(host) or interfaces.is_here(host):
+        return None
+    return (
+        f"this is node 0, which serves the store, but {host} is no address of this host: was"
+        " --node-rank forgotten?"
+    )
+
+
 def _is_host(meeting: Meeting) -> bool:
     """Whether the job's store is this node's to host."""
     if meeting.external:

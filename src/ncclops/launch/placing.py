@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from ncclops.errors import UsageError
 from ncclops.nodes.meeting import Meeting, parse_meeting
 from ncclops.nodes.schedulers import Placement, find_placement
 
@@ -44,7 +45,7 @@ def place(
     given: Given, *, standalone: bool = False, environ: Mapping[str, str] = os.environ
 ) -> Placed:
     """Settle it. Raises ``UsageError`` where options, or a scheduler's variables, do not fit."""
-    found = None if standalone else find_placement(environ)
+    found, asked_for_rank = None if standalone else find_placement(environ), given.node_rank
     if standalone:
         given = replace(given, nnodes="1")
     elif found is not None:
@@ -62,6 +63,10 @@ def place(
         store=environ.get(STORE),
         expected=found.hosts if found else (),
     )
+    if meeting is None and asked_for_rank and not standalone:
+        raise UsageError(
+            f"--node-rank {asked_for_rank} of a job of one node: give --nnodes too, the same on all"
+        )
     return Placed(
         meeting=meeting,
         nproc=given.nproc or "auto",

@@ -37,6 +37,7 @@ def first_failure(
         message=_recorded_message(run.error_file(first.rank, attempt)),
         tail=tail,
         log=run.shown(log),
+        host=run.node,
     )
 
 
@@ -102,16 +103,25 @@ def _receipt(receipt: dict[str, Any]) -> str:
     return f"receipt: healthy ({', '.join(figures)})"
 
 
+def _is_ours_to_show(receipt: dict[str, Any], verdict: Verdict) -> bool:
+    """Of several nodes only that of rank 0 is expected to show training."""
+    if verdict.outcome not in ("completed", "no-receipt", "stopped"):
+        return False
+    shows_training = receipt["steps"] or receipt["compile_warmup_s"] is not None
+    return bool(shows_training) or any(worker.rank == 0 for worker in verdict.workers)
+
+
 def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
     """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
     failure = verdict.first_failure
     why = verdict.reason if failure is None else failure.headline()
     lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
     if failure is not None:
-        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}"]
+        where = "" if failure.host == run.node else f" on {failure.host}"
+        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}{where}"]
     if verdict.classification is not None:
         lines += _classified(verdict.classification, run)
-    if verdict.receipt is not None and verdict.outcome in ("completed", "no-receipt", "stopped"):
+    if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
         lines.append(_receipt(verdict.receipt))
     if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
         lines.append(told)

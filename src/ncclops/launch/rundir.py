@@ -40,7 +40,7 @@ class RunDirectory:
     def __init__(self, path: Path, run_id: str, node: str) -> None:
         self.path = path
         self.run_id = run_id
-        self._node = node
+        self.node = node
         self._complained = False
 
     @classmethod
@@ -132,7 +132,7 @@ class RunDirectory:
         A full disk ends the record and not the run; it is said once.
         """
         when = time.time() if ts is None else ts
-        record = {"ts": when, "event": event, "rank": rank, "node": self._node, **fields}
+        record = {"ts": when, "event": event, "rank": rank, "node": self.node, **fields}
         try:
             with self.events_path.open("ab", buffering=0) as events:
                 events.write(json.dumps(record).encode() + b"\n")

@@ -76,12 +76,18 @@ def introduction(start: Record, rank: int, active: int) -> str:
     return f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}"
 
 
-def roll_call(meeting: Meeting, here: Sequence[str]) -> str:
-    """Who is there and who is not, where ranks are not given yet."""
+def roll_call(meeting: Meeting, here: Sequence[str], begun: bool) -> str:
+    """Who is there and who is not, where ranks are not given yet.
+
+    ``begun``: a round is under way without us.
+    """
+    present = f"{len(here)}/{meeting.active} nodes: {' '.join(here)}"
+    if begun:
+        return f"{present}; they have begun, and this node waits to be needed"
+    if len(here) >= meeting.active:
+        return f"{present}; last call for spares"
     missing = [name for name in meeting.expected if name not in here]
-    rest = " ".join(missing) or max(meeting.active - len(here), 0)
-    last_call = "" if len(here) < meeting.active else " (last call for spares)"
-    return f"{len(here)}/{meeting.active} nodes: {' '.join(here)}; waiting for {rest}{last_call}"
+    return f"{present}; waiting for {' '.join(missing) or meeting.active - len(here)}"
 
 
 def ranked_roll_call(meeting: Meeting, here: Sequence[str], missing: Sequence[int]) -> str:

@@ -61,9 +61,11 @@ def listen(*, host: str | None, port: int) -> socket.socket:
             )
         return socket.create_server(("", port), backlog=_BACKLOG)
     except OSError as error:
+        free = "or none to have a free one picked" if host is None else "the same on all nodes"
+        why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(
-            f"cannot listen on --master-port {port} ({error.strerror}):"
-            " give another port, or none on a single node to have a free one picked"
+            f"cannot listen on port {port}, where the store is to be ({why}):"
+            f" give another one, {free}"
         ) from error
 
 

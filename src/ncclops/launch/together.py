@@ -33,10 +33,12 @@ from ncclops.nodes import interfaces, reach, stop_vote
 from ncclops.nodes.log import Record
 from ncclops.nodes.member import Config
 from ncclops.nodes.peers import Message, Peers
+from ncclops.nodes.pulse import Silence
 from ncclops.nodes.standing import Standing
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
 _TOLD_LINES = 12
+_LAST_FAILURE = "the next failure will be the last"
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
 
@@ -67,7 +69,9 @@ class Together:
         self._gathered: list[Record] | None = None
         self._no_round: str | None = None  # why there is none
         self._store_lost: str | None = None
-        self._heard_at = time.monotonic()
+        self._silence: Silence | None = None  # of the store, in this round
+        self._connected = False  # our member, with the job's store
+        self._others_have_begun = False  # in a round without us
         self._end: LocalEnd | None = None
         self._deciding = False
         self._told = 0  # failures of this node in this attempt
@@ -84,7 +88,9 @@ class Together:
         limit = (
             self._meeting.pace.join + self._meeting.pace.last_call + self._meeting.pace.lost_after
         )
-        await self._changes.until(self._is_assembled, limit)
+        while not await self._changes.until(self._is_assembled, limit):
+            if not self._others_have_begun:  # else we wait to be needed, however long they train
+                break
         if self._gathered is not None and self._standing.start is None:
             self._give_the_start(self._gathered)
             await self._changes.until(self._is_started, limit)
@@ -160,7 +166,7 @@ class Together:
         if decision is None:
             if self._store_lost is not None:
                 self._say(f"{self._store_lost}: this node ends by its own account")
-            return Settled()
+            return Settled(alone=self._store_lost)
         return deciding.settled(decision)
 
     async def leave(self) -> None:
@@ -209,12 +215,11 @@ class Together:
         return await self._changes.until(lambda: self._stop.asked, limit)
 
     def _begin(self, number: int) -> None:
-        self._number, self._rank = number, None
+        self._number, self._rank, self._others_have_begun = number, None, False
         self._standing = Standing(self._meeting.most)
         self._gathered, self._no_round = None, None
         self._end, self._deciding, self._told = None, False, 0
         self._stop_said = None
-        self._heard_at = time.monotonic()
 
     def _facts(self) -> Record:
         return {
@@ -313,13 +318,20 @@ class Together:
 
     def _why_no_start(self) -> str:
         standing, meeting = self._standing, self._meeting
-        if self._no_round or self._store_lost:
-            return self._no_round or self._store_lost or ""
+        if self._no_round:
+            return self._no_round
+        if self._store_lost:
+            return f"{self._store_lost}: look at the output of the host that serves it"
         if self._stop.asked or standing.stop is not None:
             return "stopped before the nodes had met"
         if standing.lost:
             rank, record = next(iter(standing.lost.items()))
             return f"{standing.name(rank)} was lost before the start: {record['why']}"
+        if not self._connected:
+            return (
+                f"what listens at {meeting.address} does not answer as a store: is that port"
+                " another program's?"
+            )
         return (
             f"node 0 of job {meeting.job_id} did not give the start within"
             f" {format_duration(meeting.pace.join)} (--rdzv-conf join_timeout): look at its output"
@@ -328,7 +340,8 @@ class Together:
     # --- messages -----------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
+        if self._silence is not None:
+            self._silence.heard(time.monotonic())
         match message["is"]:
             case "tick":
                 return
@@ -338,8 +351,11 @@ class Together:
                 self._watch_the_store()
             case "gathered":
                 self._gathered = message["facts"]
+            case "connected":
+                self._connected = True
             case "waiting":
-                self._say(starting.roll_call(self._meeting, message["here"]))
+                self._others_have_begun = message["begun"]
+                self._say(starting.roll_call(self._meeting, message["here"], message["begun"]))
                 return
             case "record":
                 self._on_record(message["record"])
@@ -415,27 +431,31 @@ class Together:
     def _watch_the_store(self) -> None:
         """Our member tells of each beat; without one for too long, the store is out of reach."""
         lost_after, standing = self._meeting.pace.lost_after.total_seconds(), self._standing
+        pause, loop = lost_after / 3, asyncio.get_running_loop()
+        silence = self._silence = Silence(pause, time.monotonic())
 
         def look() -> None:
             # There are no beats between two rounds, and each round has a watch of its own.
             if standing is not self._standing or self._store_lost is not None:
                 return
-            quiet = time.monotonic() - self._heard_at
+            quiet = silence.look(time.monotonic())
             if quiet > lost_after:
                 self._lose_store(f"nothing was heard of it for {quiet:.0f}s")
                 self._changes.tell()
                 return
-            asyncio.get_running_loop().call_later(lost_after / 3, look)
+            loop.call_later(pause, look)
 
-        look()
+        loop.call_later(pause, look)
 
     def _lose_store(self, why: str) -> None:
         if self._store_lost is None:
             self._store_lost = f"the job's store at {self._meeting.address} is lost ({why})"
             self._job.run.event("fault", cause="store-lost", why=why)
-            if self._standing.decision is None:
-                # Workers that are up may well go on without it; a restart cannot.
-                self._say(f"{self._store_lost}: the next failure will be the last")
+            if self._standing.start is not None and self._standing.decision is None:
+                # Workers of another store may well go on without this one; a restart cannot.
+                shared = self._standing.start["external"]
+                follows = "the workers meet there too, and end" if shared else _LAST_FAILURE
+                self._say(f"{self._store_lost}: {follows}")
 
     def _nobody_needs_us(self) -> bool:
         return self._standing.all_left() or self._store_lost is not None

@@ -47,12 +47,13 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFailure:
-    """The worker that failed first, and what it left to read."""
+    """The worker that failed first, and what it left to read. ``log`` is a file of ``host``."""
 
     ending: Ending
     message: str | None
     tail: Sequence[str]
     log: str
+    host: str
 
     def headline(self) -> str:
         """Which rank, how and why, in one line."""

@@ -34,6 +34,8 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
 # then, so only their helpers (loggers, uploaders) are left to flush something.
 _LEFTOVER_GRACE = timedelta(seconds=3)
@@ -102,3 +104,6 @@ def _wait(agent_pid: int, watched: set[signal.Signals]) -> int:
         received = signal.sigwait(watched)
         if received is not signal.SIGCHLD:
             os.kill(agent_pid, received)
+        if received in _ENDING:
+            # An agent that somebody has stopped (SIGSTOP) would never hear of it.
+            os.kill(agent_pid, signal.SIGCONT)

@@ -8,9 +8,9 @@ in JSON lines over the socket FD, and outlives it by a moment: the end of the ag
 socket is the end of the agent, and this process tells the others so.
 
 From the agent (``op``):  ``meet`` (attempt, facts), ``post`` (record), ``leave`` (over)
-To the agent (``is``):    ``waiting`` (here), ``met`` (rank, size), ``gathered`` (facts; on rank 0),
-                          ``record`` (record), ``tick``, ``store-lost`` (why), ``failed`` (why),
-                          ``not-needed``
+To the agent (``is``):    ``connected``, ``waiting`` (here, begun), ``met`` (rank, size),
+                          ``gathered`` (facts; on rank 0), ``record`` (record), ``tick``,
+                          ``store-lost`` (why), ``failed`` (why), ``not-needed``
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Config:
     beat_s: float
     missed_beats: int
 
+    @property
+    def nnodes(self) -> str:
+        """The size of the job, as ``--nnodes`` has it."""
+        return f"{self.active}:{self.most}" if self.most > self.active else str(self.active)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
@@ -79,6 +84,7 @@ class Member:
         self._sending = threading.Lock()
         self._orders: queue.Queue[dict[str, Any]] = queue.Queue()
         self._tcp_store = _tcp_store_class(config.backend)
+        self._agree_on_size()
         self._assembly = _Static(self) if config.backend == "static" else _Dynamic(self)
         self._round: _Round | None = None
 
@@ -119,6 +125,26 @@ class Member:
             except OSError:
                 return  # it has gone, and ``_listen`` is about to see it
 
+    def _agree_on_size(self) -> None:
+        """Raise ``Refused`` where nodes were told of jobs of different sizes, which never meet."""
+        config = self._config
+        try:
+            store = self.connect()
+            mine = f"{config.nnodes} {config.name}"
+            agreed = store.compare_set(f"ncclops/{config.job_id}/nnodes", "", mine).decode()
+        except RuntimeError as error:
+            raise Refused(
+                f"the store at {config.host} port {config.port} does not answer"
+                f" ({_first_line(error)})"
+            ) from None
+        self.tell("connected")
+        theirs, _, name = agreed.partition(" ")
+        if theirs != config.nnodes:
+            raise Refused(
+                f"--nnodes {config.nnodes} here, but {theirs} on {name}: give all nodes of job"
+                f" {config.job_id} the same, and each job in a store its own --rdzv-id"
+            )
+
     # --- orders -------------------------------------------------------------------------------
 
     def _meet(self, attempt: int, facts: Record) -> None:
@@ -131,6 +157,8 @@ class Member:
             self.tell("not-needed")
         except Refused as refused:
             self.tell("failed", why=str(refused))
+        except RuntimeError as error:  # torch's store errors are
+            self.tell("store-lost", why=_first_line(error))
         except Exception as error:  # noqa: BLE001 - told to the agent, which ends the run
             self.tell("failed", why=f"{type(error).__name__}: {error}")
 
@@ -236,12 +264,19 @@ class _Round:
         return [json.loads(self._store.get(self._facts_key(rank))) for rank in here]
 
     def _nobody_came(self, missing: list[int]) -> str:
-        ranks = ", ".join(map(str, missing))
-        return f"nodes {ranks} of {self.size} did not come within {self._member.config.join_s:.0f}s"
+        nodes = f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        here = " ".join(facts["name"] for facts in self._facts_but(missing))
+        return f"{nodes} did not come within {self._member.config.join_s:.0f}s; here: {here}"
 
     def _wait_for(self, keys: list[str]) -> None:
-        if keys:
-            self._store.wait(keys, timedelta(seconds=self._member.config.join_s))
+        limit_s = self._member.config.join_s
+        try:
+            if keys:
+                self._store.wait(keys, timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            if is_lost(error):
+                raise
+            raise Refused(f"the other nodes were not all there within {limit_s:.0f}s") from None
 
     # --- threads ------------------------------------------------------------------------------
 
@@ -341,10 +376,12 @@ class _Dynamic:
         )
         backend, store = create_backend(parameters)
         self._handler = create_handler(store, backend, parameters)
+        self._seen: list[str] = []  # who was here when somebody last came or went
 
     def meet(self, attempt: int) -> _Round:  # noqa: ARG002 - torch counts the rounds itself
         from torch.distributed.elastic.rendezvous.api import (
             RendezvousClosedError,
+            RendezvousConnectionError,
             RendezvousGracefulExitError,
             RendezvousTimeoutError,
         )
@@ -352,12 +389,16 @@ class _Dynamic:
         config, met = self._member.config, threading.Event()
         threading.Thread(target=self._tell_who_is_here, args=(met,), daemon=True).start()
         try:
-            joined = self._handler.next_rendezvous()
+            joined = self._next_round()
         except RendezvousTimeoutError:
-            here = ", ".join(self._here()) or "nobody else"
+            # By now torch has taken us off its list, and others who gave up themselves.
+            here = " ".join(sorted({config.name, *self._seen}))
             raise Refused(
-                f"fewer than {config.active} nodes came within {config.join_s:.0f}s; here: {here}"
+                f"fewer than {config.active} nodes came within {config.join_s:.0f}s; here: {here};"
+                f" the others need the same --rdzv-endpoint and --rdzv-id ({config.job_id})"
             ) from None
+        except RendezvousConnectionError as error:
+            raise RuntimeError(_first_line(error.__cause__ or error)) from None
         except RendezvousClosedError:
             raise Refused(
                 f"the job with --rdzv-id {config.job_id} has ended in this store: give this one"
@@ -372,23 +413,42 @@ class _Dynamic:
         prefix = f"ncclops/{config.job_id}/{joined.store.get('ncclops').decode()}"
         return _Round(self._member, prefix, joined.rank, joined.world_size)
 
+    def _next_round(self) -> Any:
+        """The next round, for as long as it takes where one is under way without us."""
+        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+        while True:
+            try:
+                return self._handler.next_rendezvous()
+            except RendezvousTimeoutError:
+                if not self._has_begun():
+                    raise
+
     def close(self) -> None:
         """Nobody may join any more: a node that waits in reserve is sent home."""
         self._handler.shutdown()
 
     def _tell_who_is_here(self, met: threading.Event) -> None:
-        told: list[str] | None = None
+        told: tuple[list[str], bool] | None = None
         while not met.wait(_LOOK_S):
-            here = self._here()
-            if here != told and here:
-                told = here
-                self._member.tell("waiting", here=here)
+            here, begun = self._here(), self._has_begun()
+            if (here, begun) != told and here:
+                told, self._seen = (here, begun), here
+                self._member.tell("waiting", here=here, begun=begun)
+
+    def _has_begun(self) -> bool:
+        """Whether a round is under way without us: we wait for the next one."""
+        complete = bool(getattr(self._state, "complete", False))
+        return complete and self._member.config.name not in self._here()
+
+    @property
+    def _state(self) -> Any:
+        # Not public; where a torch has it differently, we cannot say who is there.
+        return getattr(getattr(self._handler, "_state_holder", None), "state", None)
 
     def _here(self) -> list[str]:
-        # Not public; where a torch has it differently, we cannot say who is there.
-        state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
         try:
-            return sorted(node.addr for node in list(getattr(state, "participants", ())))
+            return sorted(node.addr for node in list(getattr(self._state, "participants", ())))
         except (AttributeError, RuntimeError):
             return []
 
@@ -404,7 +464,7 @@ def _tcp_store_class(backend: str) -> Any:
     return TCPStore
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 

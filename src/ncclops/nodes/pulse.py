@@ -32,3 +32,22 @@ class PulseWatch:
             if rank not in self._seen or self._seen[rank][0] != count:
                 self._seen[rank] = count, now
         return [rank for rank in counts if now - self._seen[rank][1] >= self._lost_after_s]
+
+
+class Silence:
+    """How long nothing was heard of somebody, looked at every ``pause_s`` seconds."""
+
+    def __init__(self, pause_s: float, now: float) -> None:
+        self._pause_s = pause_s
+        self._looked_at = self._heard_at = now
+
+    def heard(self, now: float) -> None:
+        self._heard_at = now
+
+    def look(self, now: float) -> float:
+        """Seconds of silence. A watcher that stood still itself (SIGSTOP) has yet to read what came
+        meanwhile, so it begins anew."""
+        if now - self._looked_at > 2 * self._pause_s:
+            self._heard_at = now
+        self._looked_at = now
+        return now - self._heard_at

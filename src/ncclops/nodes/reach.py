@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError
+from ncclops.nodes import interfaces
 from ncclops.nodes.meeting import Meeting
 
 # Nobody tells when a host far away begins to listen, so this is how often we ask.
@@ -30,6 +31,11 @@ async def wait_for_store(
     deadline, say_at = began + meeting.pace.join.total_seconds(), began + 2.0
     while not await _answers(meeting.host, meeting.port):
         if time.monotonic() > deadline:
+            if not interfaces.resolve(meeting.host):
+                raise NcclopsError(
+                    f"this host knows no address of {meeting.host}, where the nodes are to meet:"
+                    " name one that it can reach, or its address"
+                )
             raise NcclopsError(
                 f"no store answered at {meeting.address} within"
                 f" {format_duration(meeting.pace.join)}: is node 0 (or `ncclops store serve`)"

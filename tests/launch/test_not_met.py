@@ -1,0 +1,121 @@
+"""Agents that do not meet say why, and one that stood still is still one of them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import LIMIT_S, CompletedText, free_port
+from tests.launch.conftest import Background
+
+Start = Callable[..., Background]
+Ncclops = Callable[..., CompletedText]
+
+
+def of_two(
+    rank: int,
+    port: int,
+    *,
+    nnodes: str = "2",
+    conf: str = "join_timeout=120",
+    work: str = "true",
+) -> list[str]:
+    """The command line of a node of a static job, which does ``work`` in a shell."""
+    return [
+        *("launch", "--profile", "local-cpu", "--run-dir", f"node-{rank}", "--nnodes", nnodes),
+        *("--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *("--rdzv-conf", conf, "--nproc-per-node", "1", "--no-python", "sh", "-c", work),
+    ]
+
+
+def start_and_wait_for(start: Start, output: Path, words: str, command: list[str]) -> Background:
+    """Start the agent, and return when ``words`` are in what it says, which goes to ``output``."""
+    with output.open("wb") as file:
+        agent = start(*command, stderr=file)
+    wait_for(output, words)
+    return agent
+
+
+def wait_for(output: Path, words: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while words not in output.read_text():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)
+
+
+def test_jobs_of_different_sizes_are_not_begun(
+    background: Start, ncclops: Ncclops, tmp_path: Path
+) -> None:
+    """Else the workers of one node would wait for ranks that the other one never starts."""
+    port, output = free_port(), tmp_path / "output"
+    first = start_and_wait_for(background, output, "1/2 nodes", of_two(0, port))
+    second = ncclops(*of_two(1, port, nnodes="3"))
+    assert second.returncode == 1
+    assert "--nnodes 3 here, but 2 on" in second.stderr
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert "stopping before any worker runs" in output.read_text()
+
+
+def test_when_the_first_node_gives_up_the_others_say_what_is_gone(
+    background: Start, tmp_path: Path
+) -> None:
+    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
+    first, second = (
+        start_and_wait_for(
+            background, outputs[rank], f"{rank + 1}/3", of_two(rank, port, nnodes="3")
+        )
+        for rank in range(2)
+    )
+    wait_for(outputs[0], "2/3 nodes")
+    first.send_signal(signal.SIGTERM)
+    assert (first.wait(LIMIT_S), second.wait(LIMIT_S)) == (128 + signal.SIGTERM, 1)
+    told = outputs[1].read_text()
+    assert "look at the output of the host that serves it" in told
+    assert "Error: " not in told
+
+
+def test_what_is_no_store_is_said_to_be_none(ncclops: Ncclops) -> None:
+    conf = "join_timeout=2,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=1"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = ncclops(*of_two(1, silent.getsockname()[1], conf=conf))
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_agent_that_was_stopped_can_be_ended(background: Start, tmp_path: Path) -> None:
+    """By SIGSTOP: SIGTERM alone would wait for it for ever."""
+    first = start_and_wait_for(background, tmp_path / "output", "1/2 nodes", of_two(0, free_port()))
+    (agent,) = psutil.Process(first.pid).children()
+    agent.suspend()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+def test_an_agent_that_stood_still_accuses_nobody_of_silence(
+    background: Start, tmp_path: Path
+) -> None:
+    """What the others have said meanwhile is there for it to read."""
+    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+    work = "until [ -e go ]; do sleep 0.1; done"
+    agents = []
+    for rank, output in enumerate(outputs):
+        with output.open("wb") as file:
+            agents.append(background(*of_two(rank, port, conf=conf, work=work), stderr=file))
+    wait_for(outputs[1], "node 1 of 2")
+    (second,) = psutil.Process(agents[1].pid).children()
+    second.suspend()
+    time.sleep(6)  # longer than a host may be silent, which is what this is about
+    second.resume()
+    (tmp_path / "go").touch()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    for output in outputs:
+        assert "2 workers exited 0 on 2 nodes" in output.read_text()
+        assert "is lost" not in output.read_text()
