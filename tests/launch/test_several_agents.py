@@ -57,20 +57,24 @@ class Job:
         return len(ranks) == 4 and all(rank.step_s is not None for rank in ranks)
 
 
-@pytest.fixture
-def job(
-    background: Callable[..., Background], script: Callable[[str], Path], tmp_path: Path
-) -> Iterator[Job]:
-    port = str(free_port())
-    train = script(TRAIN)
-    agents = [
-        background(
+Start = Callable[..., Background]
+
+
+def start_agents(start: Start, train: Path, port: int, *options: str) -> list[Background]:
+    """Those of two nodes with two ranks each, which meet at ``port``."""
+    return [
+        start(
             *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
             *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"),
-            *("--master-addr", "127.0.0.1", "--master-port", port, train),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port), *options, train),
         )
         for number in range(2)
     ]
+
+
+@pytest.fixture
+def job(background: Start, script: Callable[[str], Path], tmp_path: Path) -> Iterator[Job]:
+    agents = start_agents(background, script(TRAIN), free_port())
     job = Job(tmp_path, agents)
     job.until(job.trains)
     yield job
@@ -130,3 +134,21 @@ def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
     agreed = [event["step"] for run in job.runs for event in run.named("stop-agreed")]
     assert agreed == [agreed[0]] * 2
     assert [run.verdict["outcome"] for run in job.runs] == ["stopped"] * 3
+
+
+def test_the_end_of_a_store_elsewhere_is_told_in_words(
+    background: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The workers have met in it, and can agree on nothing without it."""
+    port = free_port()
+    store = background("store", "serve", "--port", str(port))
+    agents = start_agents(background, script(TRAIN), port, "--rdzv-conf", "is_host=false")
+    job = Job(tmp_path, agents)
+    job.until(job.trains)
+    store.kill()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [1, 1]
+    for node, run in enumerate(job.runs):
+        said = run.stderr(2 * node)
+        assert "ncclops: the store does not answer any more" in said
+        assert "Traceback" not in said
+        assert run.verdict["classification"]["class"] == "store-rendezvous"

@@ -9,6 +9,7 @@
     └── RestartError             base of what the wrapper itself reports
         ├── HealthCheckError     a health check found this rank unfit to go on
         │   └── (health_check)   FaultCounterExceeded
+        ├── StoreGone            the store through which the ranks agree does not answer any more
         ├── InternalError        a promise inside the wrapper was broken: please report it
         ├── TimeoutError         something the wrapper waited for came too late
         ├── (rank_assignment)    RankDiscarded: the new assignment has no place for this rank
@@ -28,6 +29,13 @@ class RestartError(Exception):
 
 class HealthCheckError(RestartError):
     """A health check failed on this rank; the check's own exception is the ``__cause__``."""
+
+
+class StoreGone(RestartError):
+    """The store's server is gone, and with it every means to agree on anything.
+
+    What the store raised is the ``__cause__``.
+    """
 
 
 class InternalError(RestartError):

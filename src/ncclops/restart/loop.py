@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from torch import distributed
+
 from ncclops.restart._account import Account, logged
 from ncclops.restart._chains import Causes, comes_from_restart
 from ncclops.restart._group_release import keep_backends_longer_than_groups
@@ -39,6 +41,7 @@ from ncclops.restart.exception import (
     RankShouldRestart,
     RestartAbort,
     RestartError,
+    StoreGone,
     TimeoutError,  # noqa: A004 - the public API's name
 )
 from ncclops.restart.health_check import HealthCheck
@@ -109,7 +112,11 @@ class RestartLoop:
                 return self._run_iterations()
         except _Leaving as leaving:
             error: BaseException = leaving.error
-        except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, a store that is gone
+        except distributed.DistNetworkError as failure:
+            error = _store_gone(failure)
+            error.__cause__ = failure
+            self._causes.note(error)
+        except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, whatever else
             error = unexpected
             self._causes.note(unexpected)
             self._depart_in_disorder(unexpected)
@@ -391,7 +398,7 @@ class RestartLoop:
 
     def _depart_in_disorder(self, error: BaseException) -> None:
         """Something the loop has no phase for: the others must not wait for us."""
-        if self._page.finished or isinstance(error, _StoreGoneError):
+        if self._page.finished or isinstance(error, StoreGone):
             return
         with logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
@@ -443,9 +450,7 @@ class RestartLoop:
             timeout=timeout.total_seconds() if timeout is not None else None
         )
         if isinstance(news, StoreLost):
-            raise _StoreGoneError(
-                f"the store does not answer any more: {news.error}"
-            ) from news.error
+            raise _store_gone(news.error) from news.error
         return news
 
     def _callback(self, callback: Callable[..., Any] | None) -> None:
@@ -468,5 +473,5 @@ class _Leaving(BaseException):
         self.error = error
 
 
-class _StoreGoneError(RestartError):
-    """The store's server is gone, and with it every means to agree on anything."""
+def _store_gone(error: Exception) -> StoreGone:
+    return StoreGone(f"the store does not answer any more: {error}")

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from ncclops import restart
 from ncclops.receipts import recorder
-from ncclops.restart.exception import RestartAbort, RestartError
+from ncclops.restart.exception import RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
 from ncclops.worker import (
     fresh,
@@ -41,16 +41,19 @@ def run(start: Callable[[], None], limits: Limits, windows: Windows) -> None:
     attempts = _Attempts(start, limits, windows)
     try:
         wraps_itself = attempts.run_wrapped()
-    except RestartAbort as abort:
-        _show_own_failure(abort.__cause__)
-        sys.exit(f"ncclops: {abort}")
+    except (RestartAbort, StoreGone) as end:
+        _show_own_failure(end)
+        sys.exit(f"ncclops: {end}")
     if wraps_itself:
         attempts.run_alone()
     leftovers.end_process(0)
 
 
-def _show_own_failure(cause: BaseException | None) -> None:
+def _show_own_failure(end: BaseException) -> None:
     """The exception that this rank itself raised, if it did, as it would look without us."""
+    cause = end.__cause__
+    if isinstance(end, StoreGone) and cause is not None:
+        cause = cause.__cause__  # the store's own exception says no more than ``end``
     if isinstance(cause, Exception) and not isinstance(cause, RestartError):
         show = script.without_our_frames(sys.excepthook)
         show(type(cause), cause, cause.__traceback__)
