@@ -3,6 +3,7 @@
     NcclopsError                exit 1   it ran, and the answer is bad
     ├── UsageError              exit 2   wrong usage, unreadable or invalid input
     │   └── ProfileError        exit 2   a profile that cannot be found, read or understood
+    ├── NotNeeded               exit 0   a node in reserve, whose job has ended without it
     ├── PreflightRefused        exit 3   `launch` found a reason not to start
     └── ReceiptMissing          exit 4   workers ended well, the required receipt is not there
 
@@ -28,6 +29,12 @@ class UsageError(NcclopsError):
 
 class ProfileError(UsageError):
     """A profile that is unknown, unreadable or invalid."""
+
+
+class NotNeeded(NcclopsError):
+    """The job has ended, and this node in reserve has never had a part in it."""
+
+    exit_code = 0
 
 
 class PreflightRefused(NcclopsError):

@@ -119,3 +119,24 @@ def test_an_agent_that_stood_still_accuses_nobody_of_silence(
     for output in outputs:
         assert "2 workers exited 0 on 2 nodes" in output.read_text()
         assert "is lost" not in output.read_text()
+
+
+def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_path: Path) -> None:
+    """Its scheduler would take the whole job for failed."""
+    port, go = free_port(), tmp_path / "go"
+    work = f"until [ -e {go} ]; do sleep 0.1; done"
+
+    def node(number: int, words: str) -> Background:
+        command = [
+            *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
+            *("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
+            *("--restart", "process", "--nproc-per-node", "1", "--no-python", "sh", "-c", work),
+        ]
+        return start_and_wait_for(background, tmp_path / f"output-{number}", words, command)
+
+    agents = [node(0, "1/2 nodes"), node(1, "of 2: "), node(2, "2/2 nodes")]
+    go.touch()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0, 0]
+    told = (tmp_path / "output-2").read_text()
+    assert "stopped after" in told
+    assert "this node in reserve was not needed" in told

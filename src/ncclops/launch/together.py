@@ -17,7 +17,7 @@ from typing import Any
 
 from ncclops.classify.policy import Attempt
 from ncclops.durations import format_duration
-from ncclops.errors import NcclopsError, PreflightRefused
+from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
 from ncclops.launch import deciding, starting, store
 from ncclops.launch.changes import Changes
 from ncclops.launch.company import Choose, LocalEnd, Settled
@@ -68,6 +68,7 @@ class Together:
         self._number = 0
         self._gathered: list[Record] | None = None
         self._no_round: str | None = None  # why there is none
+        self._not_needed = False  # the job has ended without us
         self._store_lost: str | None = None
         self._silence: Silence | None = None  # of the store, in this round
         self._connected = False  # our member, with the job's store
@@ -217,7 +218,7 @@ class Together:
     def _begin(self, number: int) -> None:
         self._number, self._rank, self._others_have_begun = number, None, False
         self._standing = Standing(self._meeting.most)
-        self._gathered, self._no_round = None, None
+        self._gathered, self._no_round, self._not_needed = None, None, False
         self._end, self._deciding, self._told = None, False, 0
         self._stop_said = None
 
@@ -242,6 +243,7 @@ class Together:
             or standing.lost
             or standing.stop
             or self._no_round
+            or self._not_needed
             or self._store_lost
             or self._stop.asked
         )
@@ -288,6 +290,8 @@ class Together:
                 f"the nodes differ in {names} (the table is above): make them alike, or let one"
                 " differ with --allow-difference NAME"
             )
+        if self._not_needed:
+            raise NotNeeded("the job has ended, and this node in reserve was not needed")
         if standing.start is None or self._rank is None:
             raise NcclopsError(self._why_no_start())
         start, rank = standing.start, self._rank
@@ -364,7 +368,7 @@ class Together:
             case "failed":
                 self._no_round = message["why"]
             case "not-needed":
-                self._no_round = "the job has ended, and this node in reserve was not needed"
+                self._not_needed = True
             case "ended":
                 log = self._job.run.shown(self._job.run.path / "nodes.log")
                 self._no_round = f"the process that meets the other nodes ended: {log}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ncclops.errors import NcclopsError
+from ncclops.errors import NcclopsError, NotNeeded
 from ncclops.goodput import Goodput
 from ncclops.launch.stopping import StopRequest
 
@@ -112,7 +112,8 @@ def judge(
     if stopped_by is not None:
         return _judge_stop(endings, stopped_by)
     if cannot_start is not None:
-        return "failed", cannot_start.exit_code, str(cannot_start)
+        outcome: Outcome = "stopped" if isinstance(cannot_start, NotNeeded) else "failed"
+        return outcome, cannot_start.exit_code, str(cannot_start)
     if hung is not None:
         return "failed", 1, hung
     bad = [ending for ending in endings if not ending.ok]

@@ -387,6 +387,7 @@ class _Dynamic:
         )
 
         config, met = self._member.config, threading.Event()
+        ended_before = self._handler.is_closed()
         threading.Thread(target=self._tell_who_is_here, args=(met,), daemon=True).start()
         try:
             joined = self._next_round()
@@ -400,6 +401,8 @@ class _Dynamic:
         except RendezvousConnectionError as error:
             raise RuntimeError(_first_line(error.__cause__ or error)) from None
         except RendezvousClosedError:
+            if not ended_before:
+                raise _NotNeeded from None
             raise Refused(
                 f"the job with --rdzv-id {config.job_id} has ended in this store: give this one"
                 " another --rdzv-id"
