@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +19,8 @@ from urllib.parse import urlsplit
 
 import h11
 
+# Who has to wait does so with others: training is interrupted once for all of them.
+_TICK_S = 0.1
 # Little at a time: h11 looks at the size of what is not whole yet, each time it gets some more.
 _CHUNK = 8 << 10
 
@@ -37,7 +40,7 @@ class Limits:
     request_s: float = 10.0
     response_s: float = 10.0
     connections: int = 128
-    requests_per_s: float = 500.0
+    requests_per_s: float = 100.0
     burst: int = 50
 
 
@@ -91,7 +94,9 @@ class Pace:
     def take_turn(self, now: float) -> float:
         """The seconds that who asks at ``now``, a time of any clock, has to wait."""
         self._next = max(self._next, now - self._ahead_s) + self._gap_s
-        return max(0.0, self._next - now)
+        if self._next <= now:
+            return 0.0
+        return math.ceil(self._next / _TICK_S) * _TICK_S - now
 
 
 async def serve(listener: socket.socket, handler: Handler, limits: Limits | None = None) -> None:
