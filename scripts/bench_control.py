@@ -1,14 +1,14 @@
 """What looking at a run costs the run: step times with and without requests beside it.
 
-    python scripts/bench_control.py [--requests 10000] [--rate 0] [--clients 32] [--nproc 2]
+    python scripts/bench_control.py [--requests 2500] [--rate 0] [--clients 32] [--nproc 2]
 
 Launches a job on Gloo that reports its steps, and takes turns, ``--rounds`` times: a while in
 peace, then ``--requests`` requests (status and metrics in equal parts) from ``--clients``
-connections, ``--rate`` a second, or with 0 as fast as they are answered: the server has a pace. Clients run only when a
-processor has nothing else to do, since on a cluster they come from somewhere else; one that shares
-a physical core with the training slows it all the same. Printed are the
-median and the 95th percentile of rank 0's step times in both, the ratio of the medians, and as the
-measure of noise the largest ratio between two rounds in peace.
+connections, ``--rate`` a second, or with 0 as fast as they are answered: the server has a pace.
+Clients run only when a processor has nothing else to do, since on a cluster they come from
+somewhere else; one that shares a physical core with the training slows it all the same. Printed are
+the median and the 95th percentile of rank 0's step times in both, the ratio of the medians, and as
+the measure of noise the largest ratio between two rounds in peace.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ while True:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, default=2500)
     parser.add_argument("--rate", type=float, default=0, help="requests a second; 0: a flood")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--nproc", type=int, default=2)
