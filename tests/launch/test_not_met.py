@@ -124,13 +124,15 @@ def test_an_agent_that_stood_still_accuses_nobody_of_silence(
 def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_path: Path) -> None:
     """Its scheduler would take the whole job for failed."""
     port, go = free_port(), tmp_path / "go"
+    background("store", "serve", "--port", str(port))  # else it may be gone before it has told all
     work = f"until [ -e {go} ]; do sleep 0.1; done"
 
     def node(number: int, words: str) -> Background:
         command = [
             *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
             *("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
-            *("--restart", "process", "--nproc-per-node", "1", "--no-python", "sh", "-c", work),
+            *("--rdzv-conf", "is_host=false", "--restart", "process", "--nproc-per-node", "1"),
+            *("--no-python", "sh", "-c", work),
         ]
         return start_and_wait_for(background, tmp_path / f"output-{number}", words, command)
 

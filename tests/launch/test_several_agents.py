@@ -150,5 +150,5 @@ def test_the_end_of_a_store_elsewhere_is_told_in_words(
     for node, run in enumerate(job.runs):
         said = run.stderr(2 * node)
         assert "ncclops: the store does not answer any more" in said
-        assert "Traceback" not in said
+        assert "/ncclops/" not in said  # a traceback may be there, of the script's own line
         assert run.verdict["classification"]["class"] == "store-rendezvous"

@@ -94,10 +94,11 @@ def test_all_end_at_one_step_that_none_has_passed(chance: Any, nodes: int, losse
     for _ in range(2000):
         if standing.stop_go:
             break
-        moving = [n for n in standing.living if holds[n] is None or steps[n] < (holds[n] or 0)]
-        for node in chance.choices(moving, k=5) if moving else []:
+        for node in chance.choices(standing.living, k=5):
+            hold = holds[node]
             # Collectives keep all within a step of each other.
-            if steps[node] <= min(steps[n] for n in standing.living):
+            abreast = steps[node] <= min(steps[n] for n in standing.living)
+            if abreast and (hold is None or steps[node] < hold):
                 steps[node] += 1
         node = chance.choice(standing.living)
         proposal = standing.stop_point
