@@ -125,7 +125,8 @@ class Ledger:
             self._append(f"{iteration}/arrivals", arrival.to_json())
         group = _roll.group_of(arrival.initial_rank)
         number = self._store.add(_roll_key(iteration, group), _roll.arrival(arrival.initial_rank))
-        if self._may_be_complete(group, number, gone_before):
+        expected = _roll.expected(group, self._initial_world_size, gone_before)
+        if _roll.may_be_complete(number, expected):
             self._try_to_agree(iteration, gone_before)
 
     def wait_for_agreement(
@@ -142,10 +143,6 @@ class Ledger:
         agreement = Agreement.from_json(agreed)
         gone = initial_rank in agreement.gone
         return agreement, None if gone else placements[str(initial_rank)]
-
-    def _may_be_complete(self, group: int, number: int, gone_before: Collection[int]) -> bool:
-        expected = _roll.expected(group, self._initial_world_size, gone_before)
-        return _roll.may_be_complete(number, expected)
 
     def _try_to_agree(self, iteration: int, gone_before: Collection[int]) -> None:
         present = self._roll_call(iteration, gone_before)
@@ -175,20 +172,15 @@ class Ledger:
 
     def _roll_call(self, iteration: int, gone_before: Collection[int]) -> set[int] | None:
         """Who has arrived; ``None`` if it is plain from the numbers that somebody has yet to."""
-        groups = [
-            group
-            for group in _roll.groups(self._initial_world_size)
-            if _roll.expected(group, self._initial_world_size, gone_before)
-        ]
-        numbers = _store_ops.read_counts(
-            self._store, [_roll_key(iteration, group) for group in groups]
-        )
-        if numbers is None:
+        size = self._initial_world_size
+        counts = {g: _roll.expected(g, size, gone_before) for g in _roll.groups(size)}
+        expected = {group: count for group, count in counts.items() if count}
+        keys = [_roll_key(iteration, group) for group in expected]
+        numbers = _store_ops.read_counts(self._store, keys)
+        if numbers is None or not all(map(_roll.may_be_complete, numbers, expected.values())):
             return None
-        roll = dict(zip(groups, numbers, strict=True))
-        if not all(self._may_be_complete(*entry, gone_before) for entry in roll.items()):
-            return None
-        return {rank for group, number in roll.items() for rank in _roll.arrived(group, number)}
+        roll = zip(expected, numbers, strict=True)
+        return {rank for group, number in roll for rank in _roll.arrived(group, number)}
 
     def _ranks_gone(self) -> set[int]:
         return set(map(int, self._read("gone/ranks")))
