@@ -89,6 +89,7 @@ def test_a_killed_rank_is_replaced_by_nobody_and_the_others_go_on(
     assert codes == {0: 0, 1: 0, 2: 0} | {on: -signal.Signals[how]}
     assert returned_from(job, 1) == sorted({0, 1, 2} - {on})
     assert causes(job) == {("died", on)}, "not the peers, whose connections broke first"
+    assert {e["timeout"] for e in job.events("incident")} == {None}, "it was not ended by us"
     assert {tuple(e["ranks_lost"]) for e in job.events("incident")} == {(on,)}
     job.expect_no_orphans()
 
@@ -161,6 +162,8 @@ def test_a_hang_that_releases_the_gil_is_interrupted_and_the_rank_survives(
     assert {e["cause"] for e in incidents} == {"soft-timeout"}
     assert all("Main thread" in e["traceback"] and "in main" in e["traceback"] for e in incidents)
     assert not any(e["exception"] for e in incidents)
+    assert {e["timeout"]["limit"] for e in incidents} == {"soft"}
+    assert {e["timeout"]["clock"] for e in incidents} <= {"main-thread", "ping"}
     job.expect_no_orphans()
 
 
@@ -177,5 +180,6 @@ def test_a_hang_that_nothing_can_interrupt_is_ended_at_the_hard_timeout(
     lost = [e for e in job.events("incident") if e["ranks_lost"] == [1]]
     assert {e["cause"] for e in lost} == {"died"}
     assert all("hard timeout" in e["summary"] for e in lost)
+    assert {(e["timeout"]["limit"], e["timeout"]["clock"]) for e in lost} == {("hard", "python")}
     assert all(evidence in f"{e['summary']} {e['traceback']}" for e in lost)
     job.expect_no_orphans()

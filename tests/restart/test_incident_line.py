@@ -39,7 +39,11 @@ def test_the_line_names_the_rank_and_what_took_time() -> None:
 
 def test_a_lost_rank_is_named_once() -> None:
     lost = dataclasses.replace(
-        INCIDENT, summary="rank 1: the process died", ranks_lost=(1, 2), world_size=1
+        INCIDENT,
+        summary="rank 1: the process died",
+        detail="the process died",
+        ranks_lost=(1, 2),
+        world_size=1,
     )
     assert str(lost).startswith("restart in process: rank 1: the process died; lost 1, 2; 1 rank")
 

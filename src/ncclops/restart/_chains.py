@@ -55,7 +55,7 @@ class Causes:
 
         A rank that merely stops restarting, as a rule all at once, is no reason of its own.
         """
-        causes = [fault for fault in faults if "RestartAbort:" not in fault.summary]
+        causes = [fault for fault in faults if not fault.stops_restarting]
         others = [fault for fault in causes if fault.initial_rank != self._initial_rank]
         if others:
             self._remote = find_cause(others)

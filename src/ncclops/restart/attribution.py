@@ -5,6 +5,7 @@ Pure: nothing here waits, logs or talks to anybody.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import enum
 import json
@@ -12,7 +13,9 @@ import re
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+from ncclops.restart.exception import Escalation, RestartAbort
 
 
 class FaultKind(enum.StrEnum):
@@ -51,9 +54,62 @@ _BROUGHT = re.compile(
     r"Caught \w+ (?P<where>in [^\n]+?)\.\s+Original Traceback .*\n {2,}[^\n]*\n(?P<original>\S.*)",
     re.DOTALL,
 )
+_FRAME = re.compile(
+    r'^ +File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
+)
 
 # Enough for the frames that matter; the store is no place for megabytes of recursion.
 _TRACEBACK_CHARS = 8000
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    """The exception behind a fault, and where it was raised.
+
+    ``name`` is the name of its class and ``bases`` those of all its base classes, ``object``
+    left out. The place is the innermost frame; ``None`` where there is none. Of an exception
+    that torch has brought from a data loader's worker or a thread: the original's (``bases``
+    are known of built-in classes only).
+    """
+
+    name: str
+    bases: tuple[str, ...] = ()
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+
+    def is_a(self, *types: type[BaseException]) -> bool:
+        """Whether it is an instance of one of ``types``, by name."""
+        return not {self.name, *self.bases}.isdisjoint(kind.__name__ for kind in types)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """``error`` as a value."""
+        if brought := _BROUGHT.search(str(error)):
+            return _raised_elsewhere(str(error), brought["original"])
+        bases = tuple(base.__name__ for base in type(error).__mro__[1:] if base is not object)
+        frames = traceback.extract_tb(error.__traceback__, limit=-1)
+        if isinstance(error, SyntaxError) and error.filename:
+            return cls(type(error).__name__, bases, error.filename, error.lineno)
+        if not frames:
+            return cls(type(error).__name__, bases)
+        (frame,) = frames
+        return cls(type(error).__name__, bases, frame.filename, frame.lineno, frame.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExceededTimeout:
+    """Which timeout a silent rank has exceeded, and by which clock.
+
+    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one.
+    ``clock`` says what did not move: ``python`` (no Python thread could run), ``main-thread`` or
+    ``ping``. Times are in seconds, as measured on the rank's host.
+    """
+
+    limit: Literal["soft", "hard"]
+    limit_s: float
+    silent_s: float
+    clock: Literal["python", "main-thread", "ping"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +118,13 @@ class Fault:
 
     ``initial_rank`` is the rank at launch and ``rank`` its number in ``iteration`` (``None``
     where the reporter could not know it). ``at`` is wall time in seconds, by the reporter's
-    clock. ``gone`` faults take the rank out of the job for good; ``secondary`` ones occurred when
+    clock. ``gone`` faults take the rank out of the job; ``secondary`` ones occurred when
     this rank's groups were already being aborted because of another.
+
+    ``summary`` is one line for people; decide on the fields instead. ``detail`` is the summary
+    without the rank's number, where it begins with that. ``raised`` is the exception, ``timeout``
+    what a silent rank has exceeded (of a rank that ``died``: ``None`` unless its monitor process
+    ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``.
     """
 
     kind: FaultKind
@@ -75,6 +136,15 @@ class Fault:
     traceback: str | None = None
     gone: bool = False
     secondary: bool = False
+    detail: str | None = None
+    raised: Raised | None = None
+    timeout: ExceededTimeout | None = None
+    escalation: Escalation | None = None
+
+    @property
+    def stops_restarting(self) -> bool:
+        """Whether the rank left by ``RestartAbort``: a decision, as a rule of all ranks alike."""
+        return self.raised is not None and self.raised.is_a(RestartAbort)
 
     @property
     def is_exception(self) -> bool:
@@ -109,7 +179,16 @@ class Fault:
     def from_json(cls, line: str) -> Fault:
         """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(line)
-        return cls(**{**fields, "kind": FaultKind(fields["kind"])})
+        fields["kind"] = FaultKind(fields["kind"])
+        if raised := fields.get("raised"):
+            fields["raised"] = Raised(**{**raised, "bases": tuple(raised["bases"])})
+        if timeout := fields.get("timeout"):
+            fields["timeout"] = ExceededTimeout(**timeout)
+        if escalation := fields.get("escalation"):
+            failure = escalation["failure"]
+            escalation["failure"] = None if failure is None else tuple(failure)
+            fields["escalation"] = Escalation(**escalation)
+        return cls(**fields)
 
     @classmethod
     def of_exception(
@@ -135,7 +214,22 @@ class Fault:
             traceback=text[-_TRACEBACK_CHARS:],
             gone=gone,
             secondary=secondary,
+            raised=Raised.of(error),
+            escalation=error.escalation if isinstance(error, RestartAbort) else None,
         )
+
+
+def _raised_elsewhere(text: str, original: str) -> Raised:
+    """What torch says in ``text`` of an exception of another process or thread."""
+    name = original.partition(":")[0].strip().rpartition(".")[2]
+    kind = getattr(builtins, name, None)
+    mro = kind.__mro__[1:-1] if isinstance(kind, type) else ()
+    bases = tuple(base.__name__ for base in mro)
+    places = list(_FRAME.finditer(text))
+    if not places:
+        return Raised(name, bases)
+    last = places[-1]
+    return Raised(name, bases, last["file"], int(last["line"]), last["function"])
 
 
 def summarise(error: BaseException) -> str:

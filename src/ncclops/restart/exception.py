@@ -21,6 +21,8 @@ The names in parentheses live in the module that raises them.
 from __future__ import annotations
 
 import builtins
+import dataclasses
+from typing import Literal
 
 
 class RestartError(Exception):
@@ -46,12 +48,31 @@ class TimeoutError(RestartError, builtins.TimeoutError):  # noqa: A001 - the pub
     """A deadline passed. Also caught by ``except`` on the builtin ``TimeoutError``."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Escalation:
+    """What a rank that stops restarting asks of whatever has started it.
+
+    ``to``: ``respawn`` (start new processes, a restart in this one cannot help) or ``stop`` (no
+    attempt can help). ``reason`` is for people. ``failure`` is what happened and where, for
+    comparing it with the failure of the next attempt; ``None`` where no single failure led here.
+    """
+
+    to: Literal["respawn", "stop"]
+    reason: str
+    failure: tuple[str, str] | None = None
+
+
 class RestartAbort(BaseException):
     """Raise it (for example in ``initialize``) to stop restarting on this rank.
 
     It is not an ``Exception``, so that it does not count as a fault to be retried: the rank
-    leaves the wrapper, and the remaining ranks restart without it.
+    leaves the wrapper, and the remaining ranks restart without it. They find ``escalation`` in
+    the incident, as ``Fault.escalation`` and ``Incident.escalation``.
     """
+
+    def __init__(self, *args: object, escalation: Escalation | None = None) -> None:
+        super().__init__(*args)
+        self.escalation = escalation
 
 
 class RankShouldRestart(BaseException):

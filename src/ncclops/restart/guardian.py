@@ -45,6 +45,26 @@ _OVERSLEPT_S = 5.0
 _STACKS_CHARS = 8000
 
 
+# The fields of attribution.ExceededTimeout, which this process does not import.
+Timeout = dict[str, Any]
+_CLOCKS = {
+    "python": "no Python thread could run",
+    "main-thread": "the main thread did not move",
+    "ping": "no ping",
+}
+
+
+def _exceeded(limit: str, limit_s: float, silent_s: float, clock: str) -> Timeout:
+    return {"limit": limit, "limit_s": limit_s, "silent_s": round(silent_s, 3), "clock": clock}
+
+
+def _describe(timeout: Timeout) -> str:
+    return (
+        f"{_CLOCKS[timeout['clock']]} for {timeout['silent_s']:.1f} s"
+        f" ({timeout['limit']} timeout {timeout['limit_s']:g} s)"
+    )
+
+
 class _Report:
     """A message that some main process has to record in the store, until one confirms it."""
 
@@ -71,7 +91,7 @@ class Guardian:
         self._confirmed: set[str] = set()
         self._count = 0
         self._main_alive = True
-        self._cause_of_death: str | None = None
+        self._ended_for: Timeout | None = None  # what it had exceeded when we began to end it
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
@@ -132,30 +152,31 @@ class Guardian:
         """Apply the soft and hard timeouts to what the page shows."""
         if self._page.finished or self._page.watch == Watch.OFF:
             return
-        silent_s, what = self._silence(now)
+        silent_s, clock = self._silence(now)
         soft_s, hard_s = self._page.timeouts()
         if silent_s > hard_s:
-            self._end_main(now, f"{what} for {silent_s:.1f} s (hard timeout {hard_s:g} s)")
+            self._end_main(now, _exceeded("hard", hard_s, silent_s, clock))
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
-            self._report_soft(f"{what} for {silent_s:.1f} s (soft timeout {soft_s:g} s)")
+            self._report_soft(_exceeded("soft", soft_s, silent_s, clock))
         else:
             self._kill_at = None
 
     def _silence(self, now: float) -> tuple[float, str]:
         """How long there was no progress, by the clock that shows the longest silence."""
         page, floor = self._page, self._forgive_until
-        silences = [(now - max(page.watchdog_tick, floor), "no Python thread could run")]
+        silences = [(now - max(page.watchdog_tick, floor), "python")]
         if page.watch != Watch.NONE:
-            silences.append((now - max(page.main_beat, floor), "the main thread did not move"))
+            silences.append((now - max(page.main_beat, floor), "main-thread"))
             if page.ping:
-                silences.append((now - max(page.ping, floor), "no ping"))
+                silences.append((now - max(page.ping, floor), "ping"))
         return max(silences)
 
-    def _report_soft(self, what: str) -> None:
+    def _report_soft(self, timeout: Timeout) -> None:
         if self._soft_reported_in != self._page.iteration:
             self._soft_reported_in = self._page.iteration
+            what = _describe(timeout)
             log.warning("soft timeout: %s", what)
-            self._report("soft-timeout", what, gone=False)
+            self._report("soft-timeout", what, gone=False, timeout=timeout)
             if self._observer is not None and self._is_deaf():
                 self._observer.look_at_silent(what)
 
@@ -164,11 +185,12 @@ class Guardian:
         soft_s, _ = self._page.timeouts()
         return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
-    def _end_main(self, now: float, why: str) -> None:
+    def _end_main(self, now: float, timeout: Timeout) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
+            why = _describe(timeout)
             log.warning("ending the main process: %s", why)
-            self._cause_of_death = f"hard timeout: {why}"
+            self._ended_for = timeout
             if self._observer is not None:
                 self._observer.look_at_silent(why)
             self._kill_at = now + self._grace_s
@@ -195,13 +217,14 @@ class Guardian:
         if self._page.finished:
             self._done = True
             return
-        cause = self._cause_of_death or "the process died"
+        ended_for = self._ended_for
+        cause = f"hard timeout: {_describe(ended_for)}" if ended_for else "the process died"
         log.warning("main process gone: %s", cause)
         stacks = None
         if self._observer is not None:
             self._observer.look_at_dead(cause)
-            stacks = self._observer.stacks if self._cause_of_death is not None else None
-        self._report("died", cause, gone=True, stacks=stacks)
+            stacks = self._observer.stacks if ended_for is not None else None
+        self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
         self._forward_all()
         self._done = self._ring.idle
 
@@ -255,11 +278,19 @@ class Guardian:
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
         self._deliver(self._stamped(message), None)
 
-    def _report(self, cause: str, detail: str, *, gone: bool, stacks: str | None = None) -> None:
+    def _report(
+        self,
+        cause: str,
+        detail: str,
+        *,
+        gone: bool,
+        stacks: str | None = None,
+        timeout: Timeout | None = None,
+    ) -> None:
         """Report something about this rank itself."""
         page = self._page
         message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
-        message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None}
+        message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None, "timeout": timeout}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._deliver(self._stamped(message), None)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from ncclops.forensics import layout
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import Fault, find_cause
+from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
+from ncclops.restart.exception import Escalation
 from ncclops.restart.state import State
 
 # In the order in which they happen.
@@ -28,6 +29,10 @@ class Incident:
     ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
     exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout,
     of all its threads (with ``incident_dir``) at the hard one.
+
+    ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
+    caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
+    end restarting.
     """
 
     iteration: int
@@ -46,6 +51,10 @@ class Incident:
     rank: int | None
     at: float
     phases_ms: Mapping[str, float]
+    detail: str | None = None
+    raised: Raised | None = None
+    timeout: ExceededTimeout | None = None
+    escalation: Escalation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it, with the schema's name."""
@@ -55,9 +64,9 @@ class Incident:
         total_ms = sum(self.phases_ms.values())
         phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
         lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
-        who = f"rank {self.first_faulty_rank}: "
+        what = self.summary if self.detail is None else self.detail
         return (
-            f"restart in process: {who}{self.summary.removeprefix(who)}{lost};"
+            f"restart in process: rank {self.first_faulty_rank}: {what}{lost};"
             f" {self.world_size} rank{'s' * (self.world_size != 1)} went on"
             f" after {total_ms:.0f} ms ({phases})"
         )
@@ -90,6 +99,10 @@ def describe(
         rank=after.rank if after else None,
         at=cause.at,
         phases_ms={name: round(phases_ms.get(name, 0.0), 3) for name in PHASES},
+        detail=cause.detail,
+        raised=cause.raised,
+        timeout=cause.timeout,
+        escalation=next((f.escalation for f in faults if f.escalation is not None), None),
     )
 
 

@@ -26,7 +26,7 @@ from ncclops.forensics.collector import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
@@ -263,6 +263,8 @@ class Session:
             iteration=message.get("iteration", iteration),
             at=message["at"],
             summary=f"rank {message['rank']}: {message['detail']}",
+            detail=message["detail"],
+            timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,
             traceback=message.get("stacks") or self._main_stack_if_silent(message),
             gone=message["gone"],
         )

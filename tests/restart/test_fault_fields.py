@@ -1,0 +1,75 @@
+"""What an incident says in fields, so that nothing has to be read out of a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch._utils import ExceptionWrapper
+
+from ncclops.restart.agreement import Agreement
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised
+from ncclops.restart.exception import Escalation, RestartAbort
+from ncclops.restart.incident import describe
+from ncclops.restart.state import State
+
+
+def fault_of(error: BaseException, rank: int = 1) -> Fault:
+    """The fault of ``rank``, as it comes out of the store."""
+    try:
+        raise error
+    except BaseException as raised:  # noqa: BLE001 - what a rank does with what it raises
+        kind = FaultKind.EXCEPTION if isinstance(raised, Exception) else FaultKind.LEFT
+        fault = Fault.of_exception(raised, kind, initial_rank=rank, rank=rank, iteration=0)
+    stored = Fault.from_json(fault.to_json())
+    assert stored == fault
+    return stored
+
+
+def test_a_raised_exception_has_its_class_its_bases_and_its_place() -> None:
+    raised = fault_of(ModuleNotFoundError("no module named x")).raised
+    assert raised is not None
+    assert raised.name == "ModuleNotFoundError"
+    assert raised.is_a(ImportError)
+    assert not raised.is_a(KeyError, OSError)
+    assert (raised.file, raised.function) == (__file__, "fault_of")
+
+
+def test_a_syntax_error_is_at_the_line_that_cannot_be_parsed() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        compile("a = 1\nb =", "train.py", "exec")
+    raised = Raised.of(caught.value)
+    assert (raised.name, raised.file, raised.line) == ("SyntaxError", "train.py", 2)
+
+
+def test_of_an_exception_of_a_data_loaders_worker_the_original_is_described() -> None:
+    try:
+        raise KeyError("shard-13")
+    except KeyError:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(KeyError) as caught:
+        wrapper.reraise()
+    raised = Raised.of(caught.value)
+    assert (raised.name, raised.file) == ("KeyError", __file__)
+    assert raised.is_a(LookupError)
+
+
+def test_an_escalation_travels_with_the_fault_to_every_ranks_incident() -> None:
+    escalation = Escalation("respawn", "open files grew by 300", ("OSError", "train.py:3"))
+    fault = fault_of(RestartAbort("enough", escalation=escalation))
+    assert fault.escalation == escalation
+    assert fault.stops_restarting
+    other = fault_of(RuntimeError("closed by peer"), rank=0)
+    agreement = Agreement(0, frozenset({1}), frozenset({1}), (other, fault), (0, 1))
+    state = State(rank=0, world_size=2)
+    incident = describe(agreement, state, state, {})
+    assert incident.escalation == escalation
+    document = json.loads(json.dumps(incident.to_dict()))
+    assert document["escalation"]["to"] == "respawn"
+    assert document["raised"]["name"] == "RestartAbort"
+
+
+def test_an_exceeded_timeout_is_a_value() -> None:
+    timeout = ExceededTimeout("hard", 90.0, 91.2, "python")
+    fault = Fault(FaultKind.DIED, 1, 1, 0, 0.0, "rank 1: ended", detail="ended", timeout=timeout)
+    assert Fault.from_json(fault.to_json()) == fault
