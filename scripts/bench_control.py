@@ -27,8 +27,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ncclops.control import address, client
+from ncclops.control import client
 from ncclops.errors import NcclopsError
+from ncclops.record import control_address
 
 DEADLINE_S = 180.0
 WARM_UP_S = 3.0
@@ -116,7 +117,7 @@ async def send_all(run: Path, requests: int, clients: int, rate: float) -> None:
 
 async def send_some(run: Path, count: int, pause_s: float) -> None:
     begun = time.monotonic()
-    with closing(address.connect_unix(run, DEADLINE_S)) as connection:
+    with closing(control_address.connect_unix(run, DEADLINE_S)) as connection:
         reader, writer = await asyncio.open_connection(sock=connection)
         for number in range(count):
             await asyncio.sleep(max(0.0, begun + number * pause_s - time.monotonic()))

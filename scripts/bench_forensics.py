@@ -349,19 +349,19 @@ def work_picture(_given: dict[str, Any], directory: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from ncclops.forensics.picture import Identity, Picture
+    from ncclops.capture.rank_snapshot import Identity, RankSnapshot
 
     dist.init_process_group("gloo")
     for _ in range(RING + 100):
         deep(20, torch.ones(16))
-    picture = Picture(Identity(0, None), 0)
+    picture = RankSnapshot(Identity(0, None), 0)
     marks = [time.process_time()]
     picture.take_before_abort(60)
     marks.append(time.process_time())
     picture.take_rest(60)
     picture.write(directory / "rank0")
     marks.append(time.process_time())
-    Picture(Identity(0, None), 0).take(60)
+    RankSnapshot(Identity(0, None), 0).take(60)
     marks.append(time.process_time())
     names = ("now_ms", "later_ms", "at_once_ms")
     taken = {name: 1000 * (b - a) for name, a, b in zip(names, marks, marks[1:], strict=False)}
@@ -370,7 +370,7 @@ def work_picture(_given: dict[str, Any], directory: Path) -> None:
 
 def work_idle(given: dict[str, Any], directory: Path) -> None:
     """Sleep, with or without a witness."""
-    from ncclops.forensics import witness
+    from ncclops.capture import snapshot_server as witness
 
     if given["witness"]:
         witness.start(0, directory)

@@ -41,7 +41,7 @@ def show(title: str, costs: list[float]) -> None:
 
 
 def log_rates(lines: int) -> None:
-    from ncclops.receipts.logscan import LogScan
+    from ncclops.receipts.log_scan import LogScan
 
     samples = {
         "lines of no interest": "2026-03-01 node3:4711 NCCL INFO Channel 03/0 : 1[1] -> 2[2] P2P\n",
@@ -63,20 +63,21 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as run_dir:
         os.environ |= {"NCCLOPS_RUN_DIR": run_dir, "RANK": "0"}
-        from ncclops.launch.ladder import build_ladder
         from ncclops.profiles import Growth, Timeouts
-        from ncclops.receipts import recorder, stop
+        from ncclops.receipts import recorder
+        from ncclops.record import stop_point
+        from ncclops.timeouts.ladder import build_ladder
         from ncclops.worker.group_timeouts import GroupTimeouts
-        from ncclops.worker.windows import Windows
+        from ncclops.worker.timeout_phases import Windows
 
         # As under `launch`: a step also moves the timeouts.
         limits = build_ladder(Timeouts()).for_workers(Growth())
         Windows(limits, GroupTimeouts(limits)).follow(recorder.current())
-        page = stop.StopPage.create(Path(run_dir))
+        page = stop_point.StopPage.create(Path(run_dir))
         show("receipt.step, back to back", step_costs_us(arguments.steps, 0))
         show("receipt.step, 2 ms apart", step_costs_us(arguments.steps // 20, 0.002))
         recorder.current().close()
-        stop.settle(Path(run_dir))
+        stop_point.settle(Path(run_dir))
         del page
     log_rates(100_000)
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from ncclops.receipts.evidence import Reading, Tracker
-from ncclops.receipts.hang import Windows, judge
+from ncclops.health.evidence import Reading, Tracker
+from ncclops.health.hang import Windows, judge
 
 LOOK_EVERY_S = 60.0
 MINUTE = 60.0

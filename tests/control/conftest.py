@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ncclops.control import address
 from ncclops.control.commands import ControlRefused
 from ncclops.control.server_process import ControlServer
+from ncclops.record import control_address
 from tests.conftest import LIMIT_S
 
 Result = TypeVar("Result")
@@ -77,21 +77,21 @@ class Agent:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        listener = address.listen_tcp("0") if tcp else None
+        listener = control_address.listen_tcp("0") if tcp else None
         self.tcp_port = listener.getsockname()[1] if listener is not None else None
         self.server = ControlServer(run, self.asked, say=self.said.append, tcp=listener)
         self.do(self._call(self.server.start))
 
     @property
     def token(self) -> str:
-        return address.read_token(self.run)
+        return control_address.read_token(self.run)
 
     def do(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run ``coroutine`` in the agent's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT_S)
 
     def connect(self) -> socket.socket:
-        return address.connect_unix(self.run, LIMIT_S)
+        return control_address.connect_unix(self.run, LIMIT_S)
 
     def ask(
         self,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.control import address, client, runs
+from ncclops.control import client
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.record import control_address, runs
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.control.conftest import Agent, event, start_of_run, write_events
 
@@ -68,7 +69,7 @@ def test_a_run_that_has_ended_is_read_from_its_directory(tmp_path: Path, ncclops
 
 def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops: Ncclops) -> None:
     agent = start_agent()
-    listener = address.socket_path(agent.run)
+    listener = control_address.socket_path(agent.run)
     kept = listener.with_name("kept")
     listener.rename(kept)  # SIGKILL leaves the socket behind
     agent.close()
@@ -93,9 +94,9 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
 ) -> None:
     run = tmp_path / "a-run"
     write_events(run, start_of_run(time.time()))
-    address.make_token(run)
+    control_address.make_token(run)
     monkeypatch.setattr(client, "_ANSWER_LIMIT_S", 0.2)
-    with address.listen_unix(run):
+    with control_address.listen_unix(run):
         status = client.status_of(run)
         assert (status.phase, status.source) == ("starting", "directory")
         assert "does not answer" in status.notes[0]
@@ -121,10 +122,10 @@ def test_stop_says_what_the_agent_says(agent: Agent, ncclops: Ncclops) -> None:
 
 def test_who_has_not_the_token_is_told_whose_it_is(agent: Agent, ncclops: Ncclops) -> None:
     agent.ask("GET", "/healthz")  # it has read the token
-    address.token_path(agent.run).write_text("another\n")
+    control_address.token_path(agent.run).write_text("another\n")
     assert "not the run's token" in error_of(ncclops("stop"))
     if os.getuid() != 0:  # root reads everything
-        address.token_path(agent.run).chmod(0)
+        control_address.token_path(agent.run).chmod(0)
         assert "alone" in error_of(ncclops("stop"))
     assert agent.asked.calls == []
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclops.control.gpu_memory import GpuMemory
+from ncclops.status.gpu_memory import GpuMemory
 
 
 class Nvml:

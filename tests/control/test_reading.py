@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ncclops.control import merge
-from ncclops.control.metrics import render
-from ncclops.control.reading import RunReader, read_once
-from ncclops.control.status import RankStatus, RunStatus
-from ncclops.receipts import pages, progress
-from ncclops.receipts.progress import Page, Warmup
+from ncclops.record import progress, shared_page
+from ncclops.record.progress import Page, Warmup
+from ncclops.status import merge
+from ncclops.status.metrics import render
+from ncclops.status.model import RankStatus, RunStatus
+from ncclops.status.reading import RunReader, read_once
 from tests.control.conftest import event, start_of_run, write_events
 
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
         started = event("worker-started", began + 1, rank, pid=os.getpid(), attempt=0)
         write_events(path, [started, event("bootstrapped", began + 2, rank)])
     yield path
-    pages.settle_all(path)
+    shared_page.settle_all(path)
 
 
 def page_of(run: Path, rank: int, **numbers: int) -> Page:

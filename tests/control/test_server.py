@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ncclops.control import address
-from ncclops.launch import proctree
+from ncclops.host import process_tree
+from ncclops.record import control_address
 from tests.conftest import LIMIT_S
 from tests.control.conftest import Agent, event, write_events
 
@@ -198,7 +198,7 @@ def test_the_token_is_for_its_owner_and_new_for_each_run(
 ) -> None:
     first, second = start_agent(tmp_path / "a"), start_agent(tmp_path / "b")
     for agent in (first, second):
-        token, path = address.token_path(agent.run), address.socket_path(agent.run)
+        token, path = control_address.token_path(agent.run), control_address.socket_path(agent.run)
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert first.token != second.token
@@ -214,16 +214,16 @@ def test_a_run_directory_may_have_a_long_name(start_agent: Start, tmp_path: Path
 def test_where_the_file_system_takes_no_sockets_a_link_leads_to_one(
     start_agent: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bind = address._bind
+    bind = control_address._bind
 
     def refuse_there(path: Path) -> object:
         if path.is_relative_to(tmp_path):
             raise OSError(95, "Operation not supported")
         return bind(path)
 
-    monkeypatch.setattr(address, "_bind", refuse_there)
+    monkeypatch.setattr(control_address, "_bind", refuse_there)
     agent = start_agent()
-    path = address.socket_path(agent.run)
+    path = control_address.socket_path(agent.run)
     target = path.readlink()
     assert agent.ask("GET", "/healthz")[0].status == 200
     agent.close()
@@ -249,8 +249,8 @@ def test_with_the_agent_the_server_goes(agent: Agent) -> None:
     (pid,) = agent.server.pids
     agent.close()
     assert not psutil.pid_exists(pid)
-    assert not address.socket_path(agent.run).exists()
-    assert not address.token_path(agent.run).exists()
+    assert not control_address.socket_path(agent.run).exists()
+    assert not control_address.token_path(agent.run).exists()
     assert agent.said == []
 
 
@@ -289,7 +289,7 @@ def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent, one_agent: 
     agent.ask("GET", "/healthz")
     leftover = subprocess.Popen(["sleep", "600"])
     spared = agent.server.pids | one_agent.server.pids
-    assert proctree.end_descendants(timedelta(0), {leftover.pid}, spared=spared) == []
+    assert process_tree.end_descendants(timedelta(0), {leftover.pid}, spared=spared) == []
     assert leftover.wait(LIMIT_S) != 0
     assert agent.ask("GET", "/healthz")[0].status == 200
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.control.compare import compared, run_phase
-from ncclops.control.events import RunFacts
-from ncclops.control.merge import merge
-from ncclops.control.ranks import step_times
-from ncclops.control.status import FaultStatus, LastEvent, RankStatus, RunStatus, from_json
+from ncclops.status.compare import compared, run_phase
+from ncclops.status.event_facts import RunFacts
+from ncclops.status.merge import merge
+from ncclops.status.model import FaultStatus, LastEvent, RankStatus, RunStatus, from_json
+from ncclops.status.ranks import step_times
 from tests.control.conftest import event, start_of_run
 
 BEGAN = 1000.0

@@ -30,8 +30,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 import hang_script
 
-from ncclops.forensics import picture as pictures
-from ncclops.forensics.picture import Identity, Picture
+from ncclops.capture import rank_snapshot as pictures
+from ncclops.capture.rank_snapshot import Identity, RankSnapshot
 from ncclops.restart.abort import AbortTorchDistributed
 from ncclops.restart.state import State
 
@@ -185,7 +185,7 @@ class _Rank:
     def _collect(self) -> None:
         os.read(self._look, 1)
         who = Identity(self._rank, None)
-        picture, late = Picture(who, since_ns=0), Picture(who, since_ns=0)
+        picture, late = RankSnapshot(who, since_ns=0), RankSnapshot(who, since_ns=0)
         picture.take(LIMIT_S)
         late.take_before_abort(LIMIT_S)
         c10d = torch._C._distributed_c10d

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import pytest
 
-from ncclops.launch.echo import Echo, Source
-from ncclops.launch.screen import Screen
+from ncclops.agent.echo import Echo, Source
+from ncclops.agent.screen import Screen
 
 
 @pytest.fixture(autouse=True)

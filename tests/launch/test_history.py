@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ncclops.agent.history import JobHistory
 from ncclops.classify.policy import Attempt
-from ncclops.launch.history import JobHistory
 
 FAILED = Attempt(class_="bootstrap", signature="s", policy="retry-once-lazy", progressed=False)
 

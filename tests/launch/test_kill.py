@@ -233,7 +233,7 @@ def test_losing_the_store_is_reported_and_ends_nobody(
     (store,) = [
         process
         for process in psutil.Process(agent.pid).children(recursive=True)
-        if "ncclops.launch.store_server" in process.cmdline()
+        if "ncclops.agent.store_server" in process.cmdline()
     ]
     store.kill()
     run = Run(tmp_path / "run")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ncclops.errors import UsageError
-from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
 from ncclops.profiles import Growth, Timeouts, list_profiles, load_profiles
-from ncclops.worker.limits import Limits
-from ncclops.worker.variables import LIMITS
+from ncclops.record.variables import LIMITS
+from ncclops.timeouts.ladder import Ladder, Surroundings, build_ladder, with_named
+from ncclops.timeouts.limits import Limits
 from tests.conftest import CompletedText
 
 MINUTE = timedelta(minutes=1)

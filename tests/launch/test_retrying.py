@@ -8,7 +8,7 @@ import pytest
 
 from ncclops.classify import Verdict
 from ncclops.classify.policy import Attempt, default_rules
-from ncclops.launch.retrying import RetryPlan, next_attempt
+from ncclops.decision.retrying import RetryPlan, next_attempt
 
 REFUSED = Verdict(
     class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.errors import UsageError
-from ncclops.launch.rundir import RunDirectory
+from ncclops.record.run_directory import RunDirectory
 
 
 def create(path: Path) -> RunDirectory:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ncclops.control import client
-from ncclops.control.status import RunStatus
+from ncclops.status.model import RunStatus
 from tests.conftest import LIMIT_S, CompletedText, free_port
 from tests.launch.conftest import Background, Run
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ncclops.launch.hardware import Gpus
+from ncclops.host.gpus import Gpus
 from ncclops.launch.stack import find_stack
 from tests.conftest import clean_environ
 

@@ -9,26 +9,29 @@ from typing import Any
 
 import pytest
 
+from ncclops.agent.condition import Condition
+from ncclops.agent.control_handler import ControlHandler, tightened
+from ncclops.agent.stopping import StopRequests
 from ncclops.control.commands import ControlRefused
-from ncclops.launch.changes import Changes
-from ncclops.launch.rundir import RunDirectory
-from ncclops.launch.steering import Steering, tightened
-from ncclops.launch.stopping import StopRequest, StopRequests
-from ncclops.worker.limits import Window
+from ncclops.decision.outcome import StopRequest
+from ncclops.record.run_directory import RunDirectory
+from ncclops.timeouts.limits import Window
 
 
 def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> None:
     heard: list[StopRequest] = []
     grace = timedelta(seconds=15)
-    requests = StopRequests(Changes(), grace, on_request=heard.append, pass_on=lambda _: None)
+    requests = StopRequests(Condition(), grace, on_request=heard.append, pass_on=lambda _: None)
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
-    steering = Steering(job, requests, lambda: None, lambda _: False)
-    assert "by force after 5m" in steering.stop(reason="drain", by="me")
+    control_handler = ControlHandler(job, requests, lambda: None, lambda _: False)
+    assert "by force after 5m" in control_handler.stop(reason="drain", by="me")
     with pytest.raises(ControlRefused, match=r"stopped already: drain \(me\)"):
-        steering.stop(reason="drain", by="another")
+        control_handler.stop(reason="drain", by="another")
     first_deadline = requests.deadline
-    assert "by force after 3s" in steering.stop(reason="now", by="me", grace=timedelta(seconds=3))
+    assert "by force after 3s" in control_handler.stop(
+        reason="now", by="me", grace=timedelta(seconds=3)
+    )
     assert requests.deadline < first_deadline
     assert [request.reason for request in heard] == ["drain (me)", "now (me)"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ncclops.launch.team_stop import Way, find_way
-from ncclops.receipts.progress import Progress, Warmup
+from ncclops.agent.team_stop import Way, find_way
+from ncclops.record.progress import Progress, Warmup
 from tests.conftest import LIMIT_S
 from tests.launch.conftest import Background, Run
 

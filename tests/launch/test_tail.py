@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.launch import tail
-from ncclops.launch.tail import GrowthWatch, LineReader, last_lines
+from ncclops.record import tail
+from ncclops.record.tail import GrowthWatch, LineReader, last_lines
 
 
 def read_all(reader: LineReader) -> list[bytes]:

@@ -6,8 +6,7 @@ import signal
 from datetime import timedelta
 from typing import Any
 
-from ncclops.launch.stopping import StopRequest
-from ncclops.launch.verdict import Ending, FirstFailure, Verdict, judge
+from ncclops.decision.outcome import Ending, FirstFailure, StopRequest, Verdict, judge
 
 
 def ending(rank: int, exit_code: int | None = 0, **more: Any) -> Ending:

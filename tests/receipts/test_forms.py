@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ncclops.receipts import forms
-from ncclops.receipts.logscan import LogScan
+from ncclops.receipts import log_formats
+from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation
 
-TRAINERS = Path(forms.__file__).parent / "trainers"
+TRAINERS = Path(log_formats.__file__).parent / "trainers"
 Table = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ def tables() -> Iterator[Any]:
 
 def seen_by(document: Table, table: Table, line: str) -> list[Observation]:
     """What one pattern alone makes of a line, through the reader that users' lines go through."""
-    alone = forms.parse_form(document | {"pattern": [table], "only_with": None})
+    alone = log_formats.parse_form(document | {"pattern": [table], "only_with": None})
     scan = LogScan("log", forms=[alone])
     return scan.feed(line)
 
@@ -54,7 +54,7 @@ def test_a_pattern_leaves_near_misses_alone(document: Table, table: Table) -> No
 
 
 def test_every_named_trainer_is_there() -> None:
-    names = {form.name for form in forms.shipped_forms()}
+    names = {form.name for form in log_formats.shipped_forms()}
     assert names >= {
         "deepspeed",
         "huggingface-trainer",
@@ -78,10 +78,10 @@ def test_a_profile_s_own_form_is_checked(change: Table, said: str) -> None:
     pattern: Table = {"kind": "step", "contains": ["s"], "regex": r"s(?P<step>\d+)"} | change
     pattern = {key: value for key, value in pattern.items() if value is not None}
     with pytest.raises(ValueError, match="form own: ") as raised:
-        forms.parse_form({"name": "own", "pattern": [pattern]})
+        log_formats.parse_form({"name": "own", "pattern": [pattern]})
     assert said in str(raised.value)
 
 
 def test_an_unknown_option_of_a_form_is_named() -> None:
     with pytest.raises(ValueError, match="zero_base"):
-        forms.parse_form({"name": "own", "zero_base": True, "pattern": []})
+        log_formats.parse_form({"name": "own", "zero_base": True, "pattern": []})

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.receipts.evidence import Kind, Reading, Sample, Tracker
-from ncclops.receipts.hang import HangVerdict, Windows, assess, judge
+from ncclops.health.evidence import Kind, Reading, Sample, Tracker
+from ncclops.health.hang import HangVerdict, Windows, assess, judge
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 
 WINDOWS = Windows()

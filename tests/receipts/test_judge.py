@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ncclops.receipts import forms
+from ncclops.receipts import log_formats
 from ncclops.receipts.judge import Receipt, judge
-from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.log_scan import LogScan
 
 PLAYBOOK = """\
 torch 2.12.0.dev flash_attn 2.8 triton 3.6 nccl 2.28
@@ -22,7 +22,7 @@ training finished: final loss 9.722
 """
 
 
-def receipt_of(log: str, extra: Sequence[forms.Form] = ()) -> Receipt:
+def receipt_of(log: str, extra: Sequence[log_formats.Form] = ()) -> Receipt:
     scan = LogScan("train.log", extra_forms=extra)
     for line in log.splitlines(keepends=True):
         scan.feed(line)
@@ -285,7 +285,7 @@ def test_the_trainer_s_own_form_wins_over_the_plain_one() -> None:
 
 
 def test_a_profile_s_own_lines_are_asked_first() -> None:
-    own = forms.parse_form(
+    own = log_formats.parse_form(
         {
             "name": "ours",
             "zero_based": True,

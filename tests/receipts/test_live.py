@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ncclops.receipts.live import STEP_PACE, LiveWatch, Note, WatchRules
+from ncclops.health.live import STEP_PACE, LiveWatch, Note, WatchRules
+from ncclops.health.stalls import Windows
+from ncclops.health.stragglers import step_time_in
 from ncclops.receipts.observation import Kind, Observation, Where, observe_record
-from ncclops.receipts.stalls import Windows
-from ncclops.receipts.stragglers import step_time_in
 
 WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(seconds=1000))
 NOWHERE = Where("receipt.jsonl", 0, "")

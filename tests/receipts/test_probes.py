@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclops.receipts import gpu, pages, probes, progress
+from ncclops.health import probes
+from ncclops.host import gpu_readings
+from ncclops.record import progress, shared_page
 from tests.receipts.conftest import worker_environ
 
 WORKER = """
@@ -54,7 +56,7 @@ def test_a_worker_seen_from_the_outside(tmp_path: Path) -> None:
     finally:
         worker.kill()
         worker.communicate()
-        pages.settle(progress.path_in(tmp_path, 0))
+        shared_page.settle(progress.path_in(tmp_path, 0))
     assert probes.read_rank(tmp_path, 0, worker.pid).cpu_s is None
 
 
@@ -126,7 +128,7 @@ SICK = {
 
 def test_a_sick_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**SICK))
-    health = gpu.read_gpu(0)
+    health = gpu_readings.read_gpu(0)
     assert health.available
     assert (health.name, health.uuid) == ("NVIDIA H200", "GPU-1234")
     assert health.throttle_reasons == ("hardware thermal slowdown",)
@@ -136,14 +138,14 @@ def test_a_sick_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
         "SM clock 1200 of 1980 MHz",
         "3 uncorrected ECC errors",
     ]
-    assert gpu.is_active(0) is True
+    assert gpu_readings.is_active(0) is True
 
 
 def test_what_a_driver_does_not_answer_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """`nvmlDeviceGetCurrentClocksEventReasons` is missing altogether, the rest says so."""
     answers = {"nvmlDeviceGetHandleByUUID": "handle", "nvmlDeviceGetUUID": "GPU-1234"}
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**answers))
-    health = gpu.read_gpu("GPU-1234")
+    health = gpu_readings.read_gpu("GPU-1234")
     assert health.available
     assert health.throttle_reasons is None
     assert health.pcie_width is None
@@ -158,22 +160,22 @@ def test_an_idle_gpu_saves_power_and_is_not_sick(monkeypatch: pytest.MonkeyPatch
         "nvmlDeviceGetTotalEccErrors": 0,
     }
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**idle))
-    assert gpu.read_gpu(0).complaints() == []
-    assert gpu.is_active(0) is False
+    assert gpu_readings.read_gpu(0).complaints() == []
+    assert gpu_readings.is_active(0) is False
 
 
 def test_without_nvml_everything_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu.read_gpu(0) == gpu.GpuHealth(device=0)
-    assert gpu.is_active(0) is None
+    assert gpu_readings.read_gpu(0) == gpu_readings.GpuHealth(device=0)
+    assert gpu_readings.is_active(0) is None
 
 
 def test_the_gpu_of_a_rank_follows_cuda_visible_devices() -> None:
-    assert gpu.visible_device(3, {}) == 3
-    assert gpu.visible_device(1, {"CUDA_VISIBLE_DEVICES": "4, 6"}) == 6
-    assert gpu.visible_device(0, {"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == "GPU-1234"
-    assert gpu.visible_device(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) is None
-    assert gpu.visible_device(0, {"CUDA_VISIBLE_DEVICES": ""}) is None
+    assert gpu_readings.visible_device(3, {}) == 3
+    assert gpu_readings.visible_device(1, {"CUDA_VISIBLE_DEVICES": "4, 6"}) == 6
+    assert gpu_readings.visible_device(0, {"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == "GPU-1234"
+    assert gpu_readings.visible_device(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) is None
+    assert gpu_readings.visible_device(0, {"CUDA_VISIBLE_DEVICES": ""}) is None
 
 
 @pytest.mark.gpu
@@ -183,7 +185,7 @@ def test_a_real_gpu_answers() -> None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         pytest.skip("no GPU on this machine")
-    health = gpu.read_gpu(0)
+    health = gpu_readings.read_gpu(0)
     assert health.available
     assert health.throttle_reasons is not None
     assert health.sm_clock_max_mhz

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.receipts import pages, progress, writer
+from ncclops.receipts import writer
 from ncclops.receipts.judge import judge
-from ncclops.receipts.progress import Warmup
 from ncclops.receipts.sources import load
+from ncclops.record import progress, shared_page
+from ncclops.record.progress import Warmup
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.receipts.conftest import Rank, worker_environ
 
@@ -144,7 +145,7 @@ def settle_page(rank: Rank) -> None:
     """What the agent does when a worker has ended; afterwards nothing is left in /dev/shm."""
     path = progress.path_in(rank.run_dir, 0)
     before, target = progress.read(path), path.readlink()
-    pages.settle(path)
+    shared_page.settle(path)
     assert not target.exists()
     assert not path.is_symlink()
     assert progress.read(path) == before
@@ -308,7 +309,7 @@ def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
 def test_without_shared_memory_the_page_is_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(shared_page, "_SHARED_MEMORY", tmp_path / "missing")
     path = tmp_path / "ranks" / "0" / "progress"
     page = progress.Page.create(path)
     page.numbers[progress.STEP] = 8
@@ -350,7 +351,7 @@ ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
     finally:
         worker.kill()
         worker.communicate()
-        pages.settle(progress.path_in(tmp_path, 0))
+        shared_page.settle(progress.path_in(tmp_path, 0))
 
 
 def ticks_after_a_while(run_dir: Path) -> int:

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from ncclops.health.stalls import StallWatch, Windows
 from ncclops.receipts.observation import Kind, Observation, Where
-from ncclops.receipts.stalls import StallWatch, Windows
 
 WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(minutes=10))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.receipts import pages, progress, stop
 from ncclops.receipts.judge import judge
 from ncclops.receipts.sources import load, load_records
-from ncclops.receipts.stop import StopPage
+from ncclops.record import progress, shared_page, stop_point
+from ncclops.record.stop_point import StopPage
 from tests.conftest import LIMIT_S
 from tests.receipts.conftest import worker_environ
 
@@ -79,8 +79,8 @@ class Ring:
             worker.kill()
             worker.communicate()
         targets = [path.resolve() for path in self.run_dir.glob("*/**/progress")]
-        pages.settle_all(self.run_dir)
-        assert not stop.path_in(self.run_dir).is_symlink()
+        shared_page.settle_all(self.run_dir)
+        assert not stop_point.path_in(self.run_dir).is_symlink()
         assert not any(path.is_symlink() for path in self.progress_pages)
         assert not any(target.parent == Path("/dev/shm") for target in targets if target.exists())
 
@@ -119,7 +119,7 @@ def test_a_proposal_holds_ranks_that_reach_it_and_can_be_withdrawn(tmp_path: Pat
     assert rank.ends_here(10)
     page.withdraw()
     assert not rank.ends_here(10)
-    pages.settle(stop.path_in(tmp_path))
+    shared_page.settle(stop_point.path_in(tmp_path))
 
 
 @pytest.mark.parametrize("answer", ["confirm", "withdraw", "later"])
@@ -135,7 +135,7 @@ def test_a_rank_at_the_proposed_step_waits_for_the_answer(tmp_path: Path, answer
         else:
             getattr(page, answer)()
         assert asked.get(LIMIT_S) is (answer == "confirm")
-    pages.settle(stop.path_in(tmp_path))
+    shared_page.settle(stop_point.path_in(tmp_path))
 
 
 def _ends_here(run_dir: Path, step: int) -> bool:
@@ -145,11 +145,11 @@ def _ends_here(run_dir: Path, step: int) -> bool:
 
 
 def test_a_rank_held_for_too_long_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "HOLD_LIMIT", stop.HOLD_LIMIT * 0)
+    monkeypatch.setattr(stop_point, "HOLD_LIMIT", stop_point.HOLD_LIMIT * 0)
     page = StopPage.create(tmp_path)
     page.propose(4)
     assert not page.ends_here(4)
-    pages.settle(stop.path_in(tmp_path))
+    shared_page.settle(stop_point.path_in(tmp_path))
 
 
 def test_without_a_stop_page_training_is_not_concerned(tmp_path: Path) -> None:

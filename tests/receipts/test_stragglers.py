@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.receipts.stragglers import (
+from ncclops.health.stragglers import (
     ADVICE,
     StepTime,
     StragglerWatch,

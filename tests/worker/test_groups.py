@@ -8,8 +8,8 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from ncclops.launch.ladder import build_ladder
 from ncclops.profiles import Growth, Timeouts
+from ncclops.timeouts.ladder import build_ladder
 
 SCRIPT = """
 from datetime import timedelta

@@ -79,10 +79,10 @@ LONELY = """
 import sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from ncclops.launch.ladder import build_ladder
+from ncclops.timeouts.ladder import build_ladder
 from ncclops.profiles import Growth, Timeouts
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.windows import Windows
+from ncclops.worker.timeout_phases import Windows
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 limits = build_ladder(Timeouts(

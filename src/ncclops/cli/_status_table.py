@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclops.control.status import LastEvent, RankStatus, RunStatus
+from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
 _STYLES = {
     "training": "green",

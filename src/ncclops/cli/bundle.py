@@ -60,7 +60,7 @@ def bundle(
     Host names, paths, addresses and command lines stay: they are what a ticket is about.
     """
     from ncclops.bundle.pack import pack
-    from ncclops.control.runs import find
+    from ncclops.record.runs import find
 
     path = find(run).path
     archive = output or Path(f"{path.name}.tar.gz")

@@ -11,10 +11,9 @@ from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ncclops.env import Overrides, Plan
-    from ncclops.profiles import Profile
+    from ncclops.env import Plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -153,51 +152,6 @@ app.command()(env_audit.audit)
 app.command()(env_snapshot.snapshot)
 
 
-def resolve_profile(
-    refs: Sequence[str] | None, *, nnodes: int = 1, say: Callable[[str], None] = note
-) -> Profile:
-    """The profile of ``--profile``, with the lane chosen for this host when none is named.
-
-    ``say`` is told of such a choice.
-    """
-    from ncclops.env import gpu_count, has_rdma
-    from ncclops.profiles import load_profiles, with_lane
-
-    named = tuple(refs or ())
-    gpus, rdma = gpu_count(), has_rdma()
-    chosen = with_lane(named, nnodes=nnodes, gpus=gpus, rdma=rdma)
-    if chosen != named:
-        say(f"profile {chosen[0]} (chosen: {_plural(nnodes, 'node')}, {_plural(gpus, 'GPU')})")
-    return load_profiles(chosen)
-
-
-def parse_overrides(
-    set_: Sequence[str] | None, unset: Sequence[str] | None, keep: Sequence[str] | None
-) -> Overrides:
-    """``--set``, ``--unset`` and ``--keep`` as values. Raises ``UsageError`` on a bad name."""
-    from ncclops.env import Overrides
-
-    values: dict[str, str] = {}
-    for assignment in set_ or ():
-        name, equals, value = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"--set {assignment}: write it as NAME=VALUE")
-        values[_variable("--set", name)] = value
-    return Overrides(
-        set=values,
-        unset=frozenset(_variable("--unset", name) for name in unset or ()),
-        keep=frozenset(_variable("--keep", name) for name in keep or ()),
-    )
-
-
-def _variable(option: str, name: str) -> str:
-    import re
-
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise UsageError(f"{option} {name!r}: not the name of an environment variable")
-    return name
-
-
 def _plan(
     profile: Sequence[str] | None,
     set_: Sequence[str] | None,
@@ -209,6 +163,7 @@ def _plan(
     import os
 
     from ncclops.env import PlanContext, compute_plan, installed_torch
+    from ncclops.env.request import parse_overrides, resolve_profile
     from ncclops.profiles import RESTART_MODES
 
     modes = {str(mode): mode for mode in RESTART_MODES}
@@ -217,7 +172,7 @@ def _plan(
     overrides = parse_overrides(set_, unset, keep)
     environ = dict(os.environ)
     context = PlanContext(restart=modes[restart], torch=installed_torch())
-    return compute_plan(resolve_profile(profile), environ, overrides, context), environ
+    return compute_plan(resolve_profile(profile, say=note), environ, overrides, context), environ
 
 
 def _origins(plan: Plan, actions: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ncclops.cli._output import print_json
+from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def _reports(
     environ = dict(os.environ)
     if not refs:
         return [("environment", lint(*inputs.of_environ(environ, where)))]
-    from ncclops.cli.env import resolve_profile
+    from ncclops.env.request import resolve_profile
 
-    profile = resolve_profile(refs)
+    profile = resolve_profile(refs, say=note)
     found = lint(*inputs.of_profile(profile, environ, where))
     return [(f"profile {profile.name}", found)]
 

@@ -12,8 +12,8 @@ from ncclops.cli._output import note, print_json, stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ncclops.flight.analysis_context import Finding
     from ncclops.flight.report import Report
-    from ncclops.flight.scene import Finding
 
 _SHOWN_GROUPS = 20
 _SHOWN_FRAMES = 4
@@ -108,7 +108,7 @@ def _torch_lines(report: Report) -> list[str]:
 def _print_finding(console: Console, finding: Finding) -> None:
     from rich.text import Text
 
-    from ncclops.flight.scene import others_text
+    from ncclops.flight.analysis_context import others_text
 
     culprits = others_text(finding.culprits) if finding.culprits else "no single rank"
     console.print(

@@ -12,7 +12,7 @@ from ncclops.cli._output import print_json, stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ncclops.forensics.told import Told
+    from ncclops.diagnose.incident_report import Told
 
 _SHOWN_CLUSTERS = 6
 _SHOWN_FRAMES = 4
@@ -32,7 +32,7 @@ def incident(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Tell what happened in an incident: who, where, why, what was decided, what to do next."""
-    from ncclops.forensics.told import tell
+    from ncclops.diagnose.incident_report import tell
 
     told = tell(_directory(run), number)
     if as_json:
@@ -44,8 +44,8 @@ def incident(
 
 def _directory(run: str | None) -> Path:
     """Where the incidents lie: in a run, or where a program that wraps itself has put them."""
-    from ncclops.control.runs import find
-    from ncclops.forensics.layout import INCIDENTS
+    from ncclops.record.incidents import INCIDENTS
+    from ncclops.record.runs import find
 
     if run is not None and (Path(run) / INCIDENTS).is_dir():
         return Path(run)
@@ -108,7 +108,7 @@ def _print_evidence(console: Console, told: Told) -> None:
 def _print_clusters(console: Console, told: Told) -> None:
     from rich.text import Text
 
-    from ncclops.forensics.places import shown_ranks
+    from ncclops.diagnose.places import shown_ranks
 
     if told.clusters:
         console.print(Text("where the ranks were", style="bold"))

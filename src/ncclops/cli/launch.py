@@ -12,7 +12,7 @@ import typer
 from ncclops.cli import _output
 
 if TYPE_CHECKING:
-    from ncclops.launch.command import Prepared
+    from ncclops.launch.request import Prepared
     from ncclops.profiles import RestartMode
 
 
@@ -294,15 +294,16 @@ def launch(
 
     A torchrun command line works with the first word changed. What follows SCRIPT is the script's.
     """
-    from ncclops.cli.env import parse_overrides, resolve_profile
-    from ncclops.launch import command, options, placing
+    from ncclops.env.request import parse_overrides, resolve_profile
+    from ncclops.launch import command, launch_config, options
+    from ncclops.launch.request import Request
 
     given = (monitor_interval, start_method)
     for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
         if value is not None:
             _output.note(f"{option} has no effect: {why}")
-    placed = placing.place(
-        placing.Given(
+    placed = launch_config.place(
+        launch_config.Given(
             nnodes=nnodes,
             node_rank=node_rank,
             master_addr=master_addr,
@@ -318,17 +319,17 @@ def launch(
         standalone=standalone,
     )
     remarks = list(placed.remarks)
-    meeting = placed.meeting
+    rendezvous = placed.rendezvous
     prepared = command.prepare(
-        command.Request(
+        Request(
             target=options.target_of(script, tuple(context.args), module=module, program=no_python),
             profile=resolve_profile(
-                profile, nnodes=meeting.active if meeting else 1, say=remarks.append
+                profile, nnodes=rendezvous.active if rendezvous else 1, say=remarks.append
             ),
             remarks=remarks,
             overrides=parse_overrides(set_, unset, keep),
             timeouts=timeout or [],
-            meeting=meeting,
+            rendezvous=rendezvous,
             master_port=master_port or 0,
             allowed_differences=tuple(allow_difference or ()),
             nproc=placed.nproc,

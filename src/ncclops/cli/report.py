@@ -23,8 +23,8 @@ def report(
     ] = Path("report.html"),
 ) -> int:
     """Write one self-contained HTML page: timeline, restarts, step times of all ranks, receipt."""
-    from ncclops.control.runs import find
     from ncclops.errors import UsageError
+    from ncclops.record.runs import find
     from ncclops.report.page import render
     from ncclops.report.records import read
 

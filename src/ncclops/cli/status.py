@@ -12,7 +12,7 @@ from ncclops.cli._output import note, print_json, stdout_console
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
-    from ncclops.control.status import RunStatus
+    from ncclops.status.model import RunStatus
 
 # A person reads no faster, and the agent's server looks no more often than twice as fast.
 _WATCH_EVERY_S = 1.0
@@ -38,7 +38,8 @@ def status(
 
     Asks the run's agent, and reads the run directory where that does not answer.
     """
-    from ncclops.control import client, runs
+    from ncclops.control import client
+    from ncclops.record import runs
 
     if watch and as_json:
         raise UsageError("--watch draws for a terminal and --json is for programs: give one")

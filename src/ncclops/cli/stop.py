@@ -34,7 +34,8 @@ def stop(
 
     Needs the run's token, so only the user who started the run can do it.
     """
-    from ncclops.control import client, runs
+    from ncclops.control import client
+    from ncclops.record import runs
 
     found = runs.find(run, live_only=True)
     if run is None and found.other_live:

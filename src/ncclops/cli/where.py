@@ -9,8 +9,8 @@ import typer
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
-    from ncclops.forensics.places import Cluster, RankView
-    from ncclops.forensics.where import Look
+    from ncclops.diagnose.places import Cluster, RankView
+    from ncclops.diagnose.where import Look
 
 
 def where(
@@ -35,10 +35,10 @@ def where(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Say where each rank of a running job is, without stopping it."""
-    from ncclops.control.runs import find
+    from ncclops.diagnose.where import look
     from ncclops.durations import parse_duration
     from ncclops.errors import UsageError
-    from ncclops.forensics.where import look
+    from ncclops.record.runs import find
 
     try:
         patience = parse_duration(limit)
@@ -73,7 +73,7 @@ def _print(seen: Look) -> None:
 
 
 def _headline(cluster: Cluster) -> str:
-    from ncclops.forensics.places import shown_ranks
+    from ncclops.diagnose.places import shown_ranks
 
     count = len(cluster.ranks)
     ranks = f"{count} ranks ({shown_ranks(cluster.ranks)})" if count > 1 else ""
@@ -82,7 +82,7 @@ def _headline(cluster: Cluster) -> str:
 
 def _last_operations(views: list[RankView]) -> list[str]:
     """What the ranks entered last, ranks with the same answer together."""
-    from ncclops.forensics.places import describe_operation, shown_ranks
+    from ncclops.diagnose.places import describe_operation, shown_ranks
 
     said: dict[str, list[int]] = {}
     for view in views:

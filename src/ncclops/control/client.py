@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclops.control import address, status
-from ncclops.control.reading import read_once
-from ncclops.control.status import RunStatus
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.record import control_address
+from ncclops.status import model
+from ncclops.status.model import RunStatus
+from ncclops.status.reading import read_once
 
 _CONNECT_LIMIT_S = 5.0
 # Longer than the server waits for the agent, so that the better answer wins.
@@ -46,7 +47,7 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
         ended = _read(run_dir)
         raise NcclopsError(f"run {run_dir.name} has ended: {ended.outcome} ({ended.reason})")
     try:
-        token = address.read_token(run_dir)
+        token = control_address.read_token(run_dir)
     except PermissionError:
         raise UsageError(
             f"the token of {run_dir.name} is for {_owner(run_dir)} alone: ask as that user"
@@ -68,7 +69,7 @@ def _ask_status(run_dir: Path) -> RunStatus:
     if code != http.HTTPStatus.OK:
         raise AgentSilent(str(document.get("error", f"its agent says: HTTP status {code}")))
     try:
-        return status.from_json(document)
+        return model.from_json(document)
     except ValueError as error:  # an agent of another version
         raise AgentSilent(f"its agent is not understood: {error}") from None
 
@@ -79,7 +80,7 @@ class _Connection(http.client.HTTPConnection):
         self._run_dir = run_dir
 
     def connect(self) -> None:
-        self.sock = address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
+        self.sock = control_address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
         self.sock.settimeout(_ANSWER_LIMIT_S)
 
 
@@ -131,7 +132,7 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
     if socket.gethostname() not in (seen.nodes[:1] or (socket.gethostname(),)):
         return False
     try:
-        address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
+        control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:
         return True
     except OSError:
@@ -152,6 +153,6 @@ def _without_server(run_dir: Path) -> str:
 
 def _owner(run_dir: Path) -> str:
     try:
-        return address.socket_path(run_dir).owner()
+        return control_address.socket_path(run_dir).owner()
     except (OSError, KeyError):
         return "its owner"

@@ -13,7 +13,7 @@ from ncclops.control.http import Request, Response, error_response, json_respons
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Sights(Protocol):
+class StatusProvider(Protocol):
     """What there is to see of the run, ready to be sent."""
 
     async def status(self) -> bytes:
@@ -36,7 +36,7 @@ class Routes:
     It raises :class:`ControlRefused` if the agent says no, ``TimeoutError`` if it says nothing.
     """
 
-    def __init__(self, sights: Sights, token: str, forward: Forward) -> None:
+    def __init__(self, sights: StatusProvider, token: str, forward: Forward) -> None:
         self._sights = sights
         self._expected = f"bearer {token}".encode()
         self._forward = forward

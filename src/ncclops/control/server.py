@@ -18,11 +18,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ncclops import _prctl
-from ncclops.control import address, http
+from ncclops.control import http
 from ncclops.control.commands import Command, ControlRefused
-from ncclops.control.reading import LiveSights
 from ncclops.control.routes import Routes
+from ncclops.host import prctl
+from ncclops.record import control_address
+from ncclops.status.reading import LiveSights
 
 # Training comes first: on a machine without a free core, whoever asks has to wait. (As a batch
 # process it does not interrupt another one either when a request comes.)
@@ -70,7 +71,7 @@ async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]
     """Serve on each of ``listeners`` until the agent closes ``link``."""
     agent = AgentLink(link)
     await agent.open()
-    routes = Routes(LiveSights(run_dir), address.read_token(run_dir), agent.forward)
+    routes = Routes(LiveSights(run_dir), control_address.read_token(run_dir), agent.forward)
     # Places are counted for each: a crowd on the network leaves the owner's socket free.
     serving = [asyncio.create_task(http.serve(each, routes.answer)) for each in listeners]
     with suppress(ConnectionError):
@@ -81,7 +82,7 @@ async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]
 
 def main(arguments: list[str]) -> None:
     run_dir, agent_pid, *fds = Path(arguments[0]), *map(int, arguments[1:])
-    _prctl.die_with_parent(agent_pid, signal.SIGKILL)
+    prctl.die_with_parent(agent_pid, signal.SIGKILL)
     os.nice(_NICE)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # The terminal's signals are the warden's; this process ends with the link.

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ncclops.control import address
 from ncclops.control.commands import ControlRefused, Controls, obey, parse_command
+from ncclops.record import control_address
 
 # One that ends by itself is replaced; one that cannot live is left alone.
 _MOST_STARTS = 5
@@ -52,8 +52,8 @@ class ControlServer:
     def start(self) -> None:
         """Listen, and start the server. Does not wait for it: clients queue at the socket."""
         try:
-            address.make_token(self._run_dir)
-            self._listeners.insert(0, address.listen_unix(self._run_dir))
+            control_address.make_token(self._run_dir)
+            self._listeners.insert(0, control_address.listen_unix(self._run_dir))
         except OSError as error:
             self._say(f"no control plane, so no `ncclops stop`: {error}")
             return
@@ -68,9 +68,9 @@ class ControlServer:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        address.remove_socket(self._run_dir)
+        control_address.remove_socket(self._run_dir)
         with suppress(OSError):
-            address.token_path(self._run_dir).unlink()
+            control_address.token_path(self._run_dir).unlink()
 
     async def _keep_serving(self) -> None:
         for _ in range(_MOST_STARTS):

@@ -3,7 +3,7 @@
 What there is (impure: files, processes, a socket):
 - ``sources``      what a path holds: a run, an incident, a folder of dumps
 - ``reader``       dumps read in processes with limits (``reader_process``)
-- ``rank_files``   the small files of a rank's picture
+- ``rank_files``   the small files of a rank's snapshot
 - ``ras_client``   NCCL's own service, asked; ``torch_opinion``: torch's own analyser, asked
 
 What it says (pure):
@@ -11,12 +11,12 @@ What it says (pure):
 - ``stacks``, ``frames``               where a rank stands, in whose code
 - ``groups``       each rank's entries side by side, by process group
 - ``compare``      where ranks asked for different things; ``waits``: who waits for whom
-- ``findings``     what is wrong (``scene``, ``absences``, ``stalls``)
-- ``report``       told in JSON and, with ``telling``, in a sentence
+- ``findings``     what is wrong (``analysis_context``, ``absences``, ``stalls``)
+- ``report``       told in JSON and, with ``sentences``, in a sentence
 - ``ras``          what NCCL's service said
 """
 
+from ncclops.flight.analysis_context import Finding
 from ncclops.flight.report import Report, analyze, judge
-from ncclops.flight.scene import Finding
 
 __all__ = ["Finding", "Report", "analyze", "judge"]

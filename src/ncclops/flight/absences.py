@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from ncclops.flight import waits as waiting
+from ncclops.flight.analysis_context import Finding, Scene, Side, waiting_side
 from ncclops.flight.frames import user_frames
 from ncclops.flight.model import Evidence, Frame, RankEvidence, Track
-from ncclops.flight.scene import Finding, Scene, Side, waiting_side
 from ncclops.flight.waits import Op
 
 

@@ -6,10 +6,10 @@ import re
 
 from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absences
+from ncclops.flight.analysis_context import Finding, Scene, Side, waiting_side
 from ncclops.flight.compare import Mismatch, frames_at
 from ncclops.flight.groups import Group
 from ncclops.flight.model import Evidence
-from ncclops.flight.scene import Finding, Scene, Side, waiting_side
 from ncclops.flight.stalls import stalls, unrecorded
 from ncclops.flight.waits import Op, Waits
 

@@ -20,7 +20,9 @@ _STDLIB = re.compile(r"/lib/python3\.\d+/|^<frozen |/lib/python3\d+\.zip/")
 _MACHINERY_PACKAGES = {
     "torch", "ncclops", "torchdata", "hta", "triton", "functorch", "typing_extensions",
 }  # fmt: skip
-_OURS = re.compile(r"(?:^|/)ncclops/(?:cli|launch|worker|restart|receipts|forensics|flight)/")
+_OURS = re.compile(
+    r"(?:^|/)ncclops/(?:agent|capture|classify|cli|cluster|control|env|flight|health|launch|receipts|record|restart|worker)/"
+)
 _DISTRIBUTED = re.compile(r"(?:^|/)torch/(?:distributed/|nn/parallel/|_C/_distributed)")
 # py-spy shortens files to what can be imported.
 _SHORTENED = re.compile(r"^(?:torch/|(\w+)(?:/\w+)*\.py$)")

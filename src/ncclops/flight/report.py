@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight import ras, torch_opinion
+from ncclops.flight.analysis_context import Finding, Side, others_text
 from ncclops.flight.compare import Comparison
 from ncclops.flight.findings import find
 from ncclops.flight.groups import Group, add_possible_members, align
 from ncclops.flight.model import Evidence
-from ncclops.flight.scene import Finding, Side, others_text
+from ncclops.flight.sentences import sentence
 from ncclops.flight.sources import gather
-from ncclops.flight.telling import sentence
 from ncclops.flight.waits import Waits, find_waits
 
 SCHEMA = "ncclops.flight/1"

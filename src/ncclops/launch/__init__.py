@@ -1,10 +1,8 @@
-"""The launcher: one agent per node that spawns workers, supervises them and keeps the record.
+"""`ncclops launch` up to the start: every option checked, everything settled, then the agent.
 
-    cli  ->  command.launch      check everything that can be wrong, before anything exists
-               -> rundir         the run directory: every file name of a run, in one place
-               -> warden.hold    the process the user sees; the agent is its child
-                    -> agent     store server, workers, supervision, verdict
-                         -> workers / store / echo / proctree
-
-Data flows one way: options and plan -> processes -> events -> verdict.
+options, launch_config   spellings of people, torchrun and schedulers, as values
+request                  what was asked for, and what was settled
+command                  prepare (no side effects: also ``--dry-run``), then start
+describe_node            what this node brings to a job of several
+stack                    the versions that a post-mortem asks for first
 """

@@ -10,110 +10,33 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from ncclops.agent import store, supervisor, workers
+from ncclops.agent.history import JobHistory
+from ncclops.agent.job import Job
+from ncclops.agent.layout import Layout, Nodes
 from ncclops.classify.policy import default_rules
-from ncclops.control.address import listen_tcp
-from ncclops.env import Overrides, Plan, PlanContext, compute_plan, installed_torch
+from ncclops.cluster.node_info import NodeInfo
+from ncclops.decision.retrying import RetryPlan
+from ncclops.env import Overrides, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
-from ncclops.launch import affinity, joining, options, store, warden, workers
-from ncclops.launch.hardware import find_gpus
-from ncclops.launch.history import JobHistory
-from ncclops.launch.job import Job
-from ncclops.launch.ladder import Ladder, Surroundings, build_ladder, with_named
-from ncclops.launch.options import Nodes, Shown, Target
-from ncclops.launch.party import Party
-from ncclops.launch.retrying import RetryPlan
-from ncclops.launch.rundir import RunDirectory
-from ncclops.launch.stack import Stack, find_stack
-from ncclops.nodes.meeting import Meeting
-from ncclops.profiles import Profile, RestartMode
+from ncclops.health import hang, stalls
+from ncclops.health.live import WatchRules
+from ncclops.host import affinity
+from ncclops.host.gpus import find_gpus
+from ncclops.launch import describe_node, options
+from ncclops.launch.request import Prepared, Request
+from ncclops.launch.stack import find_stack
+from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
-from ncclops.receipts import hang, pages, stalls
-from ncclops.receipts.forms import Form, parse_form
-from ncclops.receipts.live import WatchRules
-from ncclops.worker import variables
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The command line of `launch`, each option parsed as far as it can be alone."""
-
-    target: Target
-    profile: Profile
-    remarks: list[str]  # what was chosen for the user while parsing
-    overrides: Overrides
-    timeouts: list[str]  # NAME=DURATION
-    meeting: Meeting | None  # None: a single node
-    master_port: int  # of a single node's store; 0 for any
-    allowed_differences: tuple[str, ...]
-    nproc: str
-    restart: RestartMode
-    max_restarts: int
-    job_id: str | None
-    run_dir: Path | None
-    log_dir: Path | None
-    tee: str | None
-    redirects: str
-    local_ranks: str
-    require_receipt: bool
-    control_listen: str | None  # [HOST:]PORT
-    stdout_is_data: bool
-
-    @property
-    def mode(self) -> RestartMode:
-        """The restart mode that applies: what is not Python cannot restart in its process."""
-        in_process = self.restart == "in-process" and self.target.kind != "program"
-        return "process" if self.restart == "in-process" and not in_process else self.restart
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A run that is settled and has not begun."""
-
-    request: Request
-    plan: Plan
-    stack: Stack
-    layout: workers.Layout
-    ladder: Ladder
-    retry: RetryPlan
-    trainers: Sequence[Form]
-    shown: Shown
-    argv: list[str]
-    remarks: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``run.json`` and ``--dry-run --json`` share."""
-        profile = self.request.profile
-        return {
-            "profile": {"name": profile.name, "files": list(profile.sources)},
-            "restart": self.request.mode,
-            "max_restarts": self.request.max_restarts,
-            "nodes": self._nodes_json(),
-            "nproc_per_node": self.layout.nproc,
-            "world_size": self.layout.world_size,
-            "command": self.argv,
-            "stack": asdict(self.stack),
-            "timeouts": self.ladder.shown(),
-            "plan": self.plan.to_json()["changes"],
-        }
-
-    def _nodes_json(self) -> dict[str, Any]:
-        meeting, nodes = self.request.meeting, self.layout.nodes
-        if meeting is None:
-            return {"count": nodes.count, "rank": nodes.rank}
-        return {
-            "count": meeting.active,
-            "spares": meeting.most - meeting.active,
-            "rank": meeting.rank,
-            "backend": meeting.backend,
-            "store": meeting.address,
-            "id": meeting.job_id,
-        }
+from ncclops.receipts.log_formats import Form, parse_form
+from ncclops.record import shared_page, variables
+from ncclops.record.control_address import listen_tcp
+from ncclops.record.run_directory import RunDirectory
+from ncclops.timeouts.ladder import Surroundings, build_ladder, with_named
 
 
 def prepare(request: Request) -> Prepared:
@@ -128,8 +51,10 @@ def prepare(request: Request) -> Prepared:
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)
-    meeting = request.meeting
-    nodes = Nodes() if meeting is None else Nodes(count=meeting.active, rank=meeting.rank or 0)
+    rendezvous = request.rendezvous
+    nodes = (
+        Nodes() if rendezvous is None else Nodes(count=rendezvous.active, rank=rendezvous.rank or 0)
+    )
     if remark := affinity.remark(nproc, os.sched_getaffinity(0), os.cpu_count() or 1, os.environ):
         remarks.append(remark)
     request.profile.require_nodes(nodes.count)
@@ -151,7 +76,7 @@ def prepare(request: Request) -> Prepared:
         ladder=ladder,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
-        layout=workers.Layout(nodes=nodes, nproc=nproc),
+        layout=Layout(nodes=nodes, nproc=nproc),
         shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
         argv=argv,
         remarks=remarks,
@@ -169,37 +94,38 @@ def _check_overrides(overrides: Overrides) -> None:
 
 def start(prepared: Prepared) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
-    request, meeting = prepared.request, prepared.request.meeting
-    listener = party = control_listener = None
+    request, rendezvous = prepared.request, prepared.request.rendezvous
+    listener = node_info = control_listener = None
     if request.control_listen is not None:
         control_listener = listen_tcp(request.control_listen)
-    if meeting is None:
+    if rendezvous is None:
         listener = store.listen(host=None, port=request.master_port)
     else:
-        party = joining.bring(prepared, meeting)
-        if doubt := joining.doubt(meeting):
+        node_info = describe_node.bring(prepared, rendezvous)
+        if doubt := describe_node.doubt(rendezvous):
             prepared.remarks.append(doubt)
     run = RunDirectory.create(
         exact=request.run_dir,
         parent=request.log_dir,
         node=socket.gethostname(),
-        several=meeting is not None,
+        several=rendezvous is not None,
     )
     _record_start(run, prepared)
     _greet(run, prepared)
     if control_listener is not None:
         host, port = control_listener.getsockname()[:2]
         sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
-    job = replace(_job(run, prepared, listener, party), control_listener=control_listener)
+    job = replace(_job(run, prepared, listener, node_info), control_listener=control_listener)
 
     def agent() -> int:
-        from ncclops.launch.agent import run_agent
+        from ncclops.agent.agent import run_agent
+        from ncclops.cluster.multi_node import MultiNode
 
-        return run_agent(job)
+        return run_agent(job, None if node_info is None else partial(MultiNode, node_info))
 
-    sockets = (listener if party is None else party.listener, control_listener)
-    code = warden.hold(agent, handed_over=[each for each in sockets if each is not None])
-    pages.settle_all(run.path)  # again, for an agent that was killed
+    sockets = (listener if node_info is None else node_info.listener, control_listener)
+    code = supervisor.hold(agent, handed_over=[each for each in sockets if each is not None])
+    shared_page.settle_all(run.path)  # again, for an agent that was killed
     return code
 
 
@@ -212,13 +138,13 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _greet(run: RunDirectory, prepared: Prepared) -> None:
-    layout, meeting = prepared.layout, prepared.request.meeting
+    layout, rendezvous = prepared.layout, prepared.request.rendezvous
     workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
     where = ""
-    if meeting is not None:
-        spares = meeting.most - meeting.active
+    if rendezvous is not None:
+        spares = rendezvous.most - rendezvous.active
         more = f" and {spares} spare{'s' * (spares > 1)}" if spares else ""
-        where = f", one of {meeting.active} nodes{more} that meet at {meeting.address}"
+        where = f", one of {rendezvous.active} nodes{more} that meet at {rendezvous.address}"
     changed = sum(change.action != "keep" for change in prepared.plan.changes)
     lines = [
         prepared.stack.line(),
@@ -231,7 +157,10 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
 
 
 def _job(
-    run: RunDirectory, prepared: Prepared, listener: socket.socket | None, party: Party | None
+    run: RunDirectory,
+    prepared: Prepared,
+    listener: socket.socket | None,
+    node_info: NodeInfo | None,
 ) -> Job:
     request, layout = prepared.request, prepared.layout
     return Job(
@@ -239,7 +168,7 @@ def _job(
         argv=prepared.argv,
         environ_of=partial(_environ, run, prepared),
         layout=layout,
-        job_id=request.job_id or (run.run_id if party is None else party.meeting.job_id),
+        job_id=request.job_id or (run.run_id if node_info is None else node_info.rendezvous.job_id),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
         stop_grace=prepared.ladder.stop_grace,
@@ -251,7 +180,6 @@ def _job(
         restarts_in_process=request.mode == "in-process",
         listener=listener,
         master_port=request.master_port,
-        party=party,
         require_receipt=request.require_receipt,
         stdout_is_data=request.stdout_is_data,
     )

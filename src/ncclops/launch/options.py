@@ -4,39 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
 
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """This node's place in the job."""
-
-    count: int = 1
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class Target:
-    """What each worker runs: a script, one function of it (``FILE.py:FUNCTION``), a module
-    (``-m``) or any program (``--no-python``)."""
-
-    kind: Literal["script", "function", "module", "program"]
-    name: str
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Which streams of which local ranks go to the terminal."""
-
-    stdout: frozenset[int]
-    stderr: frozenset[int]
 
 
 def parse_nproc(text: str, gpu_count: int) -> tuple[int, str | None]:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ncclops.env import installed_nccl, installed_torch
-from ncclops.launch.hardware import Gpus
+from ncclops.host.gpus import Gpus
 
 _MISSING = "-"
 _SHOWN_AS = {

@@ -83,7 +83,7 @@ class Entry:
 @dataclass(frozen=True)
 class Timeouts:
     """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
-    from it for the others (``ncclops.launch.ladder``).
+    from it for the others (``ncclops.timeouts.ladder``).
 
     ``process_group`` holds until compile warm-up is over and ``steady_process_group`` from then
     on; None leaves the first in force. ``groups`` are steady timeouts of groups whose description
@@ -123,9 +123,9 @@ class Watch:
 
     ``startup`` until the first sign of training: as long as torch's default for groups other than
     NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
-    as in ``ncclops.receipts.hang``. ``straggler`` is the share above the median rank's step time:
+    as in ``ncclops.health.hang``. ``straggler`` is the share above the median rank's step time:
     the playbook looks into ranks that are five percent behind. ``trainers`` are further forms of
-    printed lines, as in ``ncclops.receipts.forms``.
+    printed lines, as in ``ncclops.receipts.log_formats``.
     """
 
     startup: timedelta = timedelta(minutes=30)

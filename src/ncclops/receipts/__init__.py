@@ -1,13 +1,9 @@
-"""Receipts: what a training run shows for itself, and the judgement whether that is enough.
+"""Receipts: what a training run reports of itself, and the judgement whether that is enough.
 
 Scripts report through ``ncclops.receipt``. Here is the rest:
 
-- ``recorder``, ``writer``   the worker's side: records, hooks for the worker entry
-- ``progress``, ``stop``     shared memory between a worker and its agent (``pages``)
-- ``observation``, ``tally`` what was seen, from records or from printed lines, summed up
-- ``forms``, ``logscan``     the lines of the common trainers, and the reader of logs
-- ``judge``, ``sources``     the five rules, and the files they are applied to
-- ``stalls``, ``hang``       the watch while a run is under way, with the clock handed in
-- ``stragglers``             step times compared over ranks
-- ``probes``, ``gpu``        the edges: processes through psutil, GPUs through NVML
+- ``recorder``, ``writer``, ``memory``, ``collectives``  the worker's side of those calls
+- ``observation``, ``receipt_facts``  what was seen, from records or printed lines, summed up
+- ``log_formats``, ``log_scan``, ``log_receipts``  the lines of common trainers, and their reader
+- ``judge``, ``sources``    the five rules, and the files they are applied to
 """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ncclops.receipts.observation import Where
-from ncclops.receipts.tally import Facts
+from ncclops.receipts.receipt_facts import Facts
 
 Verdict = Literal["healthy", "startup-stall", "compile-stall", "rumour", "incomplete"]
 RuleName = Literal[

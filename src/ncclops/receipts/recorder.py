@@ -21,12 +21,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat
 
-from ncclops.receipts import progress
 from ncclops.receipts.memory import Peak, peak_memory
-from ncclops.receipts.progress import Page, Warmup
-from ncclops.receipts.stop import Clock, StopPage
 from ncclops.receipts.writer import Writer
-from ncclops.worker.variables import RUN_DIR
+from ncclops.record import progress
+from ncclops.record.progress import Page, Warmup
+from ncclops.record.stop_point import Clock, StopPage
+from ncclops.record.variables import RUN_DIR
 
 StepListener = Callable[[int], None]
 UpdateListener = Callable[[], None]
@@ -307,10 +307,10 @@ class Recorder(Silent):
     def close(self) -> None:
         """Write what is left and keep the last progress in the run directory."""
         self._writer.close()
-        from ncclops.receipts import pages
+        from ncclops.record import shared_page
 
         with suppress(OSError):
-            pages.settle(self._page_path)
+            shared_page.settle(self._page_path)
 
     # --- within ---------------------------------------------------------------------------------
 

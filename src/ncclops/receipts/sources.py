@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclops.errors import UsageError
-from ncclops.receipts import progress
-from ncclops.receipts.forms import Form
-from ncclops.receipts.logscan import LogScan
+from ncclops.receipts.log_formats import Form
+from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
-from ncclops.receipts.tally import Facts, Tally, by_steps, combine_ranks, fill_gaps
+from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, combine_ranks, fill_gaps
+from ncclops.record import progress
+from ncclops.record.run_directory import RECEIPT
 
-RECEIPT = "receipt.jsonl"
 _LOG_NAMES = ("stdout.log", "stderr.log")
 
 

@@ -14,13 +14,14 @@ _MOST = 5
 
 def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
     """The newest faults on record, as ``ncclops.incident/1``; what cannot be told is left out."""
-    from ncclops.forensics import escalated, layout
-    from ncclops.forensics.told import tell
+    from ncclops.diagnose import escalated
+    from ncclops.diagnose.incident_report import tell
+    from ncclops.record import incidents
 
-    parent = run / layout.INCIDENTS
+    parent = run / incidents.INCIDENTS
     faults = [
         number
-        for number in layout.numbers(parent)
+        for number in incidents.numbers(parent)
         if escalated.fault_before(parent, number) is None
     ]
     for number in faults[-_MOST:]:
@@ -32,7 +33,7 @@ def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
 
 def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the page says of an incident below its sentence: what it is, and the words."""
-    from ncclops.forensics.places import shown_ranks
+    from ncclops.diagnose.places import shown_ranks
 
     culprit, found, decision = told["culprit"], told["classification"], told["decision"]
     host = f" on {culprit['host']}" if culprit["host"] else ""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ncclops.forensics.collector import Collector
+from ncclops.capture.incident_snapshots import Collector
 from ncclops.restart import incident as incidents
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Fault

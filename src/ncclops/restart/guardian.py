@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ncclops.forensics.observer import Observer
+from ncclops.capture.outside_view import Observer
 from ncclops.restart._page import Page, Watch
 from ncclops.restart._wire import Message, Peer, receive_packet
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions

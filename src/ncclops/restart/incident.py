@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclops.forensics import layout
+from ncclops.record import incidents
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
 from ncclops.restart.exception import Escalation
@@ -127,9 +127,9 @@ def write(incident: Incident, directory: Path) -> Path:
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
     path = directory / f"{name}.json"
-    layout.write_json(path, incident.to_dict())
+    incidents.write_json(path, incident.to_dict())
     for fault in incident.faults:
-        rank_dir = layout.rank_dir(directory, fault.initial_rank)
+        rank_dir = incidents.rank_dir(directory, fault.initial_rank)
         if fault.gone and incident.rank is not None and not rank_dir.exists():
-            layout.add_missing(rank_dir, fault.summary, list(layout.PICTURE))
+            incidents.add_missing(rank_dir, fault.summary, list(incidents.PICTURE))
     return path

@@ -22,7 +22,7 @@ from typing import Any
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.forensics.collector import Collector
+from ncclops.capture.incident_snapshots import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.agreement import INITIAL, Agreement

@@ -12,20 +12,28 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
-from ncclops.forensics import witness
+from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
-from ncclops.worker import groups, last_resort, orders, own_wrapper, script, tether, updates
+from ncclops.record.variables import RESTART, RUN_DIR
+from ncclops.timeouts.limits import Limits
+from ncclops.worker import (
+    agent_commands,
+    groups,
+    last_resort,
+    optimizer_steps,
+    own_wrapper,
+    parent_death,
+    script,
+)
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.limits import Limits
-from ncclops.worker.variables import RESTART, RUN_DIR
-from ncclops.worker.windows import Windows
+from ncclops.worker.timeout_phases import Windows
 
-tether.tie_to_agent()
-witness.start_worker(os.environ, RUN_DIR)
-orders.listen()
-orders.on("abort", last_resort.abort_groups)
-updates.count()
+parent_death.tie_to_agent()
+snapshot_server.start_worker(os.environ, RUN_DIR)
+agent_commands.listen()
+agent_commands.on("abort", last_resort.abort_groups)
+optimizer_steps.count()
 CollectiveCounter(recorder.current()).start()
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
@@ -42,7 +50,7 @@ groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
 windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
 if windows is not None:
     windows.follow(recorder.current())
-    orders.on("tighten", windows.on_order)
+    agent_commands.on("tighten", windows.on_order)
 if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
     from ncclops.worker import in_process
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ncclops.worker import meeting
+from ncclops.worker import store_barrier
 
 _NAMED = 8  # ranks in a message; of thousands, the first few tell enough
 
@@ -17,7 +17,7 @@ def meet(limit: timedelta) -> None:
     """Wait until all ranks of the default group are here. Raises ``BootstrapTimeoutError``."""
     import torch.distributed as dist
 
-    missing = meeting.meet("bootstrap", limit)
+    missing = store_barrier.meet("bootstrap", limit)
     if missing:
         raise BootstrapTimeoutError(
             f"bootstrap: waited {limit.total_seconds():.0f} s for ranks {_some(missing)} of"

@@ -12,8 +12,8 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
-from ncclops.worker import record
-from ncclops.worker.limits import Limits
+from ncclops.record import worker_record
+from ncclops.timeouts.limits import Limits
 
 _MODULE = "torch.distributed.distributed_c10d"
 # torch's word for a group without a description.
@@ -163,4 +163,4 @@ def _tell(
         "to_s": limit.total_seconds(),
         "applied": applied,
     }
-    record.tell("group-timeout", **told, **({"why": why} if why else {}))
+    worker_record.tell("group-timeout", **told, **({"why": why} if why else {}))

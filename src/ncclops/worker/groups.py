@@ -16,9 +16,10 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from ncclops.worker import after_import, bootstrap_barrier, record
+from ncclops.record import worker_record
+from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT
+from ncclops.worker import after_import, bootstrap_barrier
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.variables import BOOTSTRAP_BARRIER, NCCL_INIT
 
 _MODULE = "torch.distributed.distributed_c10d"
 # Each makes a group and takes `timeout`; what is built on them (DeviceMesh, FSDP2) calls them.
@@ -76,7 +77,7 @@ def _bootstrapping(
             own = kwargs.get("timeout", args[2] if len(args) > 2 else None)
             usual = None if timeouts is None else timeouts.default(_WORLD)
             bootstrap_barrier.meet(own or usual or _BARRIER_LIMIT)
-        record.tell("bootstrapped")
+        worker_record.tell("bootstrapped")
         return result
 
     return bootstrap

@@ -10,24 +10,24 @@ from typing import NoReturn
 
 from ncclops import restart
 from ncclops.receipts import recorder
+from ncclops.record import worker_record
+from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.restart.exception import RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
+from ncclops.timeouts.limits import Limits
 from ncclops.worker import (
+    agent_commands,
     fresh,
     incidents,
     leftovers,
-    orders,
     own_wrapper,
-    record,
-    reserve,
     script,
+    spares,
     stopping,
 )
 from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
-from ncclops.worker.limits import Limits
 from ncclops.worker.resources import Balance, measure
-from ncclops.worker.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
-from ncclops.worker.windows import Windows
+from ncclops.worker.timeout_phases import Windows
 
 
 def run(start: Callable[[], None], limits: Limits, windows: Windows) -> None:
@@ -84,8 +84,8 @@ class _Attempts:
             heartbeat_timeout=limits.heartbeat,
             barrier_timeout=limits.barrier,
             completion_timeout=limits.completion,
-            initialize=reserve.Entered(),
-            rank_assignment=reserve.assignment(os.environ.get(ACTIVE_RANKS)),
+            initialize=spares.Entered(),
+            rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             on_incident=self._on_incident,
             incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
         )
@@ -107,14 +107,14 @@ class _Attempts:
         assert self._before is not None
         self._before.restore()
         recorder.current().begin_iteration(0)
-        orders.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
+        agent_commands.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:
         recorder.current().begin_iteration(call.iteration)
         if self._before is None:
             self._before = fresh.Snapshot.take()  # here, with what the restart core has set up
-            record.tell("entered")
+            worker_record.tell("entered")
         else:
             self._before.restore()
             if self._repetition.escalation is not None:
@@ -140,7 +140,7 @@ class _Attempts:
         usage = measure()
         exceeded = self._balance.start(usage)
         if self._balance.grown:
-            record.tell(
+            worker_record.tell(
                 "resource-growth",
                 iteration=call.iteration,
                 grown=dict(self._balance.grown),
@@ -160,11 +160,11 @@ class _Attempts:
 
 def _obey(call: restart.CallWrapper) -> None:
     """Do what the agent asks, by means of ``call``."""
-    orders.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+    agent_commands.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
 
 
 def _escalate(escalation: Escalation) -> NoReturn:
     """Take this rank out of restarts in place, and tell the agent where to go from here."""
     failure = None if escalation.failure is None else failure_as_text(escalation.failure)
-    record.tell("escalation", to=escalation.to, reason=escalation.reason, failure=failure)
+    worker_record.tell("escalation", to=escalation.to, reason=escalation.reason, failure=failure)
     raise escalation.as_exception()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ncclops.receipts import recorder
+from ncclops.record import worker_record
 from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
-from ncclops.worker import record
-from ncclops.worker.windows import Windows
+from ncclops.worker.timeout_phases import Windows
 
 # After these the rank at fault is not there any more.
 _SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
@@ -17,11 +17,11 @@ def tell(incident: Incident) -> None:
     recorder.current().flush()  # the steps before the fault are on record before the fault is
     culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
     if culprit == incident.initial_rank:
-        record.tell("fault", cause=incident.summary, kind=incident.cause)
+        worker_record.tell("fault", cause=incident.summary, kind=incident.cause)
     elif speaks_for_all and incident.cause in _SILENT:
-        record.tell("fault", cause=incident.summary, kind=incident.cause, of_rank=culprit)
+        worker_record.tell("fault", cause=incident.summary, kind=incident.cause, of_rank=culprit)
     if speaks_for_all:
-        record.tell(
+        worker_record.tell(
             "restart",
             iteration=incident.iteration + 1,
             cause=incident.summary,

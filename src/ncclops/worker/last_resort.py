@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ncclops.worker import record
+from ncclops.record import worker_record
 
 
 def abort_groups(_order: object) -> None:
@@ -18,4 +18,4 @@ def abort_groups(_order: object) -> None:
         from ncclops.restart.state import State
 
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
-    record.tell("groups-aborted")
+    worker_record.tell("groups-aborted")

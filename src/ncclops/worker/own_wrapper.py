@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ncclops.worker import after_import, record
-from ncclops.worker.variables import RUN_DIR
-from ncclops.worker.windows import Windows
+from ncclops.record import worker_record
+from ncclops.record.variables import RUN_DIR
+from ncclops.worker import after_import
+from ncclops.worker.timeout_phases import Windows
 
 _OURS = "ncclops.restart.wrap"
 _WRAPPERS = {_OURS: "ncclops.restart", "nvidia_resiliency_ext.inprocess": ""}
@@ -35,7 +36,7 @@ class _Observer:
         """The script applies the wrapper of module ``name``."""
         if not self._told:
             self._told = True
-            record.tell("own-wrapper", wrapper=name)
+            worker_record.tell("own-wrapper", wrapper=name)
         if self.leaves_script:
             raise ScriptWrapsItself(name)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ncclops.record import worker_record
 from ncclops.restart import CallWrapper
-from ncclops.worker import record
 
 _EXIT_CODE = 128 + signal.SIGTERM
 
@@ -31,7 +31,7 @@ def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     set_handler(signal.SIGTERM, lambda _number, _frame: None)
-    record.tell("ready-to-end")
+    worker_record.tell("ready-to-end")
     while os.read(read_fd, 1) != bytes([signal.SIGTERM]):
         pass  # another signal's
 

@@ -1,0 +1,337 @@
+"""The agent: starts the workers of this node, supervises them, and writes how it ended.
+
+Single-threaded around one event loop; what the terminal shows has a thread of its own. Each
+wait is for an event: a pidfd for a process's end, a signal, or a deadline.
+
+    start store -> start workers -> watch -+-> all ended well ---------------> verdict
+         ^                                 +-> asked to stop -> stop all ----> verdict
+         |                                 +-> one failed -> stop the others -> verdict
+         +-------- while restarts are left ------------------------+
+
+This module composes: ``attempt`` is what happens between start and end of the workers, ``events``
+what workers tell meanwhile, ``conclusion`` the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ncclops.agent import conclusion, log_files, verdict_report
+from ncclops.agent.attempt import RunningAttempt, Scene
+from ncclops.agent.condition import Condition
+from ncclops.agent.control_handler import ControlHandler
+from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LocalEnd, Settled
+from ncclops.agent.job import Job
+from ncclops.agent.live_scan import Diagnosis
+from ncclops.agent.rendezvous_result import Place
+from ncclops.agent.stopping import StopRequests
+from ncclops.agent.store import NOWHERE
+from ncclops.agent.team import Team
+from ncclops.agent.terminal import Terminal
+from ncclops.agent.worker_events import WorkerEvents
+from ncclops.classify.model import Verdict as ClassifiedAs
+from ncclops.classify.policy import Decision
+from ncclops.control.server_process import ControlServer
+from ncclops.decision.outcome import StopRequest
+from ncclops.decision.retrying import Escalated, NextAttempt, next_attempt
+from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError
+from ncclops.host import process_tree
+from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.receipts.observation import Observation
+from ncclops.record import shared_page
+
+
+def run_agent(job: Job, coordinate: Coordinate | None = None) -> int:
+    """Run ``job`` to its end and return the exit code of `launch`.
+
+    ``coordinate`` makes what speaks with the agents of other nodes; None for a single node.
+    """
+    return asyncio.run(_Agent(job, coordinate).run())
+
+
+class _Agent:
+    def __init__(self, job: Job, coordinate: Coordinate | None) -> None:
+        self._job, self._run = job, job.run
+        self._coordinate = coordinate
+        self._began = time.monotonic()
+        self._condition = Condition()
+        self._stop = StopRequests(
+            self._condition,
+            job.stop_grace,
+            on_request=self._on_stop_request,
+            pass_on=self._pass_on,
+        )
+        self._attempt: RunningAttempt | None = None
+        self._coordinator: Coordinator | None = None
+        self._settled = Settled()
+        self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
+
+    async def run(self) -> int:
+        job, run = self._job, self._run
+        self._terminal = Terminal(job)
+        self._terminal.open()
+        self._control_handler = ControlHandler(job, self._stop, self._team, self._tell_limits)
+        self._control = ControlServer(
+            run.path,
+            self._control_handler,
+            say=self._terminal.say,
+            tcp=job.control_listener,
+        )
+        self._stop.take(self._on_child_end)
+        self._listen()
+        self._control.start()
+        self._coordinator = self._find_coordinator()
+        last, diagnosis = await self._run_attempts(self._coordinator)
+        await self._coordinator.leave()
+        self._inbox.close()
+        self._receipts.close()
+        shared_page.settle_all(run.path)
+        verdict = conclusion.conclude(
+            conclusion.Ended(
+                job=job,
+                last=last,
+                diagnosis=diagnosis,
+                settled=self._settled,
+                receipt=await asyncio.to_thread(
+                    verdict_report.judge_receipt, run.path, self._printed
+                ),
+                stopped_by=self._stopped_by,
+                launcher_lost=self._stop.launcher_lost,
+                seconds=time.monotonic() - self._began,
+            )
+        )
+        await self._control.close()  # from here on the run directory has it all
+        signals = self._stop.signals
+        if await self._terminal.finish(
+            self._condition, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
+        ):
+            verdict_report.print_verdict(verdict, run, as_json=job.stdout_is_data)
+        return verdict.exit_code
+
+    # --- phases -----------------------------------------------------------------------------
+
+    def _find_coordinator(self) -> Coordinator:
+        """The agents of the other nodes, or nobody."""
+        job = self._job
+        if self._coordinate is None:
+            assert job.listener is not None  # a single node hosts its store itself
+            return Alone(job, job.listener, self._choose)
+        return self._coordinate(
+            job,
+            AgentSide(
+                condition=self._condition,
+                stop=self._stop,
+                say=self._terminal.say,
+                choose=self._choose,
+                take_limits=self._control_handler.take,
+            ),
+        )
+
+    async def _run_attempts(self, coordinator: Coordinator) -> tuple[RunningAttempt, Diagnosis]:
+        """Start all workers until they end well or no attempt may follow; the last attempt."""
+        scene = Scene(
+            job=self._job,
+            condition=self._condition,
+            stop=self._stop,
+            say=self._terminal.say,
+            lose=self._terminal.lose,
+            collect=self._inbox.collect,
+            collect_receipts=self._receipts.collect,
+            printed=self._printed,
+            spared=lambda: coordinator.pids() | self._control.pids,
+            coordinator=coordinator,
+        )
+        number, environ = 0, dict[str, str]()
+        while True:
+            attempt = self._attempt = await self._assemble(scene, number, environ)
+            failed, diagnosis = await self._run_attempt(attempt)
+            end = await self._local_end(attempt, failed, diagnosis)
+            settled = self._settled = await coordinator.settle(end)
+            if settled.attempt is not None:
+                self._job.history.add(settled.attempt)
+            following = settled.following
+            if following is None or self._stop.asked or attempt.cannot_start:
+                self._tell_end_of_escalation(attempt, failed)
+                return attempt, diagnosis
+            self._announce(settled.decided or {}, following)
+            if not await self._cool_down(following.cooldown):
+                return attempt, diagnosis
+            number, environ = attempt.number + 1, following.environ
+
+    async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
+        """The next attempt, at its place; one that cannot start where there is none to be had."""
+        refusal = None
+        try:
+            place = await scene.coordinator.assemble(number)
+        except (NcclopsError, OSError) as error:
+            refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
+            place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        self._follow(place.ranks)
+        attempt = RunningAttempt(scene, place, environ)
+        attempt.cannot_start = refusal
+        return attempt
+
+    async def _run_attempt(self, attempt: RunningAttempt) -> tuple[bool, Diagnosis]:
+        """From the start of the workers until none is left; whether the attempt has failed."""
+        attempt.start()
+        await attempt.watch()
+        self._stopped_by = self._stop.first
+        failed = attempt.failure()
+        await attempt.stop_workers()
+        if failed is not None:
+            # The first to end need not be the one to blame; by now all have ended.
+            rank, cause = attempt.failure() or failed
+            self._receipts.collect()
+            attempt.watching.flush()
+            self._run.event("fault", rank=rank, cause=cause, attempt=attempt.number)
+        return failed is not None, await attempt.close()
+
+    async def _local_end(
+        self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis
+    ) -> LocalEnd:
+        """How the attempt ended here, which the others may have to know."""
+        found, team = diagnosis.report, attempt.team
+        evidence = conclusion.evidence(found)
+        if failed and not self._stop.asked:
+            self._run.event("classified", **found.verdict.as_json(), evidence=evidence)
+        receipt = None
+        if self._job.require_receipt:
+            receipt = await asyncio.to_thread(
+                verdict_report.judge_receipt, self._run.path, self._printed
+            )
+        return LocalEnd(
+            failed=failed or attempt.cannot_start is not None,
+            well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
+            verdict=found.verdict.as_json() | {"evidence": evidence},
+            escalated=team.escalation,
+            progressed=diagnosis.steps > 0,
+            healthy=conclusion.is_healthy(receipt),
+            failure=verdict_report.first_failure(self._run, team.blamed_first(), attempt.number)
+            if failed
+            else None,
+            stopped=self._stop.asked,
+        )
+
+    def _choose(
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
+    ) -> tuple[Decision, NextAttempt | None]:
+        """The retry policy's word on an attempt that has failed, and what follows it."""
+        history = self._job.history
+        return next_attempt(
+            self._job.retry,
+            ClassifiedAs.from_json(verdict),
+            escalated=escalated,
+            history=history.attempts,
+            granted_used=len(history.attempts) - history.earlier,
+            progressed=progressed,
+            random=random.random,
+            replaces=replaces,
+        )
+
+    def _tell_end_of_escalation(self, attempt: RunningAttempt, failed: bool) -> None:
+        escalated = attempt.team.escalation
+        if failed and escalated is not None and escalated.to == "respawn":
+            reason = f"no further attempt is allowed after: {escalated.reason}"
+            self._run.event("escalation", to="stop", reason=reason)
+
+    def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
+        told = {"reason": following.reason, "changes": following.environ}
+        self._run.event("retry", **{**decided, **told})
+        changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
+        pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
+        self._terminal.say(
+            f"attempt {decided['attempt']}{pause}: {following.reason}"
+            + (f" ({changes})" if changes else "")
+        )
+
+    async def _cool_down(self, pause: timedelta) -> bool:
+        """Wait before the next attempt; False when we are asked to stop meanwhile."""
+        stopped = await self._condition.until(lambda: self._stop.asked, pause)
+        self._stopped_by = self._stop.first
+        return not stopped
+
+    # --- what happens meanwhile ---------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Follow what workers tell, record and print; the present attempt gets it all."""
+        loop = asyncio.get_running_loop()
+
+        def on_told(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.take_over(rank, record)
+
+        def on_record(rank: int, record: dict[str, Any]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_record(rank, record)
+
+        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
+            if self._attempt is not None:
+                self._attempt.watching.on_printed(rank, seen)
+
+        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
+            loop.call_soon_threadsafe(on_printed, rank, seen)
+
+        self._inbox, self._receipts = WorkerEvents(on_told), WorkerEvents(on_record)
+        self._inbox.open()
+        self._receipts.open()
+        self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
+
+    def _follow(self, ranks: Sequence[int]) -> None:
+        """Make the files of these ranks, and follow them from now on."""
+        run = self._run
+        log_files.make(run, ranks)
+        self._terminal.follow(ranks)
+        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
+        self._receipts.follow({rank: run.receipt(rank) for rank in ranks})
+        self._printed.follow(log_files.output(run, ranks))
+
+    def _team(self) -> Team | None:
+        return None if self._attempt is None else self._attempt.team
+
+    def _tell_limits(self, record: Mapping[str, Any]) -> bool:
+        return self._coordinator is not None and self._coordinator.tell_limits(record)
+
+    def _on_child_end(self) -> None:
+        own = set() if self._attempt is None else self._attempt.own_pids()
+        if self._coordinator is not None:
+            own |= self._coordinator.pids()
+        process_tree.reap_adopted(own | self._control.pids)
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        if self._attempt is not None:
+            self._attempt.team.send(signum)
+
+    def _on_stop_request(self, request: StopRequest) -> None:
+        fields: dict[str, Any] = {
+            "reason": request.reason,
+            "grace_s": request.grace.total_seconds(),
+        }
+        if request.signum is not None:
+            fields |= {"signal": request.signum.name}
+        self._run.event("stop-requested", **fields)
+        if self._coordinator is not None:
+            self._coordinator.tell_stop(request)
+        running = 0 if self._attempt is None else len(self._attempt.team.running())
+        if not running:
+            self._terminal.say(f"{request.reason}: stopping before any worker runs")
+            return
+        if request.signum is not None and self._stop.hurry:
+            self._terminal.say(f"{request.reason} again: killing what still runs")
+            return
+        again = " (once more to kill now)" if request.signum is not None else ""
+        self._terminal.say(
+            f"{request.reason}: stopping {running} worker{'s' * (running != 1)}, by force after"
+            f" {format_duration(request.grace)}{again}"
+        )

@@ -1,0 +1,281 @@
+"""One attempt: the store and all workers of this node, from their start to the last one's end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from ncclops.agent import log_files, store, worker_messages, workers
+from ncclops.agent.condition import Condition
+from ncclops.agent.coordinator import Coordinator
+from ncclops.agent.hang_action import Hang, HangAction
+from ncclops.agent.hang_watch import HangWatch
+from ncclops.agent.job import Job
+from ncclops.agent.live_scan import Diagnosis, LiveScan
+from ncclops.agent.rendezvous_result import Place
+from ncclops.agent.stopping import StopRequests
+from ncclops.agent.team import Team
+from ncclops.agent.team_stop import TeamStop
+from ncclops.agent.watching import Watching
+from ncclops.diagnose.agent_incident import record_end
+from ncclops.env import snapshot
+from ncclops.errors import NcclopsError
+from ncclops.host import process_tree
+from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record.stop_point import StopPage
+from ncclops.record.variables import AGENT_PID, STARTED
+
+# For a worker's own children once it has ended: time to flush a log or finish an upload.
+_LEFTOVER_GRACE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all attempts of a run share. ``say`` shows a line on the terminal."""
+
+    job: Job
+    condition: Condition
+    stop: StopRequests
+    say: Callable[[str], None]
+    lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
+    collect: Callable[[], None]  # deliver what workers have told so far
+    collect_receipts: Callable[[], None]  # and what they have recorded
+    printed: PrintedReceipts
+    spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
+    coordinator: Coordinator  # the agents of the other nodes, if any
+
+
+class RunningAttempt:
+    """An attempt at ``place``. ``environ`` is what a retry adds to the plan.
+
+    ``cannot_start`` says why the attempt came to nothing, where it did.
+    """
+
+    def __init__(self, scene: Scene, place: Place, environ: Mapping[str, str]) -> None:
+        self.number = place.number
+        self.team = Team(scene.job.restarts_in_process)
+        self.cannot_start: NcclopsError | None = None
+        self._place = place
+        self._scene = scene
+        self._job, self._run = scene.job, scene.job.run
+        self._environ = environ
+        self._server: store.StoreServer | None = None
+        self._stop_page: StopPage | None = None
+        self._scan = LiveScan(log_files.output(self._run, place.ranks), scene.printed)
+        self.watching = Watching(self._job, place.ranks, scene.say)
+        self.hang: Hang | None = None  # where the attempt came to nothing because of one
+        self._hang_action = HangAction(self._job, self.team, scene.say, self._on_hang)
+        self._hang_watch = HangWatch(
+            self._job,
+            place.ranks,
+            self.team,
+            self.watching.steps_printed,
+            self._hang_action.on_hung,
+        )
+
+    # --- phases -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the store and the workers."""
+        self._scan.start()
+        if self.cannot_start is not None:
+            return
+        try:
+            self._server = self._start_store()
+            with suppress(OSError):  # without it, workers are stopped by signals alone
+                self._stop_page = StopPage.create(self._run.path)
+            self._spawn_all()
+            if not self._place.spare:  # to wait is what these are there for
+                self._hang_watch.start()
+        except (NcclopsError, OSError) as error:
+            self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
+
+    async def watch(self) -> None:
+        """Return when all workers have ended, one has failed for good, or we are to stop.
+
+        A node in reserve has none, and watches the others.
+        """
+        team, stop, coordinator = self.team, self._scene.stop, self._scene.coordinator
+        await self._scene.condition.until(
+            lambda: (
+                not (team.running() or self._place.idle)
+                or team.final_failure() is not None
+                or stop.asked
+                or self.hang
+                or self.cannot_start
+                or coordinator.over_for_all()
+            )
+        )
+        self._hang_watch.close()
+        self._hang_action.close()
+
+    def failure(self) -> tuple[int, str] | None:
+        """Which rank's failure has ended the attempt and how it failed, if one has."""
+        if self.hang is not None:
+            return self.hang.ranks[0], f"hung: {self.hang.reason}"
+        failed = self.team.final_failure()
+        return None if failed is None else (failed.rank, str(failed.exit))
+
+    async def stop_workers(self) -> None:
+        """End the workers that are still there: together if we are to stop, else by signals."""
+        team, scene = self.team, self._scene
+        if team.escalation is not None and not scene.stop.asked:
+            # All of them are on their way out, with something to say; most need no signal.
+            done = lambda: not team.running() or scene.stop.asked  # noqa: E731
+            await scene.condition.until(done, self._job.stop_grace)
+        if not team.running():
+            return
+        others = scene.coordinator.stop_together()
+        stop = TeamStop(
+            self._job,
+            team,
+            scene.stop,
+            scene.condition,
+            self._stop_page,
+            scene.say,
+            others,
+            spare=self._place.spare,
+        )
+        asked = scene.stop.asked or (others is not None and others.asked)
+        if self.hang is not None:
+            await self._collect_pictures()
+            await stop.force(f"rank {self.hang.ranks[0]} hangs")
+        elif asked and team.final_failure() is None:
+            await stop.run()
+        else:
+            await self._collect_pictures()
+            await stop.signal_all(self._job.stop_grace)
+
+    async def _collect_pictures(self) -> None:
+        """Of the ranks that are about to be ended because one has failed, or hangs."""
+        failure = self.team.final_failure()
+        if self.hang is None and (failure is None or self._job.restarts_in_process):
+            return  # the restart core takes its own
+        failed = [] if failure is None else [failure]
+        failed += [worker for worker in self.team.ended if worker is not failure]
+        hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
+        with suppress(OSError):  # a full disk keeps nobody from ending
+            await asyncio.to_thread(
+                record_end,
+                self._run.path,
+                ended={worker.rank: str(worker.exit) for worker in failed},
+                running=[worker.rank for worker in self.team.running()],
+                attempt=self.number,
+                hung=hung,
+            )
+
+    async def close(self) -> Diagnosis:
+        """End what is left of the attempt, and say what its output shows."""
+        self.watching.close()
+        self._close_store()
+        if survivors := process_tree.end_descendants(
+            _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
+        ):
+            self._scene.say(f"processes that SIGKILL did not end: {survivors}")
+        diagnosis = await asyncio.to_thread(
+            self._scan.finish,
+            self.team.failed_statuses(),
+            {} if self.hang is None else self.hang.lines(),
+            starting_up=not self.team.bootstrapped,
+        )
+        self._scene.collect_receipts()
+        self.watching.flush()
+        return diagnosis
+
+    # --- what happens meanwhile ---------------------------------------------------------------
+
+    def take_over(self, rank: int, record: dict[str, Any]) -> None:
+        """A worker has told something."""
+        if record.get("event") in ("fault", "restart"):
+            self._scene.collect_receipts()
+            self.watching.flush()
+        worker_messages.take_over(self._run, self.team, rank, record)
+        self._scene.condition.tell()
+
+    def _on_hang(self, hang: Hang) -> None:
+        self.hang = hang
+        self.team.hung = set(hang.ranks)
+        self.team.last_faulty = hang.ranks[0]
+        self._scene.condition.tell()
+
+    def own_pids(self) -> set[int]:
+        """Children of the agent with a waiter of their own."""
+        own = {worker.pid for worker in self.team.running()}
+        return own if self._server is None else own | {self._server.process.pid}
+
+    def _on_worker_end(self, worker: workers.Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        ended = worker.reap()
+        self.team.ended.append(worker)
+        self._scene.collect()  # its last words, before anybody draws conclusions
+        self._scene.collect_receipts()
+        self.watching.flush()
+        self.team.release()
+        self._run.event(
+            "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
+        )
+        if not ended.ok and worker.rank not in self.team.asked_to_stop:
+            if not self.team.ends_all(worker):
+                self._scene.lose(worker.rank, [other.rank for other in self.team.running()])
+            self._scene.coordinator.tell_failure(worker, fatal=self.team.ends_all(worker))
+        self._scene.condition.tell()
+
+    def _on_store_end(self) -> None:
+        assert self._server is not None
+        asyncio.get_running_loop().remove_reader(self._server.pidfd)
+        # Groups that are up go on without it, so this is reported and not acted upon; workers
+        # that still need it fail by themselves, with this line above to explain it.
+        self._run.event("fault", cause="store-lost", log=str(self._run.store_log))
+        self._scene.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
+
+    # --- what the phases are made of ------------------------------------------------------------
+
+    def _start_store(self) -> store.StoreServer | None:
+        place = self._place
+        if place.listener is None:
+            return None
+        server = store.serve(place.listener, place.store.host, self._run.store_log)
+        asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
+        return server
+
+    def _close_store(self) -> None:
+        if self._server is not None:
+            asyncio.get_running_loop().remove_reader(self._server.pidfd)
+            self._server.close()
+            self._server = None
+
+    def _spawn_all(self) -> None:
+        attempt = workers.Attempt(
+            number=self.number,
+            most=self._job.retry.granted,
+            job_id=self._job.job_id,
+            store=self._place.store,
+        )
+        started = f"{time.time():.3f}"
+        for local_rank, rank in enumerate(self._place.ranks):
+            self._spawn(attempt, local_rank, rank, started)
+
+    def _spawn(self, attempt: workers.Attempt, local_rank: int, rank: int, started: str) -> None:
+        full = {
+            **self._job.environ_of(rank),
+            **self._place.environ,
+            **self._environ,
+            **workers.identity(self._place.layout, attempt, local_rank),
+            "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, self.number)),
+            AGENT_PID: str(os.getpid()),
+            STARTED: started,
+        }
+        with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
+            snapshot.write(full, self._run.rank_dir(rank) / snapshot.FILE_NAME)
+        worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
+        self.team.workers.append(worker)
+        asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
+        self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=self.number)

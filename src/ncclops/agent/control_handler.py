@@ -1,0 +1,119 @@
+"""What a run does when it is asked from outside (``ncclops.control``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from ncclops.agent.job import Job
+from ncclops.agent.stopping import StopRequests
+from ncclops.agent.team import Team
+from ncclops.control.commands import ControlRefused
+from ncclops.decision.outcome import StopRequest
+from ncclops.durations import format_duration
+from ncclops.timeouts.ladder import HARD, SOFT
+from ncclops.timeouts.limits import Window, numbers_of, window_from
+
+# Who asks in words can wait for a long step and a checkpoint; a scheduler's SIGTERM cannot.
+STOP_GRACE = timedelta(minutes=5)
+
+
+class ControlHandler:
+    """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any.
+
+    ``tell_all`` brings a record to the agents of all nodes, which :meth:`take` it, this one too;
+    False where there are no others.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stop: StopRequests,
+        team: Callable[[], Team | None],
+        tell_all: Callable[[Mapping[str, Any]], bool],
+    ) -> None:
+        self._job = job
+        self._stop = stop
+        self._team = team
+        self._tell_all = tell_all
+        self._tightened: tuple[Team | None, Window] | None = None
+
+    def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
+        """As SIGTERM does, with ``reason`` in place of the signal; by force after ``grace``."""
+        if self._stop.first is not None and grace is None:  # with one, it may be in more of a hurry
+            raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
+        self._record("stop", reason, by)
+        grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
+        self._stop.add(StopRequest(reason=f"{reason} ({by})", grace=grace))
+        return f"stopping in good order, by force after {format_duration(grace)}"
+
+    def restart(self, *, reason: str, by: str) -> str:
+        """In place, on all ranks: it is enough that one of them is told."""
+        if not self._job.restarts_in_process:
+            raise ControlRefused("this run does not restart in place (--restart): stop it instead")
+        if self._stop.asked:
+            raise ControlRefused("it is being stopped")
+        team = self._team()
+        begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
+        if not any(w.order("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
+            raise ControlRefused("no worker has come to the script yet, or takes orders")
+        self._record("restart", reason, by)
+        return "all ranks start the script again"
+
+    def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
+        """On each rank from its next step, or update of an optimizer, on."""
+        if not self._job.restarts_in_process and {"soft", "hard"} & set(limits):
+            raise ControlRefused("soft and hard are of restarts in place, which this run has not")
+        team = self._team()
+        window = tightened(self._present(team), limits)
+        if team is None or not team.running():
+            raise ControlRefused("there are no workers to be told")
+        record = {"window": numbers_of(window), "reason": reason, "by": by}
+        if not self._tell_all(record) and not self.take(record):
+            raise ControlRefused("not all workers can be told")
+        return f"from the next step on: {_said(window)}"
+
+    def take(self, record: Mapping[str, Any]) -> bool:
+        """Tell the workers of this node of shorter timeouts; whether all could be told."""
+        team, numbers = self._team(), record["window"]
+        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
+        self._tightened = (team, window_from(numbers))
+        all_told = bool(told) and all(told)
+        self._record("tighten-timeouts", record["reason"], record["by"], told=all_told, **numbers)
+        return all_told
+
+    def _present(self, team: Team | None) -> Window:
+        """What holds for ``team`` after warm-up. New workers start with the profile's again."""
+        if self._tightened is not None and self._tightened[0] is team:
+            return self._tightened[1]
+        return self._job.limits.steady or self._job.limits.first
+
+    def _record(self, action: str, reason: str, by: str, **fields: Any) -> None:
+        self._job.run.event("control", action=action, reason=reason, by=by, **fields)
+
+
+def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
+    """``window`` with ``limits``, and the rest in proportion where that would be too long.
+
+    Raises :class:`ControlRefused` for what would be longer than before, or out of order.
+    """
+    group = limits.get("process_group", window.process_group)
+    hard = limits.get("hard", window.hard if group is None else min(window.hard, group * HARD))
+    soft = limits.get("soft", min(window.soft, hard * (SOFT / HARD)))
+    new = Window(process_group=group, soft=soft, hard=hard)
+    for name, limit in limits.items():
+        present = getattr(window, name)
+        if present is not None and limit > present:
+            raise ControlRefused(
+                f"{name} is {format_duration(present)} already; timeouts only get shorter"
+            )
+    if soft >= hard or (group is not None and hard >= group):
+        raise ControlRefused(f"soft < hard < process_group must hold, and not {_said(new)}")
+    return new
+
+
+def _said(window: Window) -> str:
+    group = window.process_group
+    ladder = {"soft": window.soft, "hard": window.hard, "process_group": group}
+    return ", ".join(f"{name} {format_duration(t)}" for name, t in ladder.items() if t is not None)

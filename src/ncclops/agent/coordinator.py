@@ -1,0 +1,178 @@
+"""What an agent settles with the agents of the other nodes, and how one does that is alone.
+
+The agent asks the same questions in both cases: where does the next attempt run, does somebody
+else's failure end it, and what follows it. ``Alone`` answers for a single node; ``together`` has
+the agents of several nodes answer with one voice.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ncclops.agent import store
+from ncclops.agent.condition import Condition
+from ncclops.agent.job import Job
+from ncclops.agent.rendezvous_result import Place
+from ncclops.agent.stop_agreement import StopTogether
+from ncclops.agent.stopping import StopRequests
+from ncclops.agent.workers import Worker
+from ncclops.classify.model import Verdict
+from ncclops.classify.policy import Attempt, Decision
+from ncclops.decision.outcome import FirstFailure, Outcome, StopRequest
+from ncclops.decision.retrying import Escalated, NextAttempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEnd:
+    """How an attempt ended on this node. ``well`` counts workers that exited 0 by themselves;
+    ``verdict`` is the classification as JSON, ``healthy`` whether there is a healthy receipt."""
+
+    failed: bool
+    well: int
+    verdict: dict[str, Any]
+    progressed: bool
+    healthy: bool
+    failure: FirstFailure | None
+    escalated: Escalated | None = None  # what the workers said when they gave up
+    stopped: bool = False  # this agent was asked to stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """How the job has ended, where that is not this node's to say."""
+
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    failure: FirstFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What follows an attempt: another one, or the end; ``agreed`` None: as it looks from here.
+
+    ``attempt`` is what the history of the job has to remember, ``decided`` the policy's decision,
+    ``verdict`` what the attempt was judged by, where that may be another node's, ``alone`` why
+    nothing could be agreed upon.
+    """
+
+    following: NextAttempt | None = None
+    agreed: Agreed | None = None
+    attempt: Attempt | None = None
+    decided: Mapping[str, Any] | None = None
+    verdict: Mapping[str, Any] | None = None
+    alone: str | None = None
+
+
+class Choose(Protocol):
+    """The retry policy's word on a failed attempt, and what follows it. Changes nothing.
+
+    ``verdict`` is the classification as JSON; ``replaces``: a lost node may be replaced.
+    """
+
+    def __call__(
+        self,
+        verdict: Mapping[str, Any],
+        *,
+        escalated: Escalated | None,
+        progressed: bool,
+        replaces: bool,
+    ) -> tuple[Decision, NextAttempt | None]: ...
+
+
+class Coordinator(Protocol):
+    """The other agents, as far as there are any."""
+
+    async def assemble(self, number: int) -> Place:
+        """Where attempt ``number`` runs. Raises ``NcclopsError`` when it cannot."""
+
+    def over_for_all(self) -> str | None:
+        """Why the attempt has to end here although nothing failed here; None as a rule."""
+
+    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
+        """A worker of this node has failed; with ``fatal``, and the attempt with it."""
+
+    def tell_stop(self, request: StopRequest) -> None:
+        """This agent was asked to stop the job."""
+
+    def tell_limits(self, record: Mapping[str, Any]) -> bool:
+        """Bring shorter timeouts to all agents, this one too; False where there are no others."""
+
+    def stop_together(self) -> StopTogether | None:
+        """How a stop is agreed with the other agents; None where there are none."""
+
+    async def settle(self, end: LocalEnd) -> Settled:
+        """What follows, once the attempt has ended on all nodes."""
+
+    async def leave(self) -> None:
+        """The run is over."""
+
+    def pids(self) -> set[int]:
+        """Processes that belong to this object, and to no attempt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSide:
+    """What a coordinator may use of the agent it works for: all in the agent's event loop."""
+
+    condition: Condition
+    stop: StopRequests
+    say: Callable[[str], None]  # a line on the user's terminal
+    choose: Choose
+    take_limits: Callable[[Mapping[str, Any]], object]  # shorter timeouts, from another node
+
+
+# Makes the coordinator of a job of several nodes (``ncclops.cluster``).
+Coordinate = Callable[[Job, AgentSide], "Coordinator"]
+
+
+class Alone:
+    """A single node: nobody to ask. ``listener`` is the first attempt's store, bound early so
+    that a taken port shows before anything starts."""
+
+    def __init__(self, job: Job, listener: socket.socket, choose: Choose) -> None:
+        self._job = job
+        self._listener: socket.socket | None = listener
+        self._port = job.master_port
+        self._choose = choose
+
+    async def assemble(self, number: int) -> Place:
+        listener, self._listener = self._listener, None
+        # A store for each attempt: torch's keys carry no attempt, and those of the last one
+        # would be taken for answers.
+        listener = listener or store.listen(host=None, port=self._port)
+        address = store.StoreAddress(store.LOOPBACK, listener.getsockname()[1])
+        return Place(number=number, layout=self._job.layout, store=address, listener=listener)
+
+    def over_for_all(self) -> str | None:
+        return None
+
+    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002
+        return
+
+    def tell_stop(self, request: StopRequest) -> None:  # noqa: ARG002
+        return
+
+    def tell_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return False
+
+    def stop_together(self) -> StopTogether | None:
+        return None
+
+    async def settle(self, end: LocalEnd) -> Settled:
+        if not end.failed or end.stopped:
+            return Settled()
+        decision, following = self._choose(
+            end.verdict, escalated=end.escalated, progressed=end.progressed, replaces=False
+        )
+        attempt = Attempt.of(Verdict.from_json(end.verdict), progressed=end.progressed)
+        return Settled(following=following, attempt=attempt, decided=decision.as_json())
+
+    async def leave(self) -> None:
+        return
+
+    def pids(self) -> set[int]:
+        return set()

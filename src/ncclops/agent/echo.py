@@ -1,0 +1,132 @@
+"""Shows workers' output on the terminal, whole lines only, each with its rank in front.
+
+Workers write straight into their log files; this reads the files. So a terminal that is slow,
+stopped or gone can hold up nobody but the thread below, and nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclops.agent.screen import Screen
+from ncclops.record.tail import GrowthWatch, LineReader
+
+# Six that can be told apart on dark and light backgrounds: red is left to errors.
+_RANK_COLOURS = (36, 33, 35, 32, 34, 96)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One log file to show, and where: ``to_stderr`` keeps a worker's streams apart.
+
+    ``from_end``: what it holds already is not shown.
+    """
+
+    rank: int
+    path: Path
+    to_stderr: bool
+    from_end: bool = False
+
+
+class Echo:
+    """Follows sources from :meth:`start` until :meth:`finish` has shown their last line."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._watch = GrowthWatch()
+        self._screen = screen
+        self._sources: set[Source] = set()
+        self._new: deque[_Feed] = deque()
+        self._feeds: list[_Feed] = []  # the thread's own
+        self._notes: deque[str] = deque()
+        self._finishing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def follow(self, sources: Iterable[Source]) -> None:
+        """Show these too; a source that is followed already stays so."""
+        for source in sources:
+            if source not in self._sources:
+                self._sources.add(source)
+                self._watch.add(source.path)
+                self._new.append(_Feed(source, self._screen))
+        self._watch.wake()
+
+    def say(self, note: str) -> None:
+        """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
+        self._notes.append(note)
+        self._watch.wake()
+
+    def finish(self) -> None:
+        """Show what is left, then stop. Blocks as long as the terminal does."""
+        self._finishing.set()
+        self._watch.wake()
+        self._thread.join()
+        self._watch.close()
+
+    def _run(self) -> None:
+        while True:
+            last_look = self._finishing.is_set()
+            while self._new:
+                self._feeds.append(self._new.popleft())
+            while self._notes:
+                self._screen.write(f"ncclops: {self._notes.popleft()}\n".encode(), to_stderr=True)
+            grown = [feed.pump() for feed in self._feeds]
+            if any(grown):
+                continue
+            if last_look and not (self._notes or self._new):
+                break
+            self._watch.wait()
+        for feed in self._feeds:
+            feed.finish()
+
+
+class _Feed:
+    """One file on its way to the screen."""
+
+    def __init__(self, source: Source, screen: Screen) -> None:
+        self.source = source
+        self._reader = LineReader(source.path, from_end=source.from_end)
+        self._screen = screen
+        self._plain = f"[rank{source.rank}]: ".encode()
+        self._prefix = self._plain
+        if screen.wants_colour(source.to_stderr):
+            colour = _RANK_COLOURS[source.rank % len(_RANK_COLOURS)]
+            self._prefix = f"\x1b[{colour}m[rank{source.rank}]:\x1b[0m ".encode()
+
+    def pump(self) -> bool:
+        """Show the lines that are there; whether anything was read."""
+        lines = list(self._reader.read())
+        self._show([line for line in lines if line])
+        if progress := _last_segment(self._reader.partial):
+            self._screen.show_progress(self._prefix, progress, to_stderr=self.source.to_stderr)
+        return bool(lines)
+
+    def finish(self) -> None:
+        self._show([line + b"\n" for line in self._reader.rest()])
+        self._reader.close()
+
+    def _show(self, lines: list[bytes]) -> None:
+        if self._screen.is_terminal(self.source.to_stderr):
+            # The bar's last state stands for all of its states.
+            lines = [(_last_segment(line) or line.rstrip()) + b"\n" for line in lines]
+        # torch puts the rank in front of its tracebacks itself.
+        shown = b"".join(self._prefix + line.removeprefix(self._plain) for line in lines)
+        if shown:
+            self._screen.write(shown, to_stderr=self.source.to_stderr)
+
+
+def _last_segment(line: bytes) -> bytes:
+    """The newest state of a progress bar, which redraws itself after each carriage return.
+
+    Empty for a line that has none.
+    """
+    *earlier, last = line.rstrip(b"\r\n").split(b"\r")
+    if not earlier:
+        return b""
+    return last or earlier[-1]

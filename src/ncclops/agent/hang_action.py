@@ -1,0 +1,133 @@
+"""What is done about ranks that hang: as little as gets the others going again.
+
+A rank whose interpreter stands still gets SIGCONT first, in case that somebody stopped it. Where it
+does not move then, or only waits, and workers restart in place: a rank that still runs Python is
+told, and all restart; one that sleeps or waits is interrupted and comes along, and one that stands
+still is ended after the grace time, so that the others can go on without it. Elsewhere the attempt
+has failed, and the policy decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ncclops.agent.job import Job
+from ncclops.agent.team import Team
+from ncclops.agent.workers import Worker
+from ncclops.health.evidence import Kind
+from ncclops.health.hang import Finding, HangVerdict
+from ncclops.record import progress
+
+# A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
+# second.
+_WAKE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Hang:
+    """An attempt that came to nothing because ``ranks`` hang."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+    def lines(self) -> dict[int, str]:
+        """What the classifier reads, by rank."""
+        return dict.fromkeys(self.ranks, f"ncclops: hang: {self.reason}")
+
+
+class HangAction:
+    """Acts on verdicts about ``team``. ``give_up`` is called where the attempt cannot go on."""
+
+    def __init__(
+        self, job: Job, team: Team, say: Callable[[str], None], give_up: Callable[[Hang], None]
+    ) -> None:
+        self._job, self._team, self._say, self._give_up = job, team, say, give_up
+        self._loop = asyncio.get_running_loop()
+        self._not_before = 0.0  # a restart takes a moment to show
+        self._closed = False
+
+    def on_hung(self, verdict: HangVerdict) -> None:
+        """``verdict`` stands; called again and again while it does."""
+        if self._loop.time() < self._not_before:
+            return
+        self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
+        frozen = {f.rank for f in verdict.findings if Kind.INTERPRETER in f.stale}
+        culprits = [w for w in self._team.running() if w.rank in frozen & set(verdict.culprits)]
+        if not culprits:
+            self._act(verdict, frozen)
+            return
+        self._record(verdict, "wake it")
+        ticks = {worker.rank: self._tick(worker) for worker in culprits}
+        for worker in culprits:
+            worker.send(signal.SIGCONT)
+        self._loop.call_later(_WAKE_S, self._after_waking, verdict, frozen, culprits, ticks)
+
+    def _after_waking(
+        self,
+        verdict: HangVerdict,
+        frozen: set[int],
+        culprits: list[Worker],
+        ticks: dict[int, int | None],
+    ) -> None:
+        still = [w for w in culprits if w.exit is None and self._tick(w) == ticks[w.rank]]
+        if not still or self._closed:
+            return  # it was stopped, and goes on; or it has ended, which others see to
+        if self._act(verdict, frozen):
+            grace_s = self._job.stop_grace.total_seconds()
+            for worker in still:
+                self._loop.call_later(grace_s, self._end, worker, ticks[worker.rank])
+
+    def _act(self, verdict: HangVerdict, frozen: set[int]) -> bool:
+        """Have all restart, and whether that can be."""
+        teller = self._teller(frozen)
+        self._record(verdict, "restart in place" if teller else "end the attempt")
+        if teller is None:
+            self._give_up(Hang(verdict.culprits, verdict.reason))
+            return False
+        teller.order("restart", reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
+        return True
+
+    def close(self) -> None:
+        """The attempt is over: what was put off is not done."""
+        self._closed = True
+
+    def _teller(self, frozen: set[int]) -> Worker | None:
+        """A worker that can tell the others to restart."""
+        if not self._job.restarts_in_process:
+            return None
+        able = (w for w in self._team.running() if w.rank in self._team.entered - frozen)
+        return next(able, None)
+
+    def _record(self, verdict: HangVerdict, action: str) -> None:
+        self._job.run.event(
+            "hang",
+            rank=verdict.culprits[0],
+            culprits=list(verdict.culprits),
+            cause=verdict.reason,
+            evidence=[_evidence(finding) for finding in verdict.findings],
+            action=action,
+        )
+        self._say(f"hang: {verdict.reason}: {action}")
+
+    def _end(self, worker: Worker, tick: int | None) -> None:
+        if not self._closed and worker.exit is None and self._tick(worker) == tick:
+            self._job.run.event("hang-ended", rank=worker.rank, signal="SIGKILL")
+            worker.send(signal.SIGKILL)
+
+    def _tick(self, worker: Worker) -> int | None:
+        page = progress.read(progress.path_in(self._job.run.path, worker.rank))
+        return None if page is None else page.tick_ns
+
+
+def _evidence(finding: Finding) -> dict[str, Any]:
+    return {
+        "rank": finding.rank,
+        "state": finding.state,
+        "stale": [str(kind) for kind in finding.stale],
+        "window_s": None if finding.window is None else finding.window.total_seconds(),
+        "reason": finding.reason,
+    }

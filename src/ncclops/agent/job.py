@@ -1,0 +1,53 @@
+"""What the agent is told: a run, checked and settled before the agent starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from ncclops.agent.history import JobHistory
+from ncclops.agent.layout import Layout, Shown
+from ncclops.decision.retrying import RetryPlan
+from ncclops.health.hang import Windows
+from ncclops.health.live import WatchRules
+from ncclops.host import gpu_readings
+from ncclops.receipts.log_formats import Form
+from ncclops.record.run_directory import RunDirectory
+from ncclops.timeouts.limits import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything the agent needs.
+
+    ``environ_of`` gives a rank's environment under the plan; what identifies a worker is added at
+    each attempt. A single node has a ``listener``, the first attempt's store, on ``master_port``
+    (0: any).
+    """
+
+    run: RunDirectory
+    argv: list[str]
+    environ_of: Callable[[int], Mapping[str, str]]
+    layout: Layout
+    job_id: str
+    retry: RetryPlan
+    history: JobHistory  # attempts of this job, under earlier agents too
+    stop_grace: timedelta
+    limits: Limits  # the timeouts that workers were started with
+    watch: WatchRules
+    hang: Windows
+    trainers: Sequence[Form]  # forms of printed lines that the profile adds
+    shown: Shown
+    restarts_in_process: bool  # a worker that ends does not end the others
+    listener: socket.socket | None = None
+    master_port: int = 0
+    control_listener: socket.socket | None = None  # where the control plane is reached over TCP
+    require_receipt: bool = False  # a run without a healthy receipt is not a success
+    stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
+
+    def device_of(self, rank: int) -> int | str | None:
+        """CUDA's GPU of ``rank``, as :mod:`ncclops.host.gpu_readings` takes it."""
+        local = rank % self.layout.nproc  # all nodes run the same number
+        return gpu_readings.visible_device(local, self.environ_of(rank))

@@ -1,0 +1,39 @@
+"""The workers' files of a run on this node: made before the workers, and who follows which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclops.agent.echo import Source
+from ncclops.agent.layout import Shown
+from ncclops.record.run_directory import RunDirectory
+
+
+def make(run: RunDirectory, ranks: Sequence[int]) -> None:
+    """Make the files that workers append to, so that they can be followed from the start."""
+    for rank in ranks:
+        run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
+        for path in (
+            run.stdout_log(rank),
+            run.stderr_log(rank),
+            run.worker_events(rank),
+            run.receipt(rank),
+        ):
+            path.touch()
+
+
+def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
+    """The output files with their ranks, for the classifier."""
+    return {path: rank for rank in ranks for path in (run.stdout_log(rank), run.stderr_log(rank))}
+
+
+def shown(run: RunDirectory, ranks: Sequence[int], choice: Shown) -> list[Source]:
+    """What the terminal shows; ``choice`` is in local ranks, the positions in ``ranks``."""
+    sources = []
+    for local_rank, rank in enumerate(ranks):
+        if local_rank in choice.stdout:
+            sources.append(Source(rank, run.stdout_log(rank), to_stderr=False))
+        if local_rank in choice.stderr:
+            sources.append(Source(rank, run.stderr_log(rank), to_stderr=True))
+    return sources

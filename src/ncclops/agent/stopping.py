@@ -1,0 +1,86 @@
+"""Who asks the run to stop: the signals that reach the agent, and `ncclops stop`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from ncclops.agent.condition import Condition
+from ncclops.agent.supervisor import FORWARDED
+from ncclops.decision.outcome import StopRequest
+
+_STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+
+
+class StopRequests:
+    """Collects the wishes to stop, and passes other signals on.
+
+    ``changes`` are told of each of them. ``on_request`` is called with each, ``pass_on`` with
+    SIGUSR1 and SIGUSR2, which are between the operator and the script.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        grace: timedelta,
+        *,
+        on_request: Callable[[StopRequest], None],
+        pass_on: Callable[[signal.Signals], None],
+    ) -> None:
+        self.first: StopRequest | None = None
+        self.signals = 0
+        self.launcher_lost = False
+        self.deadline = float("inf")  # of the least patient request, in monotonic seconds
+        self._grace = grace
+        self._condition = condition
+        self._on_request = on_request
+        self._pass_on = pass_on
+        self._warden_pid = os.getppid()
+
+    @property
+    def asked(self) -> bool:
+        return self.first is not None
+
+    @property
+    def hurry(self) -> bool:
+        """Whether a signal came more than once: then we shall not wait for anything."""
+        return self.signals > 1
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the warden, our parent, has gone."""
+        return os.getppid() != self._warden_pid
+
+    def take(self, on_child_end: Callable[[], None]) -> None:
+        """Receive signals from now on, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        for signum in FORWARDED:
+            # SIGTERM also when it is ignored: it is how we learn that the warden has gone.
+            if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._on_signal, signum)
+        loop.add_signal_handler(signal.SIGCHLD, on_child_end)
+        # The warden blocked them before it forked us, so that none could be lost until now.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def add(self, request: StopRequest) -> None:
+        """Somebody wants the run to stop; a later wish can only shorten the time for it."""
+        self.first = self.first or request
+        self.deadline = min(self.deadline, time.monotonic() + request.grace.total_seconds())
+        self._on_request(request)
+        self._condition.tell()
+
+    def expect(self, grace: timedelta) -> None:
+        """Another node was asked: the workers have so long here, too."""
+        self.deadline = min(self.deadline, time.monotonic() + grace.total_seconds())
+
+    def _on_signal(self, signum: signal.Signals) -> None:
+        if signum not in _STOPPING:
+            self._pass_on(signum)
+            return
+        self.signals += 1
+        self.launcher_lost = self.launcher_lost or self.is_orphan
+        self.add(StopRequest(reason=signum.name, grace=self._grace, signum=signum))

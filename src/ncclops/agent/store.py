@@ -1,0 +1,92 @@
+"""The job's TCPStore: its server lives in a process of its own, so it outlives every rank.
+
+The agent binds the port itself and hands the listening socket over, which settles two things
+at once: nobody can take the port in between, and workers may connect before the server has
+finished importing torch (the kernel keeps them waiting in the backlog).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclops.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096  # every rank of a large job may connect in the same moment
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where workers find the store: their ``MASTER_ADDR`` and ``MASTER_PORT``."""
+
+    host: str
+    port: int
+
+
+NOWHERE = StoreAddress("", 0)
+
+
+class StoreServer:
+    """A running store server; ``process`` ends when this process closes it or ends itself."""
+
+    def __init__(self, address: StoreAddress, process: subprocess.Popen[bytes]) -> None:
+        self.address = address
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+
+    def close(self) -> None:
+        """End the server, which has nothing to save."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.pidfd)
+
+
+def listen(*, host: str | None, port: int) -> socket.socket:
+    """A listening socket on ``port`` (0: any free one), on loopback or on all interfaces.
+
+    ``host`` None is the one-node case: nobody outside this machine may reach the store.
+    Raises ``UsageError`` when the port is taken.
+    """
+    try:
+        if host is None:
+            return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
+        return socket.create_server(("", port), backlog=_BACKLOG)
+    except OSError as error:
+        free = "or none to have a free one picked" if host is None else "the same on all nodes"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise UsageError(
+            f"cannot listen on port {port}, where the store is to be ({why}):"
+            f" give another one, {free}"
+        ) from error
+
+
+def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
+    """Start the server process on ``listener`` (closed here); its output goes to ``log``."""
+    address = StoreAddress(host or LOOPBACK, listener.getsockname()[1])
+    with listener, log.open("ab") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",  # what lies in the current directory is none of its business
+                "-m",
+                "ncclops.agent.store_server",
+                str(listener.fileno()),
+                str(address.port),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    return StoreServer(address, process)

@@ -1,0 +1,27 @@
+"""Serves torch's TCPStore on an inherited socket until the agent ends.
+
+    python -m ncclops.agent.store_server FD PORT AGENT_PID
+
+FD is a listening socket bound to PORT. Runs until it is killed; the kernel does so when the
+agent ends. The server itself is the restart core's, which loads as little of torch as will do.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from ncclops.host import prctl
+from ncclops.restart.store_server import load_tcp_store, serve
+
+
+def main(arguments: list[str]) -> None:
+    fd, port, agent_pid = map(int, arguments)
+    prctl.die_with_parent(agent_pid, signal.SIGKILL)
+    store = serve(fd, port, load_tcp_store())
+    print(f"serving on port {store.port}", flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

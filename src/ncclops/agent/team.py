@@ -1,0 +1,95 @@
+"""The workers of one attempt: who runs, who has ended and how, what they have told."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from ncclops.agent.workers import Worker
+from ncclops.decision.outcome import Ending
+from ncclops.decision.retrying import Escalated
+
+
+@dataclass
+class Team:
+    """One attempt's workers on this node; a new attempt has a new team."""
+
+    restarts_in_process: bool
+    workers: list[Worker] = field(default_factory=list)
+    ended: list[Worker] = field(default_factory=list)  # in the order in which they ended
+    asked_to_stop: set[int] = field(default_factory=set)  # ranks that ended only after we asked
+    entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
+    bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
+    ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
+    aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
+    escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
+    hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
+    last_faulty: int | None = None
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.exit is None]
+
+    @property
+    def ranks_ended(self) -> set[int]:
+        return {worker.rank for worker in self.ended}
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send ``signum`` to all that run."""
+        for worker in self.running():
+            worker.send(signum)
+
+    def release(self) -> None:
+        """Let those go that wait for each other at the end, once nobody else is left."""
+        running = self.running()
+        if running and all(worker.rank in self.ready_to_end for worker in running):
+            self.ready_to_end.clear()
+            self.send(signal.SIGTERM)
+
+    def final_failure(self) -> Worker | None:
+        """The worker whose failure ends the attempt, if there is one."""
+        failed = [w for w in self.ended if w.exit is not None and not w.exit.ok]
+        if self.restarts_in_process and self.running():
+            # The others go on without it, unless it never reached the point from which they
+            # can, or the restart core has given up for all of them.
+            failed = [w for w in failed if w.rank not in self.entered or self.escalation]
+        elif self.restarts_in_process and len(failed) < len(self.ended):
+            return None  # the job was finished by those that were left
+        blamed = [worker for worker in failed if worker.rank == self.last_faulty]
+        return next(iter(blamed + failed), None)
+
+    def ends_all(self, worker: Worker) -> bool:
+        """Whether the failure of ``worker`` ends the attempt on all nodes of the job.
+
+        Under in-process restart the others go on without it, on this node or elsewhere, once it
+        had reached the point from which they can.
+        """
+        return not self.restarts_in_process or worker.rank not in self.entered
+
+    def endings(self) -> list[Ending]:
+        """How the workers ended: first those that did, in their order, then the rest."""
+        rest = [worker for worker in self.workers if worker not in self.ended]
+        return [self._ending(worker) for worker in (*self.ended, *rest)]
+
+    def failed_statuses(self) -> dict[int, int]:
+        """Exit statuses of the ranks that failed by themselves."""
+        return {
+            worker.rank: worker.exit.status
+            for worker in self.ended
+            if worker.exit is not None
+            and not worker.exit.ok
+            and worker.rank not in self.asked_to_stop | self.hung
+        }
+
+    def blamed_first(self) -> list[Ending]:
+        """The endings, with the rank in front that the restart core blames."""
+        return sorted(self.endings(), key=lambda ending: ending.rank != self.last_faulty)
+
+    def _ending(self, worker: Worker) -> Ending:
+        return Ending(
+            rank=worker.rank,
+            pid=worker.pid,
+            exit_code=worker.exit.code if worker.exit else None,
+            signal=worker.exit.signal if worker.exit else None,
+            seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
+            asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
+        )

@@ -1,0 +1,280 @@
+"""Stopping the workers without cutting a collective, if there is a way; in any case, in time.
+
+A worker that ends while others are in a collective with it leaves them there, and on GPUs takes
+the communicator with it. So the workers are to end at one point of the script:
+
+    they report steps               after a step that none of them has passed
+    the script handles SIGTERM      where the script decides, as ever
+    they have no process group      at once: nothing can be cut
+    their optimizers have updated   after an update that none of them has passed
+
+Before the first step and update it may still come to either, so both are waited for. Where neither
+comes within the grace time, that is said; then all groups are aborted, and only after that are
+the processes signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+
+from ncclops.agent.condition import Condition
+from ncclops.agent.job import Job
+from ncclops.agent.stop_agreement import RESERVE, SIGNAL, StopTogether
+from ncclops.agent.stopping import StopRequests
+from ncclops.agent.team import Team
+from ncclops.host import process_tree
+from ncclops.record import progress
+from ncclops.record.progress import Progress
+from ncclops.record.stop_point import Clock, StopPage, highest_reading
+
+# Between two looks at whether all ranks have come as far; a page of memory announces nothing.
+_LOOK_EVERY_S = 0.05
+# Collectives keep ranks within a step of each other, or two where steps overlap.
+_LEAD_STEPS = 2
+# An abort takes milliseconds where it works at all.
+_ABORT_LIMIT = timedelta(seconds=5)
+
+
+class Way(Enum):
+    """How the workers can be stopped at the moment."""
+
+    STEPS = auto()
+    UPDATES = auto()
+    EITHER = auto()  # no rank has come to its first step or update
+    SIGNAL = auto()
+    UNSETTLED = auto()  # some ranks have come to their first, and some have not
+
+
+def find_way(seen: list[Progress | None], *, grouped: bool, handles_sigterm: bool) -> Way:
+    """The way to stop ranks of which ``seen`` are the pages (None: it has none).
+
+    ``grouped``: there are process groups. ``handles_sigterm``: the script has a handler of its own.
+    Where that handler is all there is for a last checkpoint, it is asked.
+    """
+    pages = [page for page in seen if page is not None]
+    whole = len(pages) == len(seen)
+    if handles_sigterm and not (whole and all(page.stop_callbacks for page in pages)):
+        return Way.SIGNAL
+    stepped = [page.step is not None for page in pages]
+    if whole and all(stepped):
+        return Way.STEPS
+    if not grouped and not any(stepped):
+        return Way.SIGNAL
+    if whole and all(page.updates for page in pages) and not _may_all_step(pages):
+        return Way.UPDATES
+    began = any(stepped) or any(page.updates for page in pages)
+    return Way.UNSETTLED if began else Way.EITHER
+
+
+def _may_all_step(pages: list[Progress]) -> bool:
+    """Whether ranks that have reported no step may only be a little behind those that have."""
+    return 0 < max(page.steps for page in pages) <= _LEAD_STEPS
+
+
+class TeamStop:
+    """One stop of one team. ``page`` is None where none could be made.
+
+    ``others``: how the agents of the other nodes agree on it, if there are any; ``spare``: this
+    node's ranks wait in reserve, unless they have been called.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        team: Team,
+        stop: StopRequests,
+        condition: Condition,
+        page: StopPage | None,
+        say: Callable[[str], None],
+        others: StopTogether | None = None,
+        *,
+        spare: bool = False,
+    ) -> None:
+        self._job, self._team, self._stop = job, team, stop
+        self._condition, self._page, self._say = condition, page, say
+        self._others, self._spare = others, spare
+
+    async def run(self) -> None:
+        """Stop the team; when this returns, none of it is left that SIGKILL could end."""
+        others = self._others
+        way = await (self._end_together() if others is None else self._end_with(others))
+        if not self._team.running():
+            return
+        limit = self._job.stop_grace
+        if way is Way.SIGNAL:
+            limit = self._left()
+        elif not self._stop.hurry:
+            await self._abort_groups(self._why_by_force())
+        await self.signal_all(limit)
+
+    async def force(self, why: str) -> None:
+        """Stop the team now: there is nothing to wait for."""
+        await self._abort_groups(why)
+        await self.signal_all(self._job.stop_grace)
+
+    async def signal_all(self, limit: timedelta) -> None:
+        """SIGTERM, ``limit``, SIGKILL, for the workers that are still there."""
+        team, changes = self._team, self._condition
+        team.asked_to_stop |= {worker.rank for worker in team.running()}
+        team.send(signal.SIGTERM)
+        await changes.until(lambda: not team.running() or self._stop.hurry, limit)
+        if team.running():
+            ranks = [worker.rank for worker in team.running()]
+            self._job.run.event("stop-requested", signal="SIGKILL", ranks=ranks)
+            team.send(signal.SIGKILL)
+            await changes.until(lambda: not team.running(), process_tree.KILL_DEADLINE)
+
+    # --- together -------------------------------------------------------------------------------
+
+    async def _end_together(self) -> Way:
+        """Until all have ended at one point, the grace time is over, or there is no such point."""
+        while not self._is_over():
+            way = self._way()
+            if way is Way.SIGNAL:
+                return way
+            if clocks := _CLOCKS.get(way):
+                for clock in clocks:
+                    self._agree(clock)
+                await self._until_over()
+                return way
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return Way.UNSETTLED
+
+    async def _end_with(self, others: StopTogether) -> Way:
+        """The same with the agents of other nodes, which have to be there for it."""
+        if self._spare and not self._has_begun():
+            others.offer(RESERVE, 0)
+            await self._condition.until(lambda: self._is_over() or others.by_signals, self._left())
+            return Way.SIGNAL if others.by_signals else Way.UNSETTLED
+        way = await self._find_common_way(others)
+        if way not in _CLOCKS:
+            return way
+        (clock,), number = _CLOCKS[way], -1
+        page, paths = self._page, [self._page_of(each.rank) for each in self._team.running()]
+        assert page is not None
+        while not self._is_over() and not others.by_signals:
+            point = others.point
+            if point is not None and others.agreed and point["round"] == number:
+                page.by(clock).confirm()
+                self._tell_agreed(clock, point["point"])
+                await self._until_over()
+                return way
+            if point is not None and point["round"] != number:
+                number = point["round"]
+                page.by(clock).propose(point["point"])
+                others.vote(number, highest_reading(paths, clock))
+            known = point, others.agreed
+            await self._condition.until(partial(self._is_news, others, known), self._left())
+        page.by(clock).withdraw()
+        return Way.SIGNAL if others.by_signals else way
+
+    async def _find_common_way(self, others: StopTogether) -> Way:
+        """Offer the way that this node's ranks have, and learn which it is for all."""
+        mine: Way | None = None
+        while not self._is_over() and not others.by_signals:
+            if mine is None and (way := self._way()) in _WORDS:
+                mine = way
+                paths = [self._page_of(worker.rank) for worker in self._team.running()]
+                clocks = _CLOCKS.get(way)
+                at = highest_reading(paths, clocks[0]) if clocks else 0
+                others.offer(_WORDS[way], at)
+            if others.point is not None and mine is not None:
+                return mine  # a point has the way of all, or says that there is none
+            # Ranks that have not come to their first step announce nothing when they do.
+            limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
+            await self._condition.until(partial(self._is_news, others, (None, False)), limit)
+        return Way.SIGNAL if others.by_signals else Way.UNSETTLED
+
+    def _has_begun(self) -> bool:
+        pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
+        stepped = any(page and (page.step is not None or page.updates) for page in pages)
+        return stepped or bool(self._team.bootstrapped)
+
+    def _is_news(self, others: StopTogether, known: tuple[object, bool]) -> bool:
+        heard = (others.point, others.agreed) != known
+        return heard or self._is_over() or others.by_signals
+
+    async def _until_over(self) -> None:
+        while not self._is_over():
+            # Another request may leave less time than the one that we began with.
+            known = self._stop.deadline
+            changed = partial(lambda known: self._is_over() or self._stop.deadline < known, known)
+            await self._condition.until(changed, self._left())
+
+    def _left(self) -> timedelta:
+        return timedelta(seconds=max(0.0, self._stop.deadline - time.monotonic()))
+
+    def _way(self) -> Way:
+        if self._page is None:
+            return Way.SIGNAL
+        running = self._team.running()
+        return find_way(
+            [progress.read(self._page_of(worker.rank)) for worker in running],
+            grouped=bool(self._team.bootstrapped),
+            handles_sigterm=any(_handles_sigterm(worker.pid) for worker in running),
+        )
+
+    def _agree(self, clock: Clock) -> None:
+        assert self._page is not None
+        ranks = [worker.rank for worker in self._team.running()]
+        point = self._page.by(clock).agree(map(self._page_of, ranks))
+        self._tell_agreed(clock, point)
+
+    def _tell_agreed(self, clock: Clock, point: int) -> None:
+        ranks = [worker.rank for worker in self._team.running()]
+        name = "step" if clock is Clock.STEPS else "update"
+        self._job.run.event("stop-agreed", **{name: point}, ranks=ranks)
+        self._say(f"all ranks end after {name} {point}")
+
+    def _page_of(self, rank: int) -> Path:
+        return progress.path_in(self._job.run.path, rank)
+
+    def _is_over(self) -> bool:
+        team, stop = self._team, self._stop
+        late = time.monotonic() >= stop.deadline
+        return not team.running() or late or stop.hurry or team.final_failure() is not None
+
+    # --- by force -------------------------------------------------------------------------------
+
+    def _why_by_force(self) -> str:
+        failed = self._team.final_failure()
+        if failed is not None:
+            return f"rank {failed.rank} has failed meanwhile"
+        return "the grace time is over"
+
+    async def _abort_groups(self, why: str) -> None:
+        team = self._team
+        ranks = [worker.rank for worker in team.running()]
+        self._job.run.event("stop-forced", ranks=ranks, reason=why)
+        self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
+        team.asked_to_stop |= set(ranks)
+        asked = {worker.rank for worker in team.running() if worker.order("abort")}
+        await self._condition.until(lambda: asked <= team.aborted | team.ranks_ended, _ABORT_LIMIT)
+
+
+_CLOCKS = {
+    Way.STEPS: (Clock.STEPS,),
+    Way.UPDATES: (Clock.UPDATES,),
+    Way.EITHER: (Clock.STEPS, Clock.UPDATES),
+}
+
+
+# What the agents of several nodes call those that they can agree on.
+_WORDS = {Way.STEPS: "steps", Way.UPDATES: "updates", Way.SIGNAL: SIGNAL}
+
+
+def _handles_sigterm(pid: int) -> bool:
+    """Whether the process has a handler for SIGTERM; no worker entry of ours sets one."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False

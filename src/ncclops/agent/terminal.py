@@ -1,0 +1,65 @@
+"""The terminal of a run: workers' output and our own lines, and an end that cannot block us."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from ncclops.agent import log_files
+from ncclops.agent.condition import Condition
+from ncclops.agent.echo import Echo, Source
+from ncclops.agent.job import Job
+from ncclops.agent.screen import Screen
+
+
+class Terminal:
+    """Shows what workers of ``job`` write, from :meth:`open` until :meth:`finish`."""
+
+    def __init__(self, job: Job) -> None:
+        stdout = sys.stderr if job.stdout_is_data else sys.stdout
+        self._job = job
+        self._echo = Echo(Screen(stdout.buffer, sys.stderr.buffer))
+        self._shown: list[Source] = []
+
+    def open(self) -> None:
+        self._echo.start()
+
+    def follow(self, ranks: Sequence[int]) -> None:
+        """Show what these write too, by local rank; those that are followed stay as they are."""
+        self._shown = log_files.shown(self._job.run, ranks, self._job.shown)
+        self._echo.follow(self._shown)
+
+    def lose(self, rank: int, others: Sequence[int]) -> None:
+        """``others`` go on without ``rank``: one of them is shown if nobody is any more."""
+        lost = [source for source in self._shown if source.rank == rank]
+        self._shown = [source for source in self._shown if source.rank != rank]
+        if self._shown or not lost or not others:
+            return
+        run, successor = self._job.run, min(others)
+        for source in lost:
+            path = run.stderr_log(successor) if source.to_stderr else run.stdout_log(successor)
+            self._shown.append(Source(successor, path, source.to_stderr, from_end=True))
+        self.say(f"rank {rank} is gone: rank {successor} is shown from here on")
+        self._echo.follow(self._shown)
+
+    def say(self, note: str) -> None:
+        """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
+        self._echo.say(note)
+
+    async def finish(self, condition: Condition, give_up: Callable[[], bool]) -> bool:
+        """Show what is left; False if the terminal does not take it and ``give_up`` says so.
+
+        In a thread of its own, which nobody waits for: a terminal may block for ever.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def finish() -> None:
+            self._echo.finish()
+            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(condition.tell)
+
+        threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
+        await condition.until(lambda: done.is_set() or give_up())
+        return done.is_set()

@@ -1,0 +1,135 @@
+"""What is told at the end of a run: the first failure in full, the outcome in a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ncclops.decision.outcome import Ending, FirstFailure, Verdict
+from ncclops.goodput import Goodput, measure, spans
+from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record.run_directory import RunDirectory
+from ncclops.record.tail import last_lines
+
+_PROOF_CHARS = 200
+_TAIL_LINES = 25  # a traceback with its cause, on one screen
+
+
+def first_failure(
+    run: RunDirectory, in_order: Sequence[Ending], attempt: int
+) -> FirstFailure | None:
+    """The first of ``in_order`` (order of ending) that failed without being asked to stop."""
+    first = next((e for e in in_order if not e.ok and not e.asked_to_stop), None)
+    if first is None:
+        return None
+    log = run.stderr_log(first.rank)
+    tail = last_lines(log, _TAIL_LINES)
+    if not tail:
+        log = run.stdout_log(first.rank)
+        tail = last_lines(log, _TAIL_LINES)
+    return FirstFailure(
+        ending=first,
+        message=_recorded_message(run.error_file(first.rank, attempt)),
+        tail=tail,
+        log=run.shown(log),
+        host=run.node,
+    )
+
+
+def _recorded_message(error_file: Path) -> str | None:
+    """The exception in a torchelastic error file, in its first line."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        message = json.loads(error_file.read_text())["message"]
+        text = message["message"] if isinstance(message, dict) else message
+        return str(text).strip().splitlines()[0]
+    return None
+
+
+def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
+    """The class, the line that proves it, whether it may be retried, and what to do."""
+    sure = f"confidence {classification['confidence']:.2g}"
+    lines = [f"class: {classification['class']} ({sure}): {classification['summary']}"]
+    for proof in classification["evidence"][:1]:
+        path = Path(proof["file"])
+        where = f"{run.shown(path)}:{proof['line']}" if path.is_absolute() else proof["file"]
+        lines.append(f"proof: {where}: {proof['text'][:_PROOF_CHARS]}")
+    if classification["decision"] is not None:
+        lines.append(f"retry: {classification['decision']['reason']}")
+    lines += [f"remedy: {remedy}" for remedy in classification["remedy"]]
+    return lines
+
+
+def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
+    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed.
+
+    From what the output has shown while it was written, and the ranks' own records.
+    """
+    from ncclops.receipts import judge, sources
+
+    try:
+        facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
+        return judge.judge(facts).to_json()
+    except Exception:  # noqa: BLE001 - a judgement that fails must not take the verdict with it
+        return None
+
+
+def measure_goodput(run: RunDirectory) -> Goodput | None:
+    """Where the time of the run went, from its events; None if that cannot be told."""
+    try:
+        lines = run.events_path.read_text().splitlines()
+        return measure(spans(map(json.loads, lines), now=time.time()))
+    except Exception:  # noqa: BLE001 - as above
+        return None
+
+
+def _receipt(receipt: dict[str, Any]) -> str:
+    """The judgement in one line: healthy and its figures, or the first rule that is broken."""
+    if not receipt["steps"] and receipt["compile_warmup_s"] is None:
+        return f"receipt: none, the output shows no training ({receipt['verdict']})"
+    if receipt["verdict"] != "healthy":
+        broken = next((rule for rule in receipt["rules"] if not rule["ok"]), None)
+        return f"receipt: {receipt['verdict']}" + (f": {broken['note']}" if broken else "")
+    figures = [f"{receipt['steps']} steps"]
+    if receipt["compile_warmup_s"] is not None:
+        figures.append(f"warm-up {receipt['compile_warmup_s']:.2f}s")
+    if receipt["steady_rate"] is not None:
+        figures.append(f"{receipt['steady_rate']:,.0f} {receipt['rate_unit']}")
+    figures.append(f"peak {receipt['peak_memory_gib']:.2f} GiB")
+    return f"receipt: healthy ({', '.join(figures)})"
+
+
+def _is_ours_to_show(receipt: dict[str, Any], verdict: Verdict) -> bool:
+    """Of several nodes only that of rank 0 is expected to show training."""
+    if verdict.outcome not in ("completed", "no-receipt", "stopped"):
+        return False
+    shows_training = receipt["steps"] or receipt["compile_warmup_s"] is not None
+    return bool(shows_training) or any(worker.rank == 0 for worker in verdict.workers)
+
+
+def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
+    """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
+    failure = verdict.first_failure
+    why = verdict.reason if failure is None else failure.headline()
+    lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
+    if failure is not None:
+        where = "" if failure.host == run.node else f" on {failure.host}"
+        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}{where}"]
+    if verdict.classification is not None:
+        lines += _classified(verdict.classification, run)
+    if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
+        lines.append(_receipt(verdict.receipt))
+    if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
+        lines.append(told)
+    lines.append(f"verdict: {run.shown(run.verdict_path)}")
+    with suppress(OSError):  # a terminal that has gone does not change the verdict
+        sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+        sys.stderr.flush()
+        if as_json:
+            json.dump(verdict.to_json(), sys.stdout, indent=2)
+            sys.stdout.write("\n")
+            sys.stdout.flush()

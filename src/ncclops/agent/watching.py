@@ -1,0 +1,137 @@
+"""The watch over a running attempt: what workers print and record, made into events.
+
+The edges around ``ncclops.health.live``: its clock is the event loop's, what it finds goes into
+``events.jsonl``, and what a person should know at once onto the terminal as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ncclops.agent.job import Job
+from ncclops.health.live import LiveWatch, Note
+from ncclops.health.stragglers import step_time_in
+from ncclops.host import gpu_readings
+from ncclops.receipts.observation import Observation, Where, observe_record
+from ncclops.record import progress
+
+_NOWHERE = Where("receipt.jsonl", 0, "")  # only facts are quoted with their line
+
+
+class Watching:
+    """From the start of an attempt's workers, which are ``ranks``, until :meth:`close`."""
+
+    def __init__(self, job: Job, ranks: Sequence[int], say: Callable[[str], None]) -> None:
+        self._job, self._ranks, self._say = job, ranks, say
+        self._loop = asyncio.get_running_loop()
+        self._watch = LiveWatch(job.watch, self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._arm()
+
+    def on_printed(self, rank: int, seen: Sequence[Observation]) -> None:
+        """The output of ``rank`` shows something."""
+        for each in seen:
+            self._tell(self._watch.saw_line(rank, each, self._loop.time(), time.time()))
+        self._arm()
+
+    def on_record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """``rank`` has written a record into its ``receipt.jsonl``."""
+        seen = observe_record(record, _NOWHERE)
+        if seen is None:
+            return
+        iteration, at = int(record.get("iteration", 0)), float(record.get("ts", time.time()))
+        now = self._loop.time()
+        self._tell(self._watch.saw_record(rank, seen, step_time_in(record), iteration, now, at))
+        self._arm()
+
+    def flush(self) -> None:
+        """Something comes to an end: tell the last step before it."""
+        self._tell(self._watch.flush())
+
+    def steps_printed(self, rank: int) -> int:
+        """How many steps the output of ``rank`` has shown."""
+        return self._watch.steps_printed(rank)
+
+    def close(self) -> None:
+        """No window is open any more; what the last lines and records show is still told."""
+        self._closed = True
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = None if self._closed else self._watch.deadline
+        if self._timer is not None:
+            if self._timer.when() == deadline:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        # A timer may be a clock's tick early.
+        deadline = self._watch.deadline
+        if self._updates_silently():
+            self._watch.trains(self._loop.time())
+        self._tell(self._watch.check(max(self._loop.time(), deadline or 0.0)))
+        self._timer = None
+        self._arm()
+
+    def _updates_silently(self) -> bool:
+        """Whether the optimizers of a script at work are all that shows it."""
+        pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._ranks)
+        return any(page is not None and page.updates > 0 for page in pages)
+
+    def _tell(self, notes: Sequence[Note]) -> None:
+        for note in notes:
+            if note.event == "straggler":
+                self._tell_straggler(note)
+                continue
+            self._job.run.event(note.event, rank=note.rank, ts=note.at, **note.fields)
+            if "message" in note.fields:
+                self._say(f"{note.event}: {note.fields['message']}")
+
+    def _tell_straggler(self, note: Note) -> None:
+        """With what the hardware says, which a driver may take its time for, or for ever."""
+
+        def look() -> None:
+            found = self._hardware(note)
+            with suppress(RuntimeError):  # the run is over meanwhile
+                self._loop.call_soon_threadsafe(self._tell_found_straggler, note, found)
+
+        threading.Thread(target=look, name="ncclops-gpu", daemon=True).start()
+
+    def _hardware(self, note: Note) -> gpu_readings.GpuHealth | None:
+        assert note.rank is not None
+        device = self._job.device_of(note.rank)
+        health = None if device is None else gpu_readings.read_gpu(device)
+        return health if health is not None and health.available else None
+
+    def _tell_found_straggler(self, note: Note, health: gpu_readings.GpuHealth | None) -> None:
+        host, fields = socket.gethostname(), note.fields
+        complaints = [] if health is None else health.complaints()
+        self._job.run.event(
+            "straggler",
+            rank=note.rank,
+            **fields,
+            host=host,
+            gpu_readings=None if health is None else health.to_json(),
+            hardware=complaints,
+        )
+        if fields["kind"] != "chronic":
+            return  # on the record; a person has nothing to do about a single episode
+        device = "" if health is None else f", GPU {health.device}"
+        since = time.strftime("%H:%M:%S", time.localtime(fields["since"]))
+        self._say(
+            f"straggler: rank {note.rank} on {host}{device} takes"
+            f" {fields['ratio']:.2f} times the median step since step {fields['since_step']}"
+            f" ({since})"
+            + (f"; {', '.join(complaints)}" if complaints else "")
+            + f". {fields['advice']}"
+        )

@@ -1,0 +1,73 @@
+"""What the workers tell the agent, delivered in the agent's event loop as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ncclops.record.tail import FALLBACK_INTERVAL_S, GrowthWatch, LineReader
+
+Deliver = Callable[[int, dict[str, Any]], None]
+
+
+class WorkerEvents:
+    """Follows one file a rank, and calls ``deliver(rank, record)`` for each record, once."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._watch = GrowthWatch()
+        self._readers: dict[int, LineReader] = {}
+        self._closed = False
+
+    def follow(self, files: Mapping[int, Path]) -> None:
+        """Follow these too; a rank that is followed already stays as it is."""
+        for rank, path in files.items():
+            if rank not in self._readers:
+                self._readers[rank] = LineReader(path)
+                self._watch.add(path)
+
+    def open(self) -> None:
+        """Start delivering; call in the event loop."""
+        loop = asyncio.get_running_loop()
+        if self._watch.is_told:
+            loop.add_reader(self._watch.fileno(), self._on_growth)
+        else:
+            self._look_now_and_then()
+
+    def collect(self) -> None:
+        """Deliver what is there now, such as the last words of a worker that has just ended."""
+        for rank, reader in self._readers.items():
+            while lines := list(reader.read()):
+                for line in filter(None, lines):
+                    self._deliver_line(rank, line)
+
+    def close(self) -> None:
+        """Deliver what is left and stop."""
+        self.collect()
+        asyncio.get_running_loop().remove_reader(self._watch.fileno())
+        self._watch.close()
+        self._closed = True
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _on_growth(self) -> None:
+        self._watch.wait()  # returns at once, and clears what woke us
+        self.collect()
+
+    def _look_now_and_then(self) -> None:
+        # Only without inotify; see FALLBACK_INTERVAL_S.
+        if not self._closed:
+            self.collect()
+            asyncio.get_running_loop().call_later(FALLBACK_INTERVAL_S, self._look_now_and_then)
+
+    def _deliver_line(self, rank: int, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return  # not written by us: the file is in a directory that scripts may write to
+        if isinstance(record, dict):
+            self._deliver(rank, record)

@@ -1,0 +1,166 @@
+"""One worker: its identity in the environment, its process, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ncclops.agent.layout import Layout, Nodes, Target
+from ncclops.agent.store import StoreAddress
+from ncclops.record.run_directory import RunDirectory
+from ncclops.record.variables import ORDERS_FD
+
+_ROLE = "default"  # torchrun's name for the role of ordinary workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of all workers: 0 first, then one per restart of the processes."""
+
+    number: int
+    most: int
+    job_id: str
+    store: StoreAddress
+
+
+def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str]:
+    """The variables that tell a worker who it is: those of torchrun, and under the same names."""
+    rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
+    values: dict[str, object] = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": nproc,
+        "GROUP_RANK": layout.nodes.rank,
+        "GROUP_WORLD_SIZE": layout.nodes.count,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": _ROLE,
+        "MASTER_ADDR": attempt.store.host,
+        "MASTER_PORT": attempt.store.port,
+        "TORCHELASTIC_RUN_ID": attempt.job_id,
+        "TORCHELASTIC_RESTART_COUNT": attempt.number,
+        "TORCHELASTIC_MAX_RESTARTS": attempt.most,
+        # env:// then joins our store as a client, under a prefix of this attempt's own,
+        # instead of having rank 0 host one.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def identity_names() -> frozenset[str]:
+    """The names that ``identity`` gives; nobody else may set them."""
+    nowhere = Attempt(number=0, most=0, job_id="", store=StoreAddress("", 0))
+    return frozenset(identity(Layout(nodes=Nodes(), nproc=1), nowhere, 0))
+
+
+def command(target: Target) -> list[str]:
+    """The command line of a worker. ``PYTHON_EXEC`` replaces the interpreter, as under torchrun."""
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    if target.kind == "program":
+        return [python, "-m", "ncclops.worker.parent_death", target.name, *target.arguments]
+    flags = {"module": ["-m"], "function": ["-f"]}.get(target.kind, [])
+    # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
+    return [python, "-u", "-m", "ncclops.worker", *flags, target.name, *target.arguments]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended: ``code`` as the shell knows it from 0 to 255, or the signal's name."""
+
+    code: int | None
+    signal: str | None
+    status: int  # as Popen has it: the code, or the signal's number below zero
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}" if self.signal is None else self.signal
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` and so on; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Worker:
+    """A worker's process. ``exit`` is None while it runs."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
+        self.rank = rank
+        self._orders = orders
+        self.pid = process.pid
+        self.exit: Exit | None = None
+        self.started = time.monotonic()
+        self.ended: float | None = None
+        self._process = process
+        self.pidfd = os.pidfd_open(process.pid)
+
+    @classmethod
+    def spawn(
+        cls, rank: int, argv: list[str], environ: dict[str, str], run: RunDirectory
+    ) -> Worker:
+        """Start ``argv`` with its output appended to the rank's log files.
+
+        The worker writes into the files itself: no pipe can fill up, and what it wrote is kept
+        whatever happens to the agent.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with (
+            theirs,
+            run.stdout_log(rank).open("ab") as out,
+            run.stderr_log(rank).open("ab") as err,
+        ):
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environ | {ORDERS_FD: str(theirs.fileno())},
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        return cls(rank, process, ours)
+
+    def order(self, name: str, **fields: Any) -> bool:
+        """Send a command (``ncclops.worker.agent_commands``); whether the worker will get it.
+
+        False if it has ended, or has not taken the last orders either.
+        """
+        try:
+            self._orders.send(json.dumps({"order": name, **fields}).encode())
+        except OSError:
+            return False
+        return True
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send ``signum``; nothing happens if the worker has ended."""
+        if self.exit is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    def reap(self) -> Exit:
+        """Record how the worker ended; call when its pidfd says that it has."""
+        code = self._process.wait()
+        self.ended = time.monotonic()
+        if code >= 0:
+            self.exit = Exit(code, None, code)
+        else:
+            self.exit = Exit(None, signal_name(-code), code)
+        os.close(self.pidfd)
+        self._orders.close()
+        return self.exit

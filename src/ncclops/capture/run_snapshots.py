@@ -1,0 +1,183 @@
+"""Pictures of all ranks of a run, asked for from outside. For ``where``, and for the agent.
+
+A rank that answers takes its own picture. Of one that does not (its GIL is held, it is stopped, it
+has ended) there is what can be had without it; neither costs the others anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from ncclops.capture.rank_snapshot import gpu_view
+from ncclops.capture.signal_stacks import dump_stacks, read_dumper
+from ncclops.host import process_view
+from ncclops.record import incidents
+
+DEFAULT_LIMIT = timedelta(seconds=5)
+# Of the limit: how long a rank is waited for before its stacks are taken without it. A thread gets
+# its turn within milliseconds, on a machine that is drowning in work within a second or two.
+_PATIENCE = 0.5
+_DUMP_WITHIN_S = 1.0
+_PY_SPY_WITHIN_S = 20.0  # it reads the symbols of all of torch
+_AT_ONCE = 32
+
+Native = Literal["all", "silent", "none"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What became of each rank: ``answered``, ``silent`` (seen without its help), or ``missing``.
+
+    ``reasons`` says why the latter two did not answer.
+    """
+
+    directory: Path
+    answered: tuple[int, ...]
+    silent: tuple[int, ...]
+    missing: tuple[int, ...]
+    reasons: Mapping[int, str]
+
+
+def collect_run(
+    run: Path,
+    ranks: Iterable[int],
+    out: Path,
+    limit: timedelta = DEFAULT_LIMIT,
+    *,
+    native: Native = "none",
+) -> Collected:
+    """Take pictures of ``ranks`` (initial) of the run in ``run`` into ``out``/rank<r>/.
+
+    Only processes of this machine can be asked; for others the reason says so. ``native`` stacks
+    are read by py-spy, if it is installed, which halts the process for a second or so: of all
+    ranks, of those that are silent anyway, or of none. Blocks for ``limit`` at most, up to 20 s
+    longer where py-spy is at work. Any thread may call it.
+    Raises ``OSError`` when ``out`` cannot be written.
+    """
+    wanted = list(ranks)
+    out.mkdir(parents=True, exist_ok=True)
+    limit_s = limit.total_seconds()
+
+    def one(rank: int) -> str | None:
+        return _collect(run, rank, out, limit_s, native)
+
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(wanted) or 1)) as pool:
+        why = dict(zip(wanted, pool.map(one, wanted), strict=True))
+    reasons = {rank: reason for rank, reason in why.items() if reason is not None}
+    seen = {rank for rank in reasons if (incidents.rank_dir(out, rank) / incidents.STACKS).exists()}
+    return Collected(
+        directory=out,
+        answered=tuple(rank for rank in wanted if rank not in reasons),
+        silent=tuple(rank for rank in reasons if rank in seen),
+        missing=tuple(rank for rank in reasons if rank not in seen),
+        reasons=reasons,
+    )
+
+
+def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
+    """One rank's picture; why it did not answer, None if it did."""
+    directory = incidents.rank_dir(out, rank)
+    contact = incidents.read_json(incidents.witness_path(run, rank))
+    reason = _unreachable(contact)
+    if reason is not None:
+        incidents.add_missing(directory, reason, list(incidents.PICTURE))
+        return reason
+    view = _seen_from_outside(contact)
+    incidents.write_json(directory / incidents.PROCESS, view)
+    reason = _ask(contact, directory, limit_s * _PATIENCE)
+    if reason is not None:
+        _do_without(contact, view, directory, reason)
+    if native == "all" or (native == "silent" and reason is not None):
+        _add_native_stacks(contact["pid"], directory, needed=native == "all")
+    return reason
+
+
+def _unreachable(contact: dict[str, Any]) -> str | None:
+    if not contact:
+        return "it has not come far enough to be asked, or does not run Python under ncclops"
+    if contact["host"] != socket.gethostname():
+        return f"it runs on {contact['host']}: ask there"
+    if not process_view.is_same_process(contact["pid"], contact["started_ticks"]):
+        return f"its process ({contact['pid']}) has ended"
+    return None
+
+
+def _seen_from_outside(contact: dict[str, Any]) -> dict[str, Any]:
+    stamp = {name: contact[name] for name in ("rank", "host", "pid")}
+    stamp |= {"taken_at": time.time(), "source": "outside"}
+    return stamp | (process_view.view(contact["pid"]) or {"state": None, "state_name": "gone"})
+
+
+def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | None:
+    """Have the witness write its picture; why not, if it did not."""
+    request = json.dumps({"directory": str(directory.resolve())}).encode() + b"\n"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(patience_s)
+            connection.connect("\0" + contact["address"])
+            connection.sendall(request)
+            with connection.makefile("rb") as stream:
+                line = stream.readline(64 << 10)
+        answer = json.loads(line) if line else {"ok": False, "reason": "refused (another user?)"}
+    except TimeoutError:
+        why = "the GIL is held, it is stopped, or it is ending"
+        return f"no Python thread of it ran for {patience_s:g} s: {why}"
+    except (OSError, ValueError) as error:
+        return f"it cannot be asked from here ({error})"
+    return None if answer["ok"] else f"it failed to take its picture: {answer['reason']}"
+
+
+def _do_without(
+    contact: dict[str, Any], view: dict[str, Any], directory: Path, reason: str
+) -> None:
+    stopped = view["state"] in ("T", "t")  # it would take the signal only when it goes on
+    text = None if stopped else dump_stacks(read_dumper(contact), _DUMP_WITHIN_S)
+    if text is not None:
+        head = f"# rank {contact['rank']} on {contact['host']}, pid {contact['pid']}, by signal\n"
+        incidents.write(directory / incidents.STACKS, (head + text).encode())
+    stamp = {name: view[name] for name in ("rank", "host", "pid", "taken_at")}
+    gpu = stamp | {"source": "nvml"} | gpu_view(contact.get("device", {}))
+    incidents.write_json(directory / incidents.GPU, gpu)
+    have = {path.name for path in directory.iterdir()}
+    incidents.add_missing(directory, reason, sorted(set(incidents.PICTURE) - have))
+
+
+def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
+    """py-spy's view with native frames. It halts the process while it looks."""
+    py_spy = shutil.which("py-spy", path=_path_with_our_own())
+    if py_spy is None:
+        if needed:
+            incidents.add_missing(directory, "py-spy is not installed", [incidents.NATIVE])
+        return
+    try:
+        done = subprocess.run(
+            [py_spy, "dump", "--native", "--pid", str(pid)],
+            capture_output=True,
+            timeout=_PY_SPY_WITHIN_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        incidents.add_missing(directory, f"py-spy failed: {error}", [incidents.NATIVE])
+        return
+    if done.returncode == 0 and done.stdout:
+        incidents.write(directory / incidents.NATIVE, done.stdout)
+    else:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
+        incidents.add_missing(directory, f"py-spy failed: {said[0]}", [incidents.NATIVE])
+
+
+def _path_with_our_own() -> str:
+    """Where commands are, and those installed beside this Python, activated or not."""
+    import sys
+
+    return os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])

@@ -1,0 +1,1 @@
+"""Several nodes as one job: rendezvous, the agents' shared log, who is lost, what must be alike."""

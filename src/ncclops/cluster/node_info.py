@@ -1,0 +1,23 @@
+"""What a node brings to a job of several nodes."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from ncclops.cluster.fingerprint import Fingerprint
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeInfo:
+    """What a job of several nodes brings: where to meet, and what this node is like.
+
+    ``listener`` is the socket of the job's store, where this node hosts it.
+    """
+
+    rendezvous: RendezvousConfig
+    name: str
+    print: Fingerprint
+    allowed: tuple[str, ...]
+    listener: socket.socket | None

@@ -1,0 +1,95 @@
+"""The agent's end of its member process: orders out, messages in, in the agent's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ncclops.cluster.rendezvous_process import Config
+from ncclops.cluster.shared_log import Record
+
+Message = dict[str, Any]
+# A member that was told to leave has at most a rendezvous to close.
+_LEAVES_WITHIN_S = 5.0
+
+
+class Peers:
+    """A running member. ``deliver`` gets its messages (see ``member``), and a last one, ``ended``,
+    when the process has ended without having been told to leave."""
+
+    def __init__(self, config: Config, log: Path, deliver: Callable[[Message], None]) -> None:
+        self._deliver = deliver
+        self._rest = b""
+        self._leaving = False
+        self._socket, theirs = socket.socketpair()
+        environ = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # a wait that ends is no news
+        with theirs, log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",  # what lies in the current directory is none of its business
+                    "-m",
+                    "ncclops.cluster.rendezvous_process",
+                    str(theirs.fileno()),
+                    config.to_json(),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
+
+    def meet(self, attempt: int, facts: Record) -> None:
+        """Take part in the next round, with these facts about our node."""
+        self._order(op="meet", attempt=attempt, facts=facts)
+
+    def post(self, kind: str, **fields: Any) -> None:
+        """Put a record into the log of the round."""
+        self._order(op="post", record={"kind": kind, **fields})
+
+    async def leave(self, *, over: bool) -> None:
+        """End the member in good order; with ``over`` nobody may join the job any more."""
+        self._leaving = True
+        self._order(op="leave", over=over)
+        await asyncio.to_thread(self._wait_for_end)
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _wait_for_end(self) -> None:
+        try:
+            self.process.wait(_LEAVES_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _order(self, **order: Any) -> None:
+        # The member has a thread that does nothing but read: this does not block.
+        with suppress(OSError):
+            self._socket.sendall(json.dumps(order).encode() + b"\n")
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            if not self._leaving:
+                self._deliver({"is": "ended"})
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._deliver(json.loads(line))

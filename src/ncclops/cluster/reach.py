@@ -1,0 +1,60 @@
+"""Waits until the job's store can be reached, and says so while it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError
+from ncclops.host import interfaces
+
+# Nobody tells when a host far away begins to listen, so this is how often we ask.
+_RETRY = timedelta(seconds=1)
+_ANSWERS_WITHIN_S = 5.0
+_SAY_EVERY_S = 30.0
+
+
+async def wait_for_store(
+    rendezvous: RendezvousConfig,
+    *,
+    pause: Callable[[timedelta], Awaitable[bool]],
+    say: Callable[[str], None],
+) -> None:
+    """Return when ``rendezvous``'s store accepts connections.
+
+    ``pause`` waits for a moment; True when we are to give up. Raises ``NcclopsError`` then, and
+    after the time that the nodes have to come.
+    """
+    began = time.monotonic()
+    deadline, say_at = began + rendezvous.pace.join.total_seconds(), began + 2.0
+    while not await _answers(rendezvous.host, rendezvous.port):
+        if time.monotonic() > deadline:
+            if not interfaces.resolve(rendezvous.host):
+                raise NcclopsError(
+                    f"this host knows no address of {rendezvous.host}, where the nodes are to meet:"
+                    " name one that it can reach, or its address"
+                )
+            raise NcclopsError(
+                f"no store answered at {rendezvous.address} within"
+                f" {format_duration(rendezvous.pace.join)}: is node 0 (or `ncclops store serve`)"
+                " running there, and may this host reach that port?"
+            )
+        if time.monotonic() > say_at:
+            say_at = time.monotonic() + _SAY_EVERY_S
+            say(f"waiting for the store at {rendezvous.address}")
+        if await pause(_RETRY):
+            raise NcclopsError(f"stopped while waiting for the store at {rendezvous.address}")
+
+
+async def _answers(host: str, port: int) -> bool:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_ANSWERS_WITHIN_S):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return True
+    return False

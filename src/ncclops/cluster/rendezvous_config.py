@@ -1,0 +1,183 @@
+"""How the nodes of a job are to find each other: torchrun's options, parsed once into values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from ncclops.errors import UsageError
+
+Backend = Literal["static", "c10d"]
+
+# torchrun's defaults, which other nodes need to know beforehand.
+STATIC_PORT = 29500
+C10D_PORT = 29400
+# torch.distributed.elastic's defaults.
+_JOIN, _LAST_CALL, _BEAT, _MISSED_BEATS = 600, 30, 5, 3
+
+_TIMES = {
+    "join_timeout": _JOIN,
+    "timeout": _JOIN,  # the static backend's name for it
+    "last_call_timeout": _LAST_CALL,
+    "keep_alive_interval": _BEAT,
+    "keep_alive_max_attempt": _MISSED_BEATS,
+    "close_timeout": 30,
+    "heartbeat_timeout": 5,
+    "read_timeout": 60,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """``--rdzv-conf``, as values.
+
+    ``join``: by when all nodes are to be there. ``last_call``: how much longer spares may come
+    once there are enough. A node that nothing is heard of for ``lost_after`` is lost.
+    ``hosts_store`` is what the operator says of this node, None where it is found out.
+    """
+
+    join: timedelta = timedelta(seconds=_JOIN)
+    last_call: timedelta = timedelta(seconds=_LAST_CALL)
+    beat: timedelta = timedelta(seconds=_BEAT)
+    missed_beats: int = _MISSED_BEATS
+    hosts_store: bool | None = None
+
+    @property
+    def lost_after(self) -> timedelta:
+        return self.beat * self.missed_beats
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousConfig:
+    """Where and how many: ``active`` nodes train, up to ``most`` take part, the rest in reserve.
+
+    ``host`` and ``port`` are the job's store, ``rank`` this node's place (None: the rendezvous
+    gives it). ``external`` says that no node of the job hosts the store. ``expected`` are the
+    nodes' names, in the order of their ranks, where a scheduler has told.
+    """
+
+    backend: Backend
+    active: int
+    most: int
+    host: str
+    port: int
+    job_id: str
+    rank: int | None = None
+    external: bool = False
+    local_addr: str | None = None
+    expected: tuple[str, ...] = ()
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """Nodes that train, and nodes in all, of ``N`` or ``N:M``. Raises ``UsageError``."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"--nnodes {text}: give the number of nodes, as in --nnodes 4")
+    active, most = int(match[1]), int(match[2] or match[1])
+    if most < active:
+        raise UsageError(
+            f"--nnodes {text}: the second number counts the spares too, as in 4:5 for one spare"
+        )
+    return active, most
+
+
+def parse_pace(text: str | None) -> Pace:
+    """``--rdzv-conf``: ``key=value`` pairs separated by commas, times in seconds."""
+    given: dict[str, int] = {}
+    hosts: bool | None = None
+    for pair in filter(None, (part.strip() for part in (text or "").split(","))):
+        key, _, value = (part.strip() for part in pair.partition("="))
+        if key == "is_host" and value.lower() in ("true", "false", "1", "0"):
+            hosts = value.lower() in ("true", "1")
+        elif key in _TIMES and value.isdecimal() and int(value) > 0:
+            given[key] = int(value)
+        else:
+            known = ", ".join(("is_host", *_TIMES))
+            raise UsageError(f"--rdzv-conf {pair}: expected key=seconds with one of {known}")
+    seconds = _TIMES | given
+    join = given.get("join_timeout", seconds["timeout"])
+    return Pace(
+        join=timedelta(seconds=join),
+        last_call=timedelta(seconds=seconds["last_call_timeout"]),
+        beat=timedelta(seconds=seconds["keep_alive_interval"]),
+        missed_beats=seconds["keep_alive_max_attempt"],
+        hosts_store=hosts,
+    )
+
+
+def parse_meeting(
+    *,
+    nnodes: str | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    rdzv_backend: str | None,
+    rdzv_endpoint: str | None,
+    rdzv_id: str | None,
+    rdzv_conf: str | None = None,
+    local_addr: str | None = None,
+    store: str | None = None,
+    expected: tuple[str, ...] = (),
+) -> RendezvousConfig | None:
+    """The rendezvous of a job of several nodes; None for one node.
+
+    ``store`` is ``NCCLOPS_STORE``, a store that no node hosts. Raises ``UsageError`` where the
+    options do not fit together.
+    """
+    active, most = parse_nnodes(nnodes or "1")
+    pace = parse_pace(rdzv_conf)
+    if most == 1:
+        return None
+    backend = _backend(rdzv_backend, rdzv_endpoint, node_rank)
+    host, port = _endpoint(rdzv_endpoint, C10D_PORT if backend == "c10d" else STATIC_PORT)
+    if backend == "static":
+        host, port = master_addr or host, master_port or port
+    if store:
+        host, port = _endpoint(store, C10D_PORT)
+    if not host:
+        option = "--rdzv-endpoint" if backend == "c10d" else "--master-addr"
+        raise UsageError(f"--nnodes {nnodes} needs {option}: the address of node 0, or of a store")
+    if backend == "c10d":
+        rank = None
+    else:
+        rank = node_rank or 0
+        if rank >= most:
+            raise UsageError(f"--node-rank {rank}: with --nnodes {nnodes} it is 0 to {most - 1}")
+    return RendezvousConfig(
+        backend=backend,
+        active=active,
+        most=most,
+        host=host,
+        port=port,
+        job_id=rdzv_id or "none",  # all nodes must say the same, so this is torchrun's default
+        rank=rank,
+        external=bool(store),
+        local_addr=local_addr,
+        expected=expected,
+        pace=pace,
+    )
+
+
+def _backend(named: str | None, endpoint: str | None, node_rank: int | None) -> Backend:
+    """The backend that is named, or the one that the other options ask for."""
+    if named in ("static", "c10d"):
+        return "c10d" if named == "c10d" else "static"
+    if named:
+        raise UsageError(f"--rdzv-backend {named}: c10d and static are supported")
+    return "c10d" if endpoint and node_rank is None else "static"
+
+
+def _endpoint(text: str | None, default_port: int) -> tuple[str, int]:
+    """Host and port of ``host``, ``host:port`` or ``[v6]:port``; an empty host without ``text``."""
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:]*)(?::(\d+))?", text or "")
+    if match is None or int(match[2] or 1) not in range(1, 65536):
+        raise UsageError(f"{text}: expected the address of a store as HOST:PORT")
+    return match[1].strip("[]"), int(match[2] or default_port)

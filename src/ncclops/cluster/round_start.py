@@ -1,0 +1,100 @@
+"""What node 0 makes of everybody's facts, and what each node makes of the start. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ncclops.agent.store import StoreAddress
+from ncclops.cluster import fingerprint
+from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.cluster.shared_log import Record
+from ncclops.record.variables import ACTIVE_RANKS
+
+
+def compare_hosts(gathered: Sequence[Record], node_info: NodeInfo) -> fingerprint.Comparison:
+    """What differs between the nodes whose facts these are."""
+    prints = [
+        fingerprint.Fingerprint(
+            **facts["print"] | {"clock_offset_s": facts.get("clock_offset_s", 0.0)}
+        )
+        for facts in gathered
+    ]
+    return fingerprint.compare(
+        prints, allowed=node_info.allowed, lost_after=node_info.rendezvous.pace.lost_after
+    )
+
+
+def start_record(
+    gathered: Sequence[Record], job_id: str, address: StoreAddress, *, external: bool
+) -> dict[str, Any]:
+    """The fields of the ``start`` record. ``address`` is the workers' store; ``external``: no node
+    of the job hosts it."""
+    return {
+        "names": [facts["name"] for facts in gathered],
+        "addresses": [facts["address"] for facts in gathered],
+        # Those who came later count with those who were there.
+        "attempt": max(facts["attempt"] for facts in gathered),
+        "history": max((facts["history"] for facts in gathered), key=len),
+        "store": [address.host, address.port],
+        "external": external,
+        "prefix": f"ncclops/{job_id}/{secrets.token_hex(4)}",
+    }
+
+
+def workers_environ(
+    start: Record, rendezvous: RendezvousConfig, *, in_process: bool, nproc: int
+) -> Mapping[str, str]:
+    """What workers have to know beyond their identity: the restart core's store, and spares."""
+    if not in_process:
+        return {}
+    told = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
+    if start["external"]:
+        told["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
+    if rendezvous.local_addr:
+        told["NCCLOPS_RESTART_HOST"] = rendezvous.local_addr
+    if len(start["names"]) > rendezvous.active:
+        told[ACTIVE_RANKS] = str(rendezvous.active * nproc)
+    return told
+
+
+def nodes_of(start: Record, active: int) -> list[dict[str, Any]]:
+    """The nodes by rank, for the record of the run."""
+    pairs = zip(start["names"], start["addresses"], strict=True)
+    return [
+        {"rank": rank, "name": name, "address": address, "spare": rank >= active}
+        for rank, (name, address) in enumerate(pairs)
+    ]
+
+
+def introduction(start: Record, rank: int, active: int) -> str:
+    """Who takes part, in a line."""
+    names = start["names"]
+    spare = f", in reserve: {' '.join(names[active:])}" if names[active:] else ""
+    return f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}"
+
+
+def roll_call(rendezvous: RendezvousConfig, here: Sequence[str], begun: bool) -> str:
+    """Who is there and who is not, where ranks are not given yet.
+
+    ``begun``: a round is under way without us.
+    """
+    present = f"{len(here)}/{rendezvous.active} nodes: {' '.join(here)}"
+    if begun:
+        return f"{present}; they have begun, and this node waits to be needed"
+    if len(here) >= rendezvous.active:
+        return f"{present}; last call for spares"
+    missing = [name for name in rendezvous.expected if name not in here]
+    return f"{present}; waiting for {' '.join(missing) or rendezvous.active - len(here)}"
+
+
+def ranked_roll_call(
+    rendezvous: RendezvousConfig, here: Sequence[str], missing: Sequence[int]
+) -> str:
+    """The same, where everybody knows its rank."""
+    expected = rendezvous.expected
+    rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
+    size = len(here) + len(missing)
+    return f"{len(here)}/{size} nodes: {' '.join(here)}; waiting for {rest}"

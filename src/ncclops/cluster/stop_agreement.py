@@ -1,0 +1,50 @@
+"""A stop at one step for the ranks of all nodes, as one node's agent sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ncclops.agent.stop_agreement import SIGNAL
+from ncclops.cluster.round_state import RoundState
+
+
+class SharedStop:
+    """What this agent says and hears on the way to a point. ``cluster.stop_vote`` has the protocol.
+
+    ``post`` puts a record into the agents' log; ``is_cut_off`` tells that the log is out of reach.
+    """
+
+    def __init__(
+        self, round_state: RoundState, post: Callable[..., None], is_cut_off: Callable[[], bool]
+    ) -> None:
+        self._round_state, self._post, self._is_cut_off = round_state, post, is_cut_off
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody, anywhere, has asked for the stop."""
+        return self._round_state.stop is not None
+
+    @property
+    def by_signals(self) -> bool:
+        """Whether the ranks cannot be stopped at one point, as far as is known now."""
+        point, failed = self._round_state.stop_point, self._round_state.failed is not None
+        return failed or self._is_cut_off() or (point is not None and point["way"] == SIGNAL)
+
+    @property
+    def point(self) -> dict[str, Any] | None:
+        """The latest proposal: ``round``, and the ``point`` in ticks of the clock ``way``."""
+        return self._round_state.stop_point
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks end at :attr:`point`."""
+        return self._round_state.stop_go
+
+    def offer(self, way: str, at: int) -> None:
+        """This node's ranks can be stopped in this way, and have come as far as ``at``."""
+        self._post("stop-way", way=way, at=at)
+
+    def vote(self, number: int, at: int) -> None:
+        """They had come as far as ``at`` after proposal ``number`` was put to them."""
+        self._post("stop-vote", round=number, at=at)

@@ -1,0 +1,152 @@
+"""How a run ended, from how its workers ended: pure functions over plain values."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.goodput import Goodput
+
+Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
+
+# 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
+SIGNAL_EXIT_BASE = 128
+
+_SIGNAL_HINTS = {
+    "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "a native library gave up, often the NCCL watchdog: look for it in the log",
+    "SIGBUS": "often a full /dev/shm",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """One wish to stop. ``grace`` is how long the workers have to come to an end together.
+
+    ``signum`` is the signal that it came as; None where `ncclops stop` or another command asks.
+    """
+
+    reason: str
+    grace: timedelta
+    signum: signal.Signals | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How one worker ended in the last attempt. Both codes are None if it did not end at all."""
+
+    rank: int
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    seconds: float | None
+    asked_to_stop: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def how(self) -> str:
+        """In words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
+        if self.signal:
+            return f"was killed by {self.signal}"
+        return "did not end" if self.exit_code is None else f"exited with code {self.exit_code}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFailure:
+    """The worker that failed first, and what it left to read. ``log`` is a file of ``host``."""
+
+    ending: Ending
+    message: str | None
+    tail: Sequence[str]
+    log: str
+    host: str
+
+    def headline(self) -> str:
+        """Which rank, how and why, in one line."""
+        ending = self.ending
+        headline = f"rank {ending.rank} {ending.how()}"
+        if ending.seconds is not None:
+            headline += f" after {ending.seconds:.1f}s"
+        if self.message:
+            headline += f": {self.message}"
+        elif hint := _SIGNAL_HINTS.get(ending.signal or ""):
+            headline += f" ({hint})"
+        return headline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What ``verdict.json`` says."""
+
+    run_id: str
+    outcome: Outcome
+    exit_code: int
+    reason: str
+    attempts: int
+    seconds: float
+    first_failure: FirstFailure | None
+    workers: Sequence[Ending]
+    classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
+    receipt: dict[str, Any] | None = None  # ncclops.receipt/1
+    goodput: Goodput | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        failure = document.pop("first_failure")
+        if failure is not None:
+            failure |= failure.pop("ending")
+        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
+        return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
+
+
+def judge(
+    endings: Sequence[Ending],
+    *,
+    stopped_by: StopRequest | None,
+    launcher_lost: bool,
+    losses_allowed: bool = False,
+    cannot_start: NcclopsError | None = None,
+    hung: str | None = None,
+) -> tuple[Outcome, int, str]:
+    """Outcome, exit code and reason for a run whose workers ended as ``endings``.
+
+    With ``losses_allowed`` (in-process restart) the job has ended well if any worker has: it
+    ends well only together with all that were left.
+    """
+    if launcher_lost:
+        return "failed", 1, "the launcher was killed, and the agent stopped the workers"
+    if stopped_by is not None:
+        return _judge_stop(endings, stopped_by)
+    if cannot_start is not None:
+        outcome: Outcome = "stopped" if isinstance(cannot_start, NotNeeded) else "failed"
+        return outcome, cannot_start.exit_code, str(cannot_start)
+    if hung is not None:
+        return "failed", 1, hung
+    bad = [ending for ending in endings if not ending.ok]
+    # One that ended well because we asked it to stop has not finished the job.
+    well = sum(ending.ok and not ending.asked_to_stop for ending in endings)
+    if bad and not (losses_allowed and well):
+        first = next((ending for ending in bad if not ending.asked_to_stop), bad[0])
+        return "failed", 1, f"rank {first.rank} {first.how()}"
+    lost = "".join(f"; rank {ending.rank} {ending.how()}, the others went on" for ending in bad)
+    return "completed", 0, f"{well} worker{'s' * (well != 1)} exited 0{lost}"
+
+
+def _judge_stop(endings: Sequence[Ending], by: StopRequest) -> tuple[Outcome, int, str]:
+    forced = [ending for ending in endings if not ending.ok]
+    how = f"; {_ranks(forced)} did not come to an end in good order" if forced else ""
+    if by.signum is not None:
+        return "interrupted", SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
+    return "stopped", 1 if forced else 0, f"stopped: {by.reason}{how}"
+
+
+def _ranks(endings: Sequence[Ending]) -> str:
+    numbers = ", ".join(str(ending.rank) for ending in endings)
+    return f"rank{'s' * (len(endings) != 1)} {numbers}"

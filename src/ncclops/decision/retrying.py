@@ -1,0 +1,120 @@
+"""Whether a failed attempt is followed by another: the policy's word, and the operator's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ncclops.classify.model import Verdict
+from ncclops.classify.policy import Attempt, Decision, Lane, RetryRules, StartRow, decide
+from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT, RESPAWNED_FOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPlan:
+    """What a job allows: the policy's table, and restarts that the operator granted."""
+
+    lane: Lane
+    rules: RetryRules
+    granted: int  # --max-restarts: whatever failed
+    allowed: bool = True  # False with --restart none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Escalated:
+    """What the workers have said when restarts in place could not help: ``to`` is ``respawn`` or
+    ``stop``, ``failure`` what new processes are to know of the reason.
+    """
+
+    to: str
+    reason: str
+    failure: str | None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Escalated:
+        failure = record.get("failure")
+        return cls(
+            to=str(record.get("to")),
+            reason=str(record.get("reason")),
+            failure=None if failure is None else str(failure),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextAttempt:
+    """Start again after ``cooldown``, with ``environ`` on top of the plan's variables."""
+
+    reason: str
+    cooldown: timedelta
+    environ: dict[str, str]
+
+
+def next_attempt(
+    plan: RetryPlan,
+    verdict: Verdict,
+    *,
+    history: Sequence[Attempt],
+    granted_used: int,
+    progressed: bool,
+    random: Callable[[], float],
+    escalated: Escalated | None = None,
+    replaces: bool = False,
+) -> tuple[Decision, NextAttempt | None]:
+    """The policy's decision, and the attempt that follows, if one does.
+
+    ``history`` is the job's; ``granted_used`` counts the attempts that this agent has made
+    after its first, since ``--max-restarts`` is an order to one agent.
+
+    A restart that the operator granted (``--max-restarts``) is taken where the policy would
+    stop: it is an order, and not evidence that the failure may be retried. It starts as the
+    job's lane starts a retry. So does one for which the workers themselves have ``escalated``,
+    within the policy's limits for any retry. With ``replaces``, the node to be replaced is gone,
+    and another one can take its place.
+    """
+    decision = decide(
+        verdict,
+        lane=plan.lane,
+        history=history,
+        progressed=progressed,
+        random=random,
+        rules=plan.rules,
+    )
+    if not plan.allowed:
+        return decision, None
+    told = {RESPAWNED_FOR: escalated.failure} if escalated and escalated.failure else {}
+    if decision.action == "retry" or (decision.action == "replace-node" and replaces):
+        return decision, _following(decision, told)
+    if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
+        environ = start_environ(plan.rules.rows[plan.lane]) | told
+        return decision, NextAttempt(
+            reason=f"new processes: {escalated.reason}", cooldown=timedelta(0), environ=environ
+        )
+    if granted_used < plan.granted:
+        left = plan.granted - granted_used
+        reason = f"--max-restarts allows {left} more, although {decision.reason}"
+        environ = start_environ(plan.rules.rows[plan.lane]) | told
+        return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
+    return decision, None
+
+
+def _may_respawn(
+    rules: RetryRules, escalated: Escalated, history: Sequence[Attempt], progressed: bool
+) -> bool:
+    """New processes after an escalation: once, and again if the last ones got further."""
+    if escalated.to != "respawn" or len(history) + 1 >= rules.max_attempts:
+        return False
+    return progressed or not history
+
+
+def _following(decision: Decision, told: Mapping[str, str]) -> NextAttempt:
+    environ = {} if decision.start is None else start_environ(decision.start)
+    return NextAttempt(
+        reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **told}
+    )
+
+
+def start_environ(start: StartRow) -> dict[str, str]:
+    """How a row of the matrix is told to the workers."""
+    return {NCCL_INIT: start.init, BOOTSTRAP_BARRIER: start.barrier}

@@ -1,0 +1,79 @@
+"""What failed, by the output of a rank up to an incident: the classifier on the logs' ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ncclops.record import incidents
+
+# Of each log; a failure is at its end.
+_WINDOW_BYTES = 1 << 20
+# What a rank writes while it fails is under way when its picture is taken.
+_AFTERWARDS_BYTES = 16 << 10
+_SHOWN_LINES = 5
+_LOGS = ("stderr.log", "stdout.log")
+
+
+def classify_rank(
+    run: Path, incident: Path, rank: int, *, said: str | None, status: int | None
+) -> dict[str, Any] | None:
+    """The classifier's verdict with its evidence lines; None where nothing is known of it.
+
+    ``said`` is the exception that the rank reported, ``status`` its exit status (a signal below
+    zero) if it has ended. Logs are read from where they stood at the incident before this one.
+    """
+    from ncclops.classify import Scanner
+
+    scanner = Scanner()
+    skipped: dict[str, int] = {}
+    for path, start, end in _windows(run, incident, rank, ended=status is not None):
+        data, lines_before = _read(path, start, end)
+        skipped[str(path)] = lines_before
+        scanner.feed(rank, str(path), data)
+    if said:
+        scanner.feed(rank, "exception", said.encode() + b"\n")
+    if status is not None:
+        scanner.feed(rank, "exit status", f"exitcode  : {status} (rank {rank})\n".encode())
+    report = scanner.verdict()
+    if report.verdict.class_ in ("unknown", "healthy"):
+        return None
+    lines = [
+        dataclasses.replace(line, line=line.line + skipped.get(line.file, 0))
+        for line in report.evidence[:_SHOWN_LINES]
+    ]
+    return report.verdict.as_json() | {"evidence": [line.as_json() for line in lines]}
+
+
+def _windows(
+    run: Path, incident: Path, rank: int, *, ended: bool
+) -> Iterable[tuple[Path, int, int | None]]:
+    at_incident = incidents.read_json(incidents.rank_dir(incident, rank) / incidents.LOGS)
+    before = incidents.read_json(_previous(incident, rank) / incidents.LOGS)
+    for name in _LOGS:
+        path = run / "ranks" / str(rank) / name
+        if path.exists():
+            end = at_incident.get(name)
+            yield path, before.get(name, 0), None if ended or end is None else end
+
+
+def _previous(incident: Path, rank: int) -> Path:
+    number = int(incident.name)
+    earlier = [each for each in incidents.numbers(incident.parent) if each < number]
+    return incidents.rank_dir(incident.parent / str(max(earlier, default=-1)), rank)
+
+
+def _read(path: Path, start: int, end: int | None) -> tuple[bytes, int]:
+    """The end of what ``path`` has between two offsets, and how many lines are before that."""
+    size = path.stat().st_size
+    stop = size if end is None else min(size, end + _AFTERWARDS_BYTES)
+    begin = max(start, stop - _WINDOW_BYTES, 0)
+    with path.open("rb") as file:
+        lines_before = 0
+        left = begin
+        while left > 0 and (chunk := file.read(min(left, 1 << 20))):
+            lines_before += chunk.count(b"\n")
+            left -= len(chunk)
+        return file.read(max(0, stop - begin)), lines_before

@@ -1,0 +1,191 @@
+"""Where a rank is, in words of the user's own code; and ranks that are at the same place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclops.capture.python_stacks import Frame, main_stack, parse
+from ncclops.record import incidents
+
+# Code that is not the user's, on whatever machine the stack was taken.
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib/python3[.\d]*/(?!site-|dist-)|^<frozen |^<string>|^<torch|"
+    r"/ncclops/(agent|capture|classify|cli|cluster|control|env|flight|health|launch|receipts|record|restart|worker)/|"
+    r"/ncclops/(__main__|receipt)\.py$|/torch/_\w+/eval_frame"
+)
+# Not even an installed package of the user's own.
+_CORE = re.compile(
+    _LIBRARY.pattern.replace("/(site|dist)-packages/", "/(site|dist)-packages/torch/")
+)
+TRACEBACK_LINE = re.compile(
+    r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)', re.MULTILINE
+)
+_DISTRIBUTED = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
+_ENTRY = re.compile(r"/ncclops/(worker/script|restart/wrap)\.py$")
+_OUR_LOOP = re.compile(r"/ncclops/restart/loop\.py$")
+# What the loop's own waits say about a rank that is no longer in the script.
+_WAITS = {
+    "_await_abort": "out of the script, by an exception",
+    "_await_outcome": "done with the script, waiting for the others",
+}
+_SHOWN_FRAMES = 12
+
+
+@dataclass(frozen=True)
+class RankView:
+    """What a rank's picture says in short.
+
+    ``frame`` is the innermost one of the user's code in the main thread (else of any), ``doing``
+    the collective of torch.distributed that it is in or why it is not in the script, ``last`` the
+    operation it entered last (a group's ``last_op``, with the group's ``name`` and ``desc``),
+    ``reason`` why the rank did not answer.
+    """
+
+    rank: int
+    host: str | None
+    pid: int | None
+    state: str | None
+    frames: tuple[Frame, ...]
+    frame: Frame | None
+    doing: str | None
+    last: dict[str, Any] | None
+    reason: str | None
+
+    @property
+    def place(self) -> str:
+        """One line: where it is."""
+        if self.frame is not None:
+            within = f", in {self.doing}" if self.doing else ""
+            return f"{self.frame}{within}"
+        if self.doing is not None:
+            return self.doing
+        return f"unknown: {self.reason or 'no stack'}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks at the same place."""
+
+    ranks: tuple[int, ...]
+    place: str
+    doing: str | None
+    frame: Frame | None
+    frames: tuple[Frame, ...]  # of the first rank: the main thread's, the innermost first
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ranks": list(self.ranks),
+            "place": self.place,
+            "doing": self.doing,
+            "frame": None if self.frame is None else vars(self.frame),
+            "frames": [vars(frame) for frame in self.frames[:_SHOWN_FRAMES]],
+        }
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether ``frame`` is in code of the user's own."""
+    return not _LIBRARY.search(frame.file)
+
+
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's code; None where the stack is all libraries'.
+
+    ``frames`` have the innermost first. A training script may be an installed package itself.
+    """
+    found = next(filter(is_users, frames), None)
+    return found or next((each for each in frames if not _CORE.search(each.file)), None)
+
+
+def read_rank(pictures: Path, rank: int) -> RankView:
+    """The picture of ``rank`` below ``pictures``, in short; whatever is missing is None."""
+    directory = incidents.rank_dir(pictures, rank)
+    process = incidents.read_json(directory / incidents.PROCESS)
+    missing = incidents.read_json(directory / incidents.MISSING)
+    frames = _main_frames(directory / incidents.STACKS)
+    return RankView(
+        rank=rank,
+        host=process.get("host"),
+        pid=process.get("pid"),
+        state=process.get("state_name"),
+        frames=frames,
+        frame=user_frame(frames),
+        doing=_doing(frames),
+        last=_last_operation(incidents.read_list(directory / incidents.GROUPS)),
+        reason=missing.get("reason"),
+    )
+
+
+def _main_frames(path: Path) -> tuple[Frame, ...]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ()
+    stack = main_stack(parse(text))
+    return _inside_script(stack.frames) if stack is not None else ()
+
+
+def _inside_script(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Without what the worker entry and the restart core have put below the script."""
+    entry = next((i for i, frame in enumerate(frames) if _ENTRY.search(frame.file)), None)
+    return frames[:entry] if entry else frames
+
+
+def _doing(frames: Sequence[Frame]) -> str | None:
+    for frame in frames:
+        if _DISTRIBUTED.search(frame.file):
+            return frame.function.rpartition(".")[2]
+        if is_users(frame):
+            return None
+        if _OUR_LOOP.search(frame.file) and (name := frame.function.rpartition(".")[2]) in _WAITS:
+            return _WAITS[name]
+    return None
+
+
+def _last_operation(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+    known = [
+        group["last_op"] | {"name": group.get("name"), "desc": group.get("desc")}
+        for group in groups
+        if group.get("last_op")
+    ]
+    return max(known, key=lambda op: op["at"], default=None)
+
+
+def describe_operation(last: dict[str, Any]) -> str:
+    """A group's ``last_op``, for people."""
+    return f"{last['op']} number {last['seq']} of {last['desc'] or last['name']}"
+
+
+def cluster(views: Iterable[RankView]) -> list[Cluster]:
+    """``views`` by place, the largest first; among equals the one with the lowest rank."""
+    together: dict[str, list[RankView]] = {}
+    for view in views:
+        together.setdefault(view.place, []).append(view)
+    clusters = [
+        Cluster(
+            tuple(view.rank for view in members),
+            place,
+            members[0].doing,
+            members[0].frame,
+            members[0].frames,
+        )
+        for place, members in together.items()
+    ]
+    return sorted(clusters, key=lambda each: (-len(each.ranks), each.ranks[0]))
+
+
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """``0-3, 7`` for people."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ', '}{run[-1]}"
+        for run in runs
+    )

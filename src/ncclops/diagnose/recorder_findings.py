@@ -1,0 +1,75 @@
+"""What the flight recorders of an incident say together; the analysis is ``ncclops.flight``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ncclops.capture.python_stacks import Frame
+from ncclops.errors import NcclopsError
+
+if TYPE_CHECKING:
+    from ncclops.flight.analysis_context import Side
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The analysis's first finding; see ``ncclops.flight.findings.Finding``.
+
+    ``frame`` is the user's line of the first culprit, where it is known, ``callers`` what called
+    that (the innermost first), and ``others_frame`` of the ranks that are not to blame.
+    """
+
+    kind: str
+    sentence: str
+    culprits: tuple[int, ...]
+    confidence: float
+    hung: bool
+    frame: Frame | None = None
+    callers: tuple[Frame, ...] = ()
+    others_frame: Frame | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        frames = {
+            name: None if frame is None else vars(frame)
+            for name, frame in (("frame", self.frame), ("others_frame", self.others_frame))
+        }
+        lists = {
+            "culprits": list(self.culprits),
+            "callers": [vars(frame) for frame in self.callers],
+        }
+        return vars(self) | lists | frames
+
+
+def analyse(pictures: Path) -> Recorded | None:
+    """What is wrong according to the pictures; None if nothing, or if they say nothing."""
+    from ncclops import flight
+
+    try:
+        report = flight.analyze(pictures)
+    except NcclopsError:  # no picture that can be read: the rest of the page still can be told
+        return None
+    if not report.findings:
+        return None
+    first = report.findings[0]
+    theirs = [side for side in first.sides if set(side.ranks) & set(first.culprits[:1])]
+    others = [side for side in first.sides if side.role == "waiting"]
+    frame, *callers = _frames(theirs) or (None,)
+    return Recorded(
+        first.kind,
+        report.sentence,
+        first.culprits,
+        first.confidence,
+        first.hung,
+        frame=frame,
+        callers=tuple(each for each in callers if each is not None),
+        others_frame=next(iter(_frames(others)), None),
+    )
+
+
+def _frames(sides: Sequence[Side]) -> tuple[Frame, ...]:
+    """The user's, the innermost first, of the first side that has any."""
+    found = next((side.frames for side in sides if side.frames), ())
+    return tuple(Frame(frame.file, frame.line, frame.function) for frame in found)

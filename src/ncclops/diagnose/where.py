@@ -1,0 +1,78 @@
+"""``ncclops where``: where each rank of a running job is, without stopping it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ncclops.capture.run_snapshots import Collected, Native, collect_run
+from ncclops.diagnose import places
+from ncclops.diagnose.live_ranks import live_ranks, ranks_of
+from ncclops.diagnose.places import Cluster, RankView
+from ncclops.errors import NcclopsError, UsageError
+from ncclops.record import incidents
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a run: who answered, and where everybody is."""
+
+    run: Path
+    at: float
+    collected: Collected
+    views: tuple[RankView, ...]
+    clusters: tuple[Cluster, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """``ncclops.where/1``."""
+        return {
+            "schema": "ncclops.where/1",
+            "run": str(self.run),
+            "at": self.at,
+            "pictures": str(self.collected.directory),
+            "answered": list(self.collected.answered),
+            "silent": list(self.collected.silent),
+            "missing": list(self.collected.missing),
+            "clusters": [cluster.to_json() for cluster in self.clusters],
+            "ranks": [_rank_json(view) for view in self.views],
+        }
+
+
+def look(run: Path, *, limit: timedelta, native: Native) -> Look:
+    """Take pictures of all ranks of the run, into ``<run>/where/<n>``, and say where they are.
+
+    Raises ``UsageError`` when no worker of it is alive on this machine, ``NcclopsError`` when the
+    pictures cannot be written.
+    """
+    if not live_ranks(run):
+        raise UsageError(
+            f"no worker of {run} is alive on this machine; for a run that has ended see"
+            " `ncclops incident`, for another machine run this there"
+        )
+    parent = run / incidents.WHERE
+    at = time.time()
+    try:
+        ranks = ranks_of(run)
+        out = parent / str(incidents.next_number(parent))
+        collected = collect_run(run, ranks, out, limit, native=native)
+    except OSError as error:
+        raise NcclopsError(f"cannot write the pictures below {parent}: {error.strerror}") from error
+    views = tuple(places.read_rank(out, rank) for rank in ranks)
+    return Look(run, at, collected, views, tuple(places.cluster(views)))
+
+
+def _rank_json(view: RankView) -> dict[str, Any]:
+    return {
+        "rank": view.rank,
+        "host": view.host,
+        "pid": view.pid,
+        "state": view.state,
+        "place": view.place,
+        "doing": view.doing,
+        "frame": None if view.frame is None else vars(view.frame),
+        "last_operation": view.last,
+        "reason": view.reason,
+    }

@@ -1,0 +1,127 @@
+"""A finding in one sentence: who, what, in which group, and where in the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from ncclops.flight.absences import doing
+from ncclops.flight.analysis_context import Finding, others_text
+from ncclops.flight.model import Evidence, Frame
+
+_SHOWN_PLACES = 4
+
+
+def sentence(evidence: Evidence, finding: Finding) -> str:
+    """``finding`` for a person at three in the morning."""
+    if finding.kind == "rank-died":
+        return _died(evidence, finding)
+    called = any(side.call for side in finding.sides if side.role == "culprit")
+    if finding.kind == "never-arrived" or (finding.kind == "op-mismatch" and not called):
+        return f"{others_text(finding.culprits)} never entered {_what(finding)}: " + _where(
+            evidence, finding
+        )
+    if not called and "mismatch" in finding.kind and finding.kind != "root-mismatch":
+        return (
+            f"{others_text(finding.culprits)} asked for another shape or type in {_what(finding)}: "
+            + (_where(evidence, finding))
+        )
+    return _TELL.get(finding.kind, _mismatch)(finding)
+
+
+def _what(finding: Finding) -> str:
+    number = f" #{finding.seq}" if finding.seq is not None else ""
+    group = f" of group {finding.group}" if finding.group is not None else ""
+    return f"{finding.op}{number}{group}"
+
+
+def _at(frame: Frame | None) -> str:
+    return f" in {frame}" if frame is not None else ""
+
+
+def _where(evidence: Evidence, finding: Finding) -> str:
+    by_place: dict[str, list[int]] = {}
+    for rank in finding.culprits:
+        by_place.setdefault(doing(evidence, rank), []).append(rank)
+    if len(by_place) == 1:
+        words = next(iter(by_place))
+        return words if len(finding.culprits) == 1 else words.replace("it is ", "they are ")
+    told = [
+        f"{others_text(tuple(ranks))}: {words}"
+        for words, ranks in list(by_place.items())[:_SHOWN_PLACES]
+    ]
+    more = len(by_place) - _SHOWN_PLACES
+    return "; ".join(told) + (f"; and {more} more places" if more > 0 else "")
+
+
+def _died(evidence: Evidence, finding: Finding) -> str:
+    waiting = [rank for side in finding.sides if side.role == "waiting" for rank in side.ranks]
+    known = [about for rank in finding.culprits if (about := evidence.ranks.get(rank)) is not None]
+    sure = bool(known) and all(about.ended for about in known)
+    verb = "died" if sure else ("is missing" if len(finding.culprits) == 1 else "are missing")
+    said = f"{others_text(finding.culprits)} {verb} ({_where(evidence, finding)})"
+    if not waiting or finding.op is None:
+        return said
+    return f"{said}; {others_text(tuple(waiting))} had entered {_what(finding)}"
+
+
+def _mismatch(finding: Finding) -> str:
+    usual, *odd = finding.sides
+    parts = [f"{others_text(s.ranks)} called {s.call}{_at(s.frame)}" for s in odd[:_SHOWN_PLACES]]
+    return (
+        f"{' and '.join(parts)} as #{finding.seq} of group {finding.group}, "
+        f"where {others_text(usual.ranks)} called {usual.call}{_at(usual.frame)}"
+        + ("" if finding.hung else "; the job went on after it")
+    )
+
+
+def _deadlock(finding: Finding) -> str:
+    side_of = {rank: side for side in finding.sides for rank in side.ranks}
+    way = [*finding.circle, *finding.circle[:1]]
+    parts = [
+        f"rank {rank} is {side_of[rank].doing}{_at(side_of[rank].frame)} and waits for rank {after}"
+        for rank, after in pairwise(way[: _SHOWN_PLACES + 1])
+    ]
+    everyone = tuple(sorted(side_of))
+    return f"{others_text(everyone)} wait for each other in a circle: {'; '.join(parts)}"
+
+
+def _stalled(finding: Finding) -> str:
+    first, *left = finding.sides
+    if finding.group is None:
+        return f"{others_text(first.ranks)} do not get out of {finding.op}{_at(first.frame)}"
+    if left:
+        return (
+            f"{others_text(first.ranks)} entered {_what(finding)} and did not get out of it, "
+            f"unlike {others_text(left[0].ranks)}: the transfer stalls{_at(first.frame)}"
+        )
+    said = f"all ranks entered {_what(finding)}, alike, and it does not end: the transfer stalls"
+    if finding.culprits:
+        said += f"; {others_text(finding.culprits)} did not start it on the device"
+    return said + _at(first.frame)
+
+
+def _root(finding: Finding) -> str:
+    first, *rest = finding.sides
+    left = f", which {others_text(rest[0].ranks)} left" if rest else ""
+    return (
+        f"{others_text(first.ranks)} did not get out of {_what(finding)}{left}: ranks disagree "
+        f"about the root, most likely{_at(first.frame)}"
+    )
+
+
+def _extra(finding: Finding) -> str:
+    first = finding.sides[0]
+    absent = tuple(rank for side in finding.sides[1:] for rank in side.ranks)
+    return (
+        f"only {others_text(first.ranks)} entered {_what(finding)}{_at(first.frame)}: "
+        f"{others_text(absent)} had finished"
+    )
+
+
+_TELL: dict[str, Callable[[Finding], str]] = {
+    "cross-group-deadlock": _deadlock,
+    "stalled": _stalled,
+    "root-mismatch": _root,
+    "extra-call": _extra,
+}

@@ -1,0 +1,214 @@
+"""What a run shows while it runs, made into the events worth telling.
+
+Pure: times are handed in. ``now`` is in seconds of one monotonic clock and opens and closes
+windows, ``at`` is wall time, when the thing seen happened. One object is for all ranks of a node,
+over restarts in place; a new attempt has a new one.
+
+- ``startup-stall``, ``compile-stall``  a window has passed without progress (``stalls``)
+- ``compile-warmup``                    warm-up is over, once per rank and start
+- ``step``                              of the lowest rank that reports: the first after a start,
+                                        one every ten seconds, the last before a fault or the end
+- ``straggler``                         a rank that is slower than the others (``stragglers``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from ncclops.health.stalls import StallWatch, Windows
+from ncclops.health.stragglers import THRESHOLD, StepTime, Straggler, StragglerWatch
+from ncclops.receipts.observation import Observation, Where
+from ncclops.record.progress import WARM_AFTER_STEPS
+
+# A run of weeks has millions of steps. Who needs each of them reads the ranks' receipts.
+STEP_PACE = timedelta(seconds=10)
+# A straggler is one over tens of steps: looking after each would find nothing more.
+_COMPARE_EVERY_STEPS = 10
+
+
+_SILENT_STEP = Observation(kind="step", where=Where("", 0, ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRules:
+    """What a profile says about the watch. ``straggler`` is the share above the median rank."""
+
+    windows: Windows
+    straggler: float = THRESHOLD
+
+
+@dataclass(frozen=True)
+class Note:
+    """One event: its name, the rank it is about, when it happened (None: now), its fields."""
+
+    event: str
+    rank: int | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    at: float | None = None
+
+
+class LiveWatch:
+    """Feed it what each rank shows; it answers with what is worth an event."""
+
+    def __init__(self, rules: WatchRules, now: float) -> None:
+        self._stalls = StallWatch(rules.windows, now)
+        self._stragglers = StragglerWatch(threshold=rules.straggler)
+        self._compared = 0  # steps since the ranks were last compared
+        self._ranks: dict[int, _Rank] = {}
+        self._pace = _Pace()
+        self._iteration = 0
+        self._recording: set[int] = set()  # ranks that report their steps
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`check` is to be called next, if nothing is seen before."""
+        return self._stalls.deadline
+
+    def check(self, now: float) -> list[Note]:
+        """The stall whose window has passed by ``now``, once."""
+        stall = self._stalls.check(now)
+        return [] if stall is None else [Note(stall.event, None, stall.fields())]
+
+    def steps_printed(self, rank: int) -> int:
+        """How many steps the output of ``rank`` has shown since it was last started."""
+        return self._rank(rank).printed
+
+    def saw_line(self, rank: int, seen: Observation, now: float, at: float) -> list[Note]:
+        """A line that ``rank`` has printed."""
+        if seen.kind == "step":
+            self._rank(rank).printed += 1
+            if rank in self._recording:  # it may be of an earlier start; records say of which
+                return []
+        return self._saw(rank, seen, now, at)
+
+    def saw_record(
+        self,
+        rank: int,
+        seen: Observation,
+        step_time: StepTime | None,
+        iteration: int,
+        now: float,
+        at: float,
+    ) -> list[Note]:
+        """A record that ``rank`` has written in ``iteration``."""
+        notes: list[Note] = []
+        if iteration < self._iteration:  # written before the others started again
+            return notes
+        if iteration > self._iteration:  # the first rank to start again; the others follow
+            self._iteration = iteration
+            notes += self.flush()
+            self._pace = _Pace()
+            self._stalls.restart(now)
+        if seen.kind == "start":
+            self._ranks[rank] = _Rank()
+            return notes
+        if seen.kind == "step":
+            self._recording.add(rank)
+        notes += self._saw(rank, seen, now, at)
+        if step_time is not None:
+            notes += self._compare(rank, step_time)
+        return notes
+
+    def trains(self, now: float) -> None:
+        """Somebody knows that steps are made, although none is printed or recorded."""
+        self._stalls.saw(_SILENT_STEP, now)
+
+    def flush(self) -> list[Note]:
+        """The last step that was seen, if it is not told yet: something comes to an end."""
+        return self._pace.flush()
+
+    def _rank(self, rank: int) -> _Rank:
+        return self._ranks.setdefault(rank, _Rank())
+
+    def _saw(self, rank: int, seen: Observation, now: float, at: float) -> list[Note]:
+        self._stalls.saw(seen, now)
+        if seen.kind == "warmup":
+            return self._warm(rank, seen.seconds, at, stated=True)
+        if seen.kind != "step":
+            return []
+        own = self._rank(rank)
+        own.saw_step(seen.step)
+        # Like the recorder: who does not say when warm-up ends is warm with the second step.
+        warm = own.steps >= WARM_AFTER_STEPS
+        notes = self._warm(rank, None, at, stated=False) if warm else []
+        number = own.highest if seen.step is None else seen.step
+        return notes + self._pace.saw(rank, number, at, _details(seen))
+
+    def _warm(self, rank: int, seconds: float | None, at: float, *, stated: bool) -> list[Note]:
+        own = self._rank(rank)
+        if own.warm:
+            return []
+        own.warm = True
+        return [Note("compile-warmup", rank, {"seconds": seconds, "stated": stated}, at)]
+
+    def _compare(self, rank: int, step_time: StepTime) -> list[Note]:
+        self._stragglers.saw(rank, step_time)
+        self._compared += 1
+        if self._compared < _COMPARE_EVERY_STEPS * len(self._ranks):
+            return []
+        self._compared = 0
+        return [Note("straggler", each.rank, _fields(each)) for each in self._stragglers.check()]
+
+
+@dataclass
+class _Rank:
+    """One rank since it was last started."""
+
+    warm: bool = False
+    steps: int = 0
+    printed: int = 0
+    highest: int = -1
+
+    def saw_step(self, number: int | None) -> None:
+        """Count a step; one that is both printed and recorded counts once."""
+        number = self.highest + 1 if number is None else number
+        if number > self.highest:
+            self.highest = number
+            self.steps += 1
+
+
+class _Pace:
+    """Which steps become events: of one start, and of one rank."""
+
+    def __init__(self) -> None:
+        self._leader: int | None = None
+        self._told: tuple[int, float] | None = None
+        self._last: Note | None = None  # seen since, and not told
+
+    def saw(self, rank: int, number: int, at: float, details: Mapping[str, Any]) -> list[Note]:
+        if self._leader is not None and rank > self._leader:
+            return []
+        self._leader = rank
+        if self._told is not None and number <= self._told[0]:
+            return []  # another rank led so far, or it is printed and recorded
+        if self._last is not None and number <= self._last.fields["step"]:
+            return []
+        self._last = Note("step", rank, {"step": number, **details}, at)
+        if self._told is None or at - self._told[1] >= STEP_PACE.total_seconds():
+            return self.flush()
+        return []
+
+    def flush(self) -> list[Note]:
+        last, self._last = self._last, None
+        if last is None or last.at is None:
+            return []
+        fields, number = dict(last.fields), last.fields["step"]
+        if self._told is not None:  # the mean since the last one told
+            before, then = self._told
+            fields["step_s"] = round((last.at - then) / (number - before), 6)
+        self._told = (number, last.at)
+        return [Note("step", last.rank, fields, last.at)]
+
+
+def _details(seen: Observation) -> dict[str, Any]:
+    known = {"step_s": seen.seconds, "rate": seen.rate, "unit": seen.unit}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _fields(straggler: Straggler) -> dict[str, Any]:
+    fields = asdict(straggler)
+    del fields["rank"]
+    return fields

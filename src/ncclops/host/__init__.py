@@ -1,0 +1,1 @@
+"""This machine as the kernel and NVML show it: processes, network interfaces, GPUs."""

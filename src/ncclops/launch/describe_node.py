@@ -1,0 +1,112 @@
+"""What this node brings to a job of several nodes, gathered before the run begins."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ncclops._version import __version__
+from ncclops.agent import store, workers
+from ncclops.cluster import fingerprint
+from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.env.host import describe_host
+from ncclops.env.secrets import redact
+from ncclops.env.sources import from_files
+from ncclops.errors import UsageError
+from ncclops.host import interfaces
+from ncclops.launch.request import Prepared
+
+# Values that a run fills in are compared as they are written: directories are a node's own.
+_UNFILLED = {"run_dir": "{run_dir}", "rank_dir": "{rank_dir}"}
+
+
+def bring(prepared: Prepared, rendezvous: RendezvousConfig) -> NodeInfo:
+    """This node's part, with the socket of the job's store where this node hosts that.
+
+    Raises ``UsageError`` when the store's port is taken by something else.
+    """
+    listener = _host(rendezvous) if _is_host(rendezvous) else None
+    return NodeInfo(
+        rendezvous=rendezvous,
+        name=socket.gethostname(),
+        print=_fingerprint(prepared, rendezvous),
+        allowed=prepared.request.allowed_differences,
+        listener=listener,
+    )
+
+
+def doubt(rendezvous: RendezvousConfig) -> str | None:
+    """What looks like a ``--node-rank`` that was left out: a second node 0, with its own store."""
+    if rendezvous.backend != "static" or rendezvous.rank != 0 or rendezvous.external:
+        return None
+    host = rendezvous.host
+    if not interfaces.resolve(host) or interfaces.is_here(host):
+        return None
+    return (
+        f"this is node 0, which serves the store, but {host} is no address of this host: was"
+        " --node-rank forgotten?"
+    )
+
+
+def _is_host(rendezvous: RendezvousConfig) -> bool:
+    """Whether the job's store is this node's to host."""
+    if rendezvous.external:
+        return False
+    if rendezvous.pace.hosts_store is not None:
+        return rendezvous.pace.hosts_store
+    if rendezvous.backend == "static":
+        return rendezvous.rank == 0
+    return interfaces.is_here(rendezvous.host)
+
+
+def _host(rendezvous: RendezvousConfig) -> socket.socket | None:
+    """The store's socket; None where a store is served already (``ncclops store serve``)."""
+    try:
+        return store.listen(host=rendezvous.host, port=rendezvous.port)
+    except UsageError:
+        if rendezvous.backend == "c10d" and _is_served(rendezvous.port):
+            return None
+        raise
+
+
+def _is_served(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprint.Fingerprint:
+    request, stack = prepared.request, prepared.stack
+    environ = prepared.plan.apply(os.environ, _UNFILLED)
+    full = environ | {name: found.value for name, found in from_files(environ).items()}
+    for name in workers.identity_names():
+        full.pop(name, None)
+    planned = [change.name for change in prepared.plan.changes]
+    host = describe_host(environ)
+    address = rendezvous.local_addr or interfaces.address_towards(rendezvous.host)
+    facts = {
+        "ncclops": __version__,
+        "profile": request.profile.name,
+        "restart": request.mode,
+        "workers per node": str(prepared.layout.nproc),
+        "torch": stack.torch,
+        "NCCL": stack.nccl,
+        "driver branch": stack.driver and stack.driver.partition(".")[0],
+        "driver": stack.driver,
+        "CUDA": stack.cuda,
+        "Python": stack.python,
+        "GPU": stack.gpu,
+        "commit": stack.commit,
+        "script": " ".join((request.target.name, *request.target.arguments)),
+        "interface": interfaces.interface_of(address),
+        "HCAs": ",".join(sorted(host.hcas)) or None,
+    }
+    return fingerprint.Fingerprint(
+        host=socket.gethostname(),
+        variables=redact(fingerprint.relevant(full, planned)),
+        facts=facts,
+        per_host=request.profile.per_host,
+    )

@@ -1,0 +1,77 @@
+"""What workers' output shows of training, read once, as it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ncclops.receipts.log_formats import Form
+from ncclops.receipts.log_scan import LogScan
+from ncclops.receipts.observation import Observation
+from ncclops.receipts.receipt_facts import Facts
+
+# What has neither a newline nor a carriage return for so long is no line of a trainer.
+_LONGEST_PART = 1 << 16
+
+Deliver = Callable[[int, Sequence[Observation]], None]
+
+
+class PrintedReceipts:
+    """The output files of a run, over all its attempts.
+
+    Fed from one thread, which is the one that ``deliver(rank, observations)`` is called in.
+    """
+
+    def __init__(self, run: Path, deliver: Deliver, forms: Sequence[Form] = ()) -> None:
+        self.broken = False  # some of the output was not read; set by who feeds
+        self._run = run
+        self._deliver = deliver
+        self._forms = forms
+        self._streams: dict[Path, _Stream] = {}
+
+    def follow(self, files: Mapping[Path, int]) -> None:
+        """Know these files too (path to rank); call it before anybody feeds from them."""
+        for path, rank in files.items():
+            if path not in self._streams:
+                name = str(path.relative_to(self._run))
+                self._streams[path] = _Stream(rank, LogScan(name, extra_forms=self._forms))
+
+    def feed(self, path: Path, data: bytes) -> None:
+        """Take what was appended to ``path``."""
+        stream = self._streams[path]
+        if seen := stream.feed(data):
+            self._deliver(stream.rank, seen)
+
+    def end(self) -> None:
+        """Nothing more is written by the present processes: what stands unfinished is a line."""
+        for stream in self._streams.values():
+            if seen := stream.end():
+                self._deliver(stream.rank, seen)
+
+    def facts(self) -> list[Facts]:
+        """What each file has shown so far."""
+        return [stream.scan.facts for stream in self._streams.values()]
+
+
+class _Stream:
+    def __init__(self, rank: int, scan: LogScan) -> None:
+        self.rank = rank
+        self.scan = scan
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Observation]:
+        # A progress bar has no newline for hours; each of its drawings ends with a return.
+        *parts, self._rest = [*(self._rest + data).splitlines(keepends=True), b""]
+        if parts and not parts[-1].endswith((b"\n", b"\r")):
+            self._rest = parts.pop()
+        if len(self._rest) > _LONGEST_PART:
+            parts.append(self._rest)
+            self._rest = b""
+        return [seen for part in parts for seen in self._take(part)]
+
+    def end(self) -> list[Observation]:
+        rest, self._rest = self._rest, b""
+        return self._take(rest + b"\n") if rest else []
+
+    def _take(self, part: bytes) -> list[Observation]:
+        return self.scan.feed(part, ends=part.endswith(b"\n"))

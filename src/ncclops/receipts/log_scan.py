@@ -1,0 +1,129 @@
+"""Reads a training log as it comes, line by line, and knows at any time what it shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclops.receipts.log_formats import Form, Pattern, Values, observe, shipped_forms
+from ncclops.receipts.observation import Observation, Where
+from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, fill_gaps
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# torchrun's and the trainers' own ways to say which rank a line is from; srun -l has the task's.
+_RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<task>\d+): )\s?")
+_LONGEST_EVIDENCE = 300
+# What trainers print is shorter; a regex on megabytes of garbage could take minutes.
+_LONGEST_LINE = 2000
+
+
+class LogScan:
+    """What a log shows. Feed it every line of one file, or of a worker's output as it passes.
+
+    ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before
+    ``forms``, by default those of the package.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        extra_forms: Sequence[Form] = (),
+        forms: Sequence[Form] | None = None,
+    ) -> None:
+        self._file = file
+        self._lines = 0
+        self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
+        self._literals = _literals(self._forms)
+        self._tallies: dict[tuple[str, int | None], Tally] = {}
+        self._totals: dict[tuple[str, int | None], str | None] = {}
+        self._warmup: Observation | None = None
+
+    def feed(self, line: bytes | str, *, ends: bool = True) -> list[Observation]:
+        """Take the next line (with or without its newline); what it shows, at most one of a kind.
+
+        A line with carriage returns is a bar that was redrawn; each drawing counts, in order.
+        ``ends`` is False for a part of a line that goes on, such as one such drawing.
+        """
+        number = self._lines + 1
+        self._lines += ends
+        raw = line.encode(errors="replace") if isinstance(line, str) else line
+        lowered = raw.lower()
+        if not any(literal in lowered for literal in self._literals):
+            return []
+        text = _ANSI.sub("", raw.decode(errors="replace"))
+        seen: list[Observation] = []
+        for drawing in text.replace("\n", "").split("\r"):
+            seen += self._feed_drawing(drawing[:_LONGEST_LINE], number)
+        return seen
+
+    @property
+    def facts(self) -> Facts:
+        """What the lines so far show."""
+        found = {form.name: self._facts_of(form) for form in self._forms}
+        views = [
+            (form, fill_gaps(by_steps(ranks)))
+            for form in self._forms
+            if (ranks := found[form.name]) and (form.only_with is None or found[form.only_with])
+        ]
+        # Stable: of forms that tell equally much, the one that is asked first.
+        views.sort(key=lambda view: (view[1].steps == 0, view[0].fallback, -view[1].steps))
+        return fill_gaps(replace(facts, says_warmup=form.says_warmup) for form, facts in views)
+
+    def _facts_of(self, form: Form) -> list[Facts]:
+        return [tally.facts for (name, _), tally in self._tallies.items() if name == form.name]
+
+    def _feed_drawing(self, text: str, number: int) -> list[Observation]:
+        prefix = _RANK_PREFIX.match(text)
+        rank = int(prefix["rank"] or prefix["task"]) if prefix else None
+        body = text[prefix.end() :] if prefix else text
+        where = Where(self._file, number, text.strip()[:_LONGEST_EVIDENCE])
+        lowered = body.lower()
+        seen: dict[str, Observation] = {}
+        for form in self._forms:
+            for pattern in form.patterns:
+                values = pattern.match(body, lowered)
+                if values is None:
+                    continue
+                for observation in self._observe(form, pattern, rank, values, where):
+                    seen.setdefault(observation.kind, observation)
+        return list(seen.values())
+
+    def _observe(
+        self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where
+    ) -> list[Observation]:
+        stream = (form.name, rank)
+        total = values.get("total", [None])[0] if "epoch" not in values else None
+        if total != self._totals.setdefault(stream, total):
+            return []  # another bar: evaluation has one of its own
+        observations = observe(pattern, values, where)
+        if pattern.kind == "step" and observations[0].step == 0 and not form.zero_based:
+            observations = [replace(observations[0], kind="begun", step=None)]
+        for observation in observations:
+            self._add(form, stream, observation)
+        return observations
+
+    def _add(self, form: Form, stream: tuple[str, int | None], seen: Observation) -> None:
+        if stream not in self._tallies:
+            self._tallies[stream] = Tally(zero_based=form.zero_based)
+            if self._warmup is not None:
+                self._tallies[stream].add(self._warmup)
+        if seen.kind == "warmup":  # whoever prints it, it is over for all
+            self._warmup = seen
+            for tally in self._tallies.values():
+                tally.add(seen)
+        else:
+            self._tallies[stream].add(seen)
+
+
+def _literals(forms: Sequence[Form]) -> tuple[bytes, ...]:
+    """A line that any pattern can match holds one of these: most hold none, and this is quick."""
+    found = {
+        literal.encode()
+        for form in forms
+        for pattern in form.patterns
+        for literal in pattern.contains
+    }
+    # Those that contain another one add nothing.
+    return tuple(sorted(each for each in found if not any(o in each for o in found - {each})))

@@ -1,0 +1,133 @@
+"""How far a rank has come, in shared memory: what the agent still knows after a SIGKILL.
+
+Every field is one aligned 64-bit number, so that no reader sees half of one. Times are nanoseconds
+of CLOCK_MONOTONIC, which all processes of a machine share; 0 means "never".
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from pathlib import Path
+
+from ncclops.record import shared_page
+
+_MAGIC = 0x3154_5049_4543_4552  # "RECEIPT1"
+_NAME_AT = 256  # the phase's name starts at this byte
+_NAME_BYTES = 128
+
+
+class Warmup(IntEnum):
+    """Where a rank stands with compile warm-up."""
+
+    NOT_BEGUN = 0
+    RUNNING = 1
+    OVER = 2
+
+
+# Positions of the numbers in the page. STEP holds the number of the last step that ended plus one.
+MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
+WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
+UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED = range(13, 17)
+
+
+# A script that does not say when it has warmed up has done so when its second step ends: the first
+# contains the compile.
+WARM_AFTER_STEPS = 2
+
+
+def path_in(run_dir: Path, rank: int) -> Path:
+    """Where the page of ``rank`` (its initial rank) is found."""
+    return run_dir / "ranks" / str(rank) / "progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One look at a rank's page. Times are as in the module.
+
+    ``step`` is the number of the last step, None before the first; ``steps`` how many there were
+    in this iteration, and ``updates`` how often an optimizer has updated in it.
+    ``stop_callbacks`` is how many the script has registered for a requested stop,
+    ``collectives`` how many were enqueued and completed (``receipts.collectives``).
+    """
+
+    pid: int
+    iteration: int
+    step: int | None
+    steps: int
+    started_ns: int
+    step_ns: int
+    tick_ns: int
+    warmup: Warmup
+    warmup_ns: int
+    phase: str | None
+    phase_began_ns: int
+    phase_limit: timedelta
+    ended: bool
+    updates: int
+    stop_callbacks: int
+    collectives: tuple[int, int | None] | None
+
+
+class Page:
+    """The writing side, for one rank. ``numbers`` is for the recorder's fast path."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self.numbers = memoryview(memory)[:_NAME_AT].cast("q")
+        self.numbers[MAGIC] = _MAGIC
+
+    @classmethod
+    def create(cls, path: Path) -> Page:
+        """A page behind ``path``; where none can be made, one that nobody else sees."""
+        try:
+            return cls(shared_page.create(path))
+        except OSError:
+            return cls(mmap.mmap(-1, shared_page.SIZE_BYTES))
+
+    def set_phase(self, name: str | None, began_ns: int, limit_ns: int) -> None:
+        """Declare the phase that the rank is in, or with None that it is in none."""
+        text = (name or "").encode()[: _NAME_BYTES - 1]
+        self.numbers[PHASE_BEGAN_NS] = 0  # nobody reads the new name with the old times
+        self._memory[_NAME_AT : _NAME_AT + _NAME_BYTES] = text.ljust(_NAME_BYTES, b"\0")
+        self.numbers[PHASE_LIMIT_NS] = limit_ns
+        self.numbers[PHASE_BEGAN_NS] = began_ns
+
+
+def read(path: Path) -> Progress | None:
+    """What the rank's page says now; None if there is none (yet)."""
+    content = shared_page.read(path)
+    if content is None:
+        return None
+    numbers = memoryview(content)[:_NAME_AT].cast("q")
+    if numbers[MAGIC] != _MAGIC:
+        return None
+    in_phase = numbers[PHASE_BEGAN_NS] > 0
+    name = content[_NAME_AT : _NAME_AT + _NAME_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+    return Progress(
+        pid=numbers[PID],
+        iteration=numbers[ITERATION],
+        step=numbers[STEP] - 1 if numbers[STEP] else None,
+        steps=numbers[STEPS],
+        started_ns=numbers[STARTED_NS],
+        step_ns=numbers[STEP_NS],
+        tick_ns=numbers[TICK_NS],
+        warmup=Warmup(numbers[WARMUP]),
+        warmup_ns=numbers[WARMUP_NS],
+        phase=name if in_phase else None,
+        phase_began_ns=numbers[PHASE_BEGAN_NS],
+        phase_limit=timedelta(microseconds=numbers[PHASE_LIMIT_NS] // 1000),
+        ended=numbers[ENDED_NS] > 0,
+        updates=numbers[UPDATES],
+        stop_callbacks=numbers[STOP_CALLBACKS],
+        collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
+    )
+
+
+def _collectives(enqueued: int, completed: int) -> tuple[int, int | None] | None:
+    # Each number is one more than it says, so that 0 is "not known".
+    if not enqueued:
+        return None
+    return enqueued - 1, completed - 1 if completed else None

@@ -1,0 +1,105 @@
+"""Which run is meant: a directory, an id or the beginning of one, or the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclops.errors import UsageError
+from ncclops.record import control_address
+from ncclops.record.run_directory import DEFAULT_PARENT, RunDirectory
+
+_CONNECT_LIMIT_S = 2.0
+_NAMED = 4  # runs that an error names
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, and how many others are under way beside it."""
+
+    path: Path
+    other_live: int = 0
+
+
+def find(text: str | None, *, live_only: bool = False, parent: Path = DEFAULT_PARENT) -> Found:
+    """The run that ``text`` names, in ``parent`` if it is no path of its own.
+
+    Without ``text`` the newest that is under way, and without such a one the newest of all, unless
+    ``live_only``. Raises ``UsageError`` where there is none, or more than one.
+    """
+    if text is not None:
+        return Found(_named(text, parent))
+    runs = sorted(_runs(parent), key=_began, reverse=True)
+    if not runs:
+        raise UsageError(f"no runs in {parent}/: name a run directory, or go where it was started")
+    live = [run for run in runs if is_live(run)]
+    if live:
+        return Found(live[0], len(live) - 1)
+    if live_only:
+        raise UsageError(
+            f"no run in {parent}/ is under way here: name a run directory, or go to its host"
+        )
+    return Found(runs[0])
+
+
+def is_live(run_dir: Path) -> bool:
+    """Whether the run has an agent on this machine that we may talk to."""
+    if (run_dir / "verdict.json").exists():
+        return False
+    try:
+        control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def some_of(runs: Iterable[Path]) -> str:
+    """The names of ``runs``, cut where there are many."""
+    names = [run.name for run in runs]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _named(text: str, parent: Path) -> Path:
+    direct = Path(text)
+    if _holds_run(direct):
+        return direct.resolve()
+    if direct.exists():
+        raise UsageError(f"{text} holds no run (no {RunDirectory.EVENTS}): name a run directory")
+    fitting = [run for run in _runs(parent) if text and run.name.startswith(text)]
+    exact = [run for run in fitting if run.name == text]
+    match exact or fitting:
+        case [one]:
+            return one.resolve()
+        case []:
+            raise UsageError(
+                f"no run {text!r}: it is neither a run directory nor the beginning of a run's id"
+                f" in {parent}/"
+            )
+        case several:
+            raise UsageError(f"{text!r} fits several runs ({some_of(sorted(several))}): say more")
+
+
+def _runs(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if _holds_run(path)]
+    except OSError:
+        return []
+
+
+def _holds_run(path: Path) -> bool:
+    try:
+        return (path / RunDirectory.EVENTS).is_file()
+    except OSError:  # not ours to look into
+        return False
+
+
+def _began(run: Path) -> tuple[float, str]:
+    # run.json is written once, at the start; ids have a resolution of seconds.
+    for name in ("run.json", RunDirectory.EVENTS):
+        try:
+            return (run / name).stat().st_mtime, run.name
+        except OSError:
+            continue
+    return 0.0, run.name

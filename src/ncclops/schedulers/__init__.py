@@ -1,0 +1,1 @@
+"""What Slurm, Open MPI and Kubernetes say about this node's place in the job."""

@@ -1,0 +1,1 @@
+"""The state of a run at one moment, computed from its run directory."""

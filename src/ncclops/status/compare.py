@@ -1,0 +1,70 @@
+"""What follows from looking at all ranks together: pure functions over their statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median_low
+from typing import Any
+
+from ncclops.health.stragglers import THRESHOLD
+from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
+
+_GONE = ("ended", "failed")
+
+
+def compared(status: RunStatus, told: Mapping[int, Mapping[str, Any]] | None = None) -> RunStatus:
+    """``status`` with everything that compares its ranks worked out anew.
+
+    ``told`` has the watch's straggler events by rank: it knows since when, and how steadily.
+    Of an even number of ranks the lower median is the measure, so of two ranks the faster one.
+    """
+    running = [rank for rank in status.ranks if rank.phase not in _GONE]
+    times = [rank.step_s for rank in running if rank.step_s is not None]
+    median = median_low(times) if times else None
+    steps = [rank.step for rank in running or status.ranks if rank.step is not None]
+    return replace(
+        status,
+        median_step_s=median,
+        step=min(steps, default=None),
+        ranks=tuple(_with_ratio(rank, median) for rank in status.ranks),
+        stragglers=_stragglers(running, told or {}),
+    )
+
+
+def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
+    """The phase of a run in which nothing is amiss, by those of its ranks.
+
+    The first that holds for any of them: a job is as far as its last rank. What a script declares
+    is part of training.
+    """
+    phases = {rank.phase for rank in ranks} - set(_GONE)
+    if "starting" in phases or not ranks:
+        return "starting"
+    if "warming-up" in phases:
+        return "warming-up"
+    return "running" if phases <= {"running"} else "training"
+
+
+def _with_ratio(rank: RankStatus, median: float | None) -> RankStatus:
+    ratio = round(rank.step_s / median, 3) if rank.step_s is not None and median else None
+    return replace(rank, step_ratio=ratio)
+
+
+def _stragglers(
+    ranks: Sequence[RankStatus], told: Mapping[int, Mapping[str, Any]]
+) -> tuple[StragglerStatus, ...]:
+    own = {rank.rank: rank.own_step_s for rank in ranks if rank.own_step_s is not None}
+    usual = median_low(own.values()) if len(own) > 1 else 0.0
+    slow = {rank: time / usual for rank, time in own.items() if usual and time > 0}
+    found = [
+        StragglerStatus(
+            rank=rank,
+            ratio=round(ratio, 3),
+            kind=told.get(rank, {}).get("kind"),
+            since_step=told.get(rank, {}).get("since_step"),
+        )
+        for rank, ratio in slow.items()
+        if ratio > 1 + THRESHOLD
+    ]
+    return tuple(sorted(found, key=lambda each: -each.ratio))

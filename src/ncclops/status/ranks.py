@@ -1,0 +1,196 @@
+"""What one rank shows of itself: its progress page, its records, its output, its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ncclops.health.stragglers import WINDOW_STEPS
+from ncclops.receipts import recorder
+from ncclops.receipts.log_scan import LogScan
+from ncclops.receipts.observation import Observation
+from ncclops.record import progress
+from ncclops.record.progress import Progress, Warmup
+from ncclops.record.tail import last_lines
+from ncclops.status.event_facts import RankFacts
+from ncclops.status.model import RankStatus
+
+# The step time shown is the median of so many: one slow step is no news, ten are.
+_RECENT_STEPS = 10
+_PRINTED_LINES = 200
+# Enough for the window of steps, with phases and the like between them.
+_RECORDS, _RECORD_BYTES = 2 * WINDOW_STEPS, 300
+# A page that is older than the worker by more than two clocks may differ is an earlier worker's.
+_CLOCK_SLACK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a rank is looked at. ``here``: whether its processes and clock are this machine's."""
+
+    now: float
+    monotonic_ns: int
+    here: bool
+
+    def ago(self, then_ns: int) -> float | None:
+        """Seconds since a time in a page; None where that cannot be known."""
+        known = self.here and 0 < then_ns <= self.monotonic_ns
+        return round((self.monotonic_ns - then_ns) / 1e9, 3) if known else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds, as medians: ``step_s`` of the very last steps, ``own_step_s`` of enough to compare
+    ranks by, without the waiting for others where the script tells it apart."""
+
+    step_s: float | None = None
+    own_step_s: float | None = None
+
+
+def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
+    """The times in the last records of a ``receipt.jsonl``.
+
+    What was before a start is left out, and so are disturbed steps: the first after a start, and
+    those with a declared phase in them.
+    """
+    seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
+    busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+    for record in records:
+        if record.get("kind") in ("start", "iteration"):
+            seconds.clear()
+            busy_s.clear()
+        if record.get("kind") != "step" or "phase_s" in record or "first" in record:
+            continue
+        for times, value in ((seconds, record.get("seconds")), (busy_s, record.get("busy_s"))):
+            if isinstance(value, int | float):
+                times.append(value)
+    own = busy_s if len(busy_s) == len(seconds) else seconds
+    return StepTimes(
+        step_s=round(median(list(seconds)[-_RECENT_STEPS:]), 6) if seconds else None,
+        own_step_s=round(median(own), 6) if len(own) >= _RECENT_STEPS else None,
+    )
+
+
+def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
+    """The rank as it is at ``moment``."""
+    page = progress.read(progress.path_in(run_dir, facts.rank))
+    if page is not None and _is_of_earlier_worker(page, facts, moment):
+        page = None
+    runs = facts.ended is None
+    sight = _sight(run_dir, facts, page, moment)
+    times = step_times(_last_records(run_dir, facts.rank))
+    return RankStatus(
+        rank=facts.rank,
+        host=facts.host,
+        phase=_phase(facts, page, sight.step),
+        pid=facts.pid,
+        iteration=0 if page is None else page.iteration,
+        step=sight.step,
+        step_s=times.step_s or sight.step_s,
+        own_step_s=times.own_step_s,
+        step_age_s=sight.age_s if runs else None,
+        heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
+        memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
+        last_event=facts.last,
+    )
+
+
+def _phase(facts: RankFacts, page: Progress | None, step: int | None) -> str:
+    if facts.ended is not None:
+        return "ended" if facts.ended else "failed"
+    if page is None:
+        if step is not None or facts.warm:
+            return "training"
+        return "running" if facts.bootstrapped else "starting"
+    if page.phase is not None:
+        return page.phase
+    if page.warmup is Warmup.RUNNING:
+        return "warming-up"
+    if page.steps or page.updates or step is not None or facts.warm:
+        return "training"
+    return "warming-up" if facts.bootstrapped else "starting"
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """The last step, how many seconds ago it ended, and how long steps take without receipts."""
+
+    step: int | None
+    age_s: float | None
+    step_s: float | None = None
+
+
+def _sight(run_dir: Path, facts: RankFacts, page: Progress | None, moment: Moment) -> _Sight:
+    """The last step of the page, else as it was printed."""
+    if page is not None and page.step is not None:
+        return _Sight(page.step, moment.ago(page.step_ns))
+    log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
+    printed, written = _printed_steps(log), _modified(log)
+    step, at = facts.step, facts.step_at
+    if printed and (step is not None or facts.bootstrapped or facts.warm):
+        # Events tell a step a minute; the log has the newest.
+        step, at = printed[-1].step, written
+    age_s = None if at is None else round(max(0.0, moment.now - at), 3)
+    return _Sight(step, age_s, _printed_s(printed) or facts.step_s or _mean_s(facts, step, at))
+
+
+def _printed_steps(log: Path) -> list[Observation]:
+    """The steps in the last lines of the log that carry a number."""
+    lines = last_lines(log, _PRINTED_LINES, limit_bytes=16 << 10)
+    if not lines:
+        return []
+    scan = LogScan(str(log))
+    seen = (each for line in lines for each in scan.feed(line))
+    return [each for each in seen if each.kind == "step" and each.step is not None]
+
+
+def _printed_s(printed: Sequence[Observation]) -> float | None:
+    """The seconds that the trainer itself prints, as Megatron-LM does."""
+    seconds = [each.seconds for each in printed[-_RECENT_STEPS:] if each.seconds is not None]
+    return round(median(seconds), 6) if seconds else None
+
+
+def _mean_s(facts: RankFacts, step: int | None, at: float | None) -> float | None:
+    """The mean since the first step that became an event, until there is a second one."""
+    if facts.step is None or facts.step_at is None or step is None or at is None:
+        return None
+    steps = step - facts.step
+    return round((at - facts.step_at) / steps, 6) if steps > 0 and at > facts.step_at else None
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _last_records(run_dir: Path, rank: int) -> Iterator[Mapping[str, Any]]:
+    path = recorder.path_in(run_dir, rank)
+    for line in last_lines(path, _RECORDS, limit_bytes=_RECORDS * _RECORD_BYTES):
+        with suppress(ValueError, RecursionError):  # half a line
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> bool:
+    age = moment.ago(page.started_ns)
+    if age is None or facts.started is None:
+        return False
+    return moment.now - age < facts.started - _CLOCK_SLACK_S
+
+
+def _resident_gib(pid: int | None) -> float | None:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(pages * os.sysconf("SC_PAGESIZE") / 2**30, 3)

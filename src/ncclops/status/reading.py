@@ -1,0 +1,162 @@
+"""The run directory, read into a status: once for a command, again and again for the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclops.goodput import measure, spans
+from ncclops.record.run_directory import RunDirectory
+from ncclops.record.tail import LineReader
+from ncclops.status import compare, merge
+from ncclops.status.event_facts import RankFacts, RunFacts
+from ncclops.status.gpu_memory import GpuMemory
+from ncclops.status.model import RankStatus, RunPhase, RunStatus
+from ncclops.status.ranks import Moment, look
+
+# A status this old is as good as a new one: steps take longer, and ten thousand requests a second
+# cost no more than two.
+_MAX_AGE_S = 0.5
+
+
+class RunReader:
+    """Reads one run, and from then on what is new of its events. One thread at a time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._facts = RunFacts(run_id=run_dir.name)
+        self._events: list[dict[str, Any]] = []
+        self._lines = LineReader(run_dir / RunDirectory.EVENTS)
+        self._gpus = GpuMemory(run_dir)
+
+    def read(self) -> RunStatus:
+        """The status now, with what other nodes have sent."""
+        status = merge.merge([self.own(), *merge.load(self._run_dir)])
+        return compare.compared(status, self._facts.stragglers)
+
+    def own(self) -> RunStatus:
+        """The status now, of what this run directory records."""
+        while lines := list(self._lines.read()):
+            for event in filter(None, map(_record, lines)):
+                self._facts.add(event)
+                self._events.append(event)
+        return self._own_status()
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _own_status(self) -> RunStatus:
+        facts, now = self._facts, time.time()
+        ranks = tuple(self._look(facts.ranks[rank], now) for rank in sorted(facts.ranks))
+        ended = facts.newest if facts.verdict is not None else None
+        status = RunStatus(
+            run_id=facts.run_id,
+            run_dir=str(self._run_dir),
+            phase=self._phase(ranks),
+            as_of=now,
+            started=facts.started,
+            seconds=None if facts.started is None else round((ended or now) - facts.started, 3),
+            profile=facts.profile,
+            world_size=facts.world_size,
+            nodes=tuple(dict.fromkeys(rank.host for rank in ranks)),
+            attempt=facts.attempt,
+            iteration=max([facts.iteration, *(rank.iteration for rank in ranks)]),
+            restarts=facts.restarts,
+            retries=facts.retries,
+            ranks=ranks,
+            faults=dict(facts.faults),
+            last_fault=facts.last_fault,
+            goodput=measure(spans(self._events, now=now)).to_json(),
+        )
+        return _with_verdict(status, facts)
+
+    def _look(self, facts: RankFacts, now: float) -> RankStatus:
+        here = facts.host == socket.gethostname() and self._facts.verdict is None
+        moment = Moment(now=now, monotonic_ns=time.monotonic_ns(), here=here)
+        seen = look(self._run_dir, facts, moment)
+        return replace(seen, gpu_memory_gib=self._gpus.gib(facts.rank) if here else None)
+
+    def _phase(self, ranks: tuple[RankStatus, ...]) -> RunPhase:
+        facts = self._facts
+        if facts.verdict is not None:
+            return "ended"
+        if facts.stopping:
+            return "stopping"
+        if facts.between_attempts:
+            return "retrying"
+        if facts.interrupted and not self._is_back(ranks):
+            return "restarting"
+        return compare.run_phase(ranks)
+
+    def _is_back(self, ranks: tuple[RankStatus, ...]) -> bool:
+        """Whether a rank has made a step since the last start."""
+        iteration = self._facts.iteration
+        return any(rank.phase == "training" and rank.iteration >= iteration for rank in ranks)
+
+
+def read_once(run_dir: Path) -> RunStatus:
+    """The status of a run from its directory alone. Raises ``OSError`` if it holds no events."""
+    reader = RunReader(run_dir)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
+
+
+class LiveSights:
+    """What the server shows: read when somebody asks, kept for half a second."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._reader: RunReader | None = None
+        self._reading = asyncio.Lock()
+        self._status: RunStatus | None = None
+        self._read_at = 0.0
+        self._bytes: dict[str, bytes] = {}
+
+    async def status(self) -> bytes:
+        """See ``routes.StatusProvider``."""
+        await self._refresh()
+        return self._bytes["status"]
+
+    async def metrics(self) -> bytes:
+        """See ``routes.StatusProvider``."""
+        from ncclops.status.metrics import render
+
+        status = await self._refresh()
+        if "metrics" not in self._bytes:
+            self._bytes["metrics"] = render(status)
+        return self._bytes["metrics"]
+
+    def _read(self) -> RunStatus:
+        self._reader = self._reader or RunReader(self._run_dir)
+        return replace(self._reader.read(), source="agent")
+
+    async def _refresh(self) -> RunStatus:
+        async with self._reading:
+            if self._status is None or time.monotonic() - self._read_at > _MAX_AGE_S:
+                # In a thread: the files may be on a server that does not answer.
+                self._status = await asyncio.to_thread(self._read)
+                self._read_at = time.monotonic()
+                self._bytes = {"status": json.dumps(self._status.to_json()).encode() + b"\n"}
+            return self._status
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # half a line, or nothing of ours
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _with_verdict(status: RunStatus, facts: RunFacts) -> RunStatus:
+    if facts.verdict is None:
+        return status
+    told = {name: facts.verdict.get(name) for name in ("outcome", "exit_code", "reason")}
+    return replace(status, **told)  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""What the agent asks of a running worker: JSON messages over a socket that the worker inherits.
+
+A thread waits for them. Handlers run in it: they must be quick, and they cannot count on the main
+thread, which may hang.
+
+    restart   have all ranks start the script again (``in_process``)
+    tighten   shorten timeouts (``windows``)
+    abort     abort all process groups, since the process is about to be ended (``stopping``)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ncclops.record.variables import ORDERS_FD
+
+Order = Mapping[str, Any]
+Handler = Callable[[Order], object]
+
+_MOST_BYTES = 64 << 10
+_handlers: dict[str, Handler] = {}
+
+
+def on(name: str, handler: Handler) -> None:
+    """Have ``handler`` carry out the order ``name`` from now on, instead of any other one."""
+    _handlers[name] = handler
+
+
+def listen() -> None:
+    """Start to listen; outside `launch` nothing happens. Call before anything may fork."""
+    fd = os.environ.pop(ORDERS_FD, None)
+    if fd is None:
+        return
+    os.set_inheritable(int(fd), False)
+    connection = socket.socket(fileno=int(fd))
+    threading.Thread(target=_run, args=(connection,), name="ncclops-orders", daemon=True).start()
+
+
+def _run(connection: socket.socket) -> None:
+    while message := connection.recv(_MOST_BYTES):  # empty: the agent is gone
+        order = json.loads(message)
+        handler = _handlers.get(order["order"])
+        if handler is None:
+            continue
+        try:
+            handler(order)
+        except Exception as error:  # noqa: BLE001 - the next order must find somebody
+            sys.stderr.write(f"ncclops: could not {order['order']}: {error!r}\n")

@@ -1,0 +1,34 @@
+"""Ranks in reserve: they take part, do not train, and move up when others are lost."""
+
+from __future__ import annotations
+
+from ncclops import restart
+from ncclops.record import worker_record
+from ncclops.restart.initialize import Initialize
+from ncclops.restart.rank_assignment import (
+    ActivateAllRanks,
+    MaxActiveWorldSize,
+    RankAssignment,
+    ShiftRanks,
+)
+from ncclops.restart.state import FrozenState, Mode
+
+
+class Entered(Initialize):
+    """Tells that a rank in reserve is in the restart core's care, like those that run."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        if not self._told and state.mode is Mode.INACTIVE:
+            self._told = True
+            worker_record.tell("entered")
+        return state
+
+
+def assignment(active: str | None) -> RankAssignment:
+    """All ranks take part, or the lowest ``active``; survivors move up into the gaps."""
+    who = ActivateAllRanks() if active is None else MaxActiveWorldSize(int(active))
+    composed: RankAssignment = restart.Compose(who, ShiftRanks())  # type: ignore[assignment]
+    return composed

@@ -1,0 +1,160 @@
+"""Which window of timeouts holds: the long one until compile warm-up is over, then the steady one.
+
+One rank's warm-up ends before another's. A rank that tightened at once would time out waiting for
+one that still compiles, so the ranks meet over the store first. Where some do not come (they
+compile longer, or do not report) nobody is held up for long: two complete steps show as well that
+nobody compiles any more, since the collectives of a step need all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ncclops.receipts.recorder import Silent
+from ncclops.record import worker_record
+from ncclops.record.progress import WARM_AFTER_STEPS
+from ncclops.timeouts.limits import Limits, Window, window_from
+from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker.store_barrier import meet
+
+if TYPE_CHECKING:
+    from ncclops.restart import CallWrapper
+
+# How long a rank waits for the others at the end of a warm-up that the script reports.
+_MEETING_LIMIT = timedelta(seconds=30)
+
+
+class Windows:
+    """Follows the receipts of a rank and moves its timeouts with them."""
+
+    def __init__(
+        self, limits: Limits, groups: GroupTimeouts, meeting_limit: timedelta = _MEETING_LIMIT
+    ) -> None:
+        self._limits = limits
+        self._groups = groups
+        self._meeting_limit = meeting_limit
+        self._call: CallWrapper | None = None
+        self._declared: list[timedelta] = []  # limits of the script's phases, the outermost first
+        self._is_phase_open = False
+        self._warmups = 0  # in this iteration
+        self._steps_left: int | None = None  # until the steady window without a meeting
+        self._wish: Window | None = None  # of an operator, not granted yet
+
+    def follow(self, recorder: Silent) -> None:
+        """Move with what ``recorder`` is told."""
+        recorder.on_warmup_begin(self._begin_warmup)
+        recorder.on_warmup_end(self._end_warmup)
+        recorder.on_step(self._step)
+        recorder.on_update(self._grant)
+        recorder.on_phase(self._declare)
+
+    def on_order(self, order: Mapping[str, Any]) -> None:
+        """An operator asks for shorter timeouts: the steady window from now on. From any thread.
+
+        It holds from the next step or update on, which shows that no rank compiles: their
+        collectives need all ranks. After a restart, when warm-up is over again.
+        """
+        self._wish = window_from(order["window"])
+
+    def begin_iteration(self, call: CallWrapper | None = None) -> None:
+        """The script starts (again), under ``call`` if in-process restart looks after it."""
+        self._call = call
+        self._warmups = 0
+        self._steps_left = None
+        self._declared.clear()
+        self._is_phase_open = False  # a phase of the restart core ends with its iteration
+        self._groups.begin_iteration()
+
+    def _begin_warmup(self) -> None:
+        if self._limits.steady is None or not self._groups.is_steady:
+            return
+        self._groups.widen()
+        self._tell_restart_core()
+
+    def _end_warmup(self, taken: timedelta | None) -> None:
+        if self._limits.steady is None or self._groups.is_steady:
+            return
+        self._warmups += 1
+        missing = [] if taken is None else self._missing_elsewhere()
+        if not missing:
+            self._be_steady()
+            return
+        self._steps_left = WARM_AFTER_STEPS
+        worker_record.tell(
+            "group-timeout",
+            applied=False,
+            why=f"ranks {', '.join(map(str, missing))} have not ended their warm-up yet;"
+            f" timeouts tighten after {WARM_AFTER_STEPS} more steps",
+        )
+
+    def _missing_elsewhere(self) -> list[int]:
+        """Ranks of the job that have not ended this warm-up within the limit."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return []
+        if not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return []
+        return meet(f"warm-up/{self._warmups}", self._meeting_limit)
+
+    def _declare(self, limit: timedelta | None) -> None:
+        """The script is in a phase that may take up to ``limit``; None: no longer."""
+        if limit is not None:
+            self._declared.append(limit)
+        elif self._declared:
+            self._declared.pop()
+        self._tell_restart_core()
+
+    def _grant(self) -> None:
+        if self._wish is None:
+            return
+        steady, self._wish = self._wish, None
+        groups = self._limits.groups
+        if (most := steady.process_group) is not None:
+            groups = {pattern: min(limit, most) for pattern, limit in groups.items()}
+        self._limits = replace(self._limits, steady=steady, groups=groups)
+        self._groups.use(self._limits)
+        self._be_steady()
+
+    def _step(self, _n: int) -> None:
+        self._grant()
+        if self._call is not None:
+            self._call.beat()
+        if self._steps_left is None:
+            self._groups.look_for_new()
+            return
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            self._be_steady()
+
+    def _be_steady(self) -> None:
+        self._steps_left = None
+        self._groups.tighten()
+        self._tell_restart_core()
+
+    def _tell_restart_core(self) -> None:
+        """Set soft and hard to what holds now: the window's, or more in a declared phase.
+
+        As a phase of the restart core, which ends with its iteration: a restart has the long
+        window again.
+        """
+        if self._call is None:
+            return
+        if self._is_phase_open:
+            self._call.end_phase()
+            self._is_phase_open = False
+        first, steady = self._limits.first, self._limits.steady
+        window = steady if steady is not None and self._groups.is_steady else first
+        limit = self._declared[-1] if self._declared else timedelta(0)
+        if window is first and limit <= first.soft:
+            return
+        longer = max(1.0, limit / window.soft)
+        self._call.begin_phase(
+            "declared" if longer > 1 else "steady",
+            soft_timeout=window.soft * longer,
+            hard_timeout=window.hard * longer,
+        )
+        self._is_phase_open = True

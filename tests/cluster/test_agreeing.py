@@ -1,0 +1,120 @@
+"""The agents' log over a real store, who watches whom, and how a round stands."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ncclops.cluster.heartbeat import PulseWatch, Silence, watched_by
+from ncclops.cluster.round_state import RoundState
+from ncclops.cluster.shared_log import SharedLog
+
+SHORTLY = timedelta(milliseconds=50)
+LIMIT = timedelta(seconds=60)
+
+
+@pytest.fixture
+def server() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, wait_for_workers=False)
+
+
+def another(server: dist.TCPStore) -> Any:
+    return dist.TCPStore("127.0.0.1", server.port, None, False, LIMIT, wait_for_workers=False)
+
+
+class TestLog:
+    def test_all_readers_see_all_records_in_one_order(self, server: dist.TCPStore) -> None:
+        def write(writer: int) -> None:
+            log = SharedLog(another(server), "job")
+            for number in range(20):
+                log.post({"writer": writer, "number": number})
+
+        threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+        for thread in threads:
+            thread.start()
+        seen = []
+        for _ in range(2):
+            log = SharedLog(another(server), "job")
+            seen.append([log.read(number, LIMIT) for number in range(80)])
+        for thread in threads:
+            thread.join(LIMIT.total_seconds())
+        assert seen[0] == seen[1]
+        for writer in range(4):
+            own = [each["number"] for each in seen[0] if each and each["writer"] == writer]
+            assert own == list(range(20))
+
+    def test_nothing_within_the_time_is_none(self, server: dist.TCPStore) -> None:
+        log = SharedLog(another(server), "job")
+        assert log.read(0, SHORTLY) is None
+        log.post({"kind": "x"})
+        assert log.read(0, SHORTLY) == {"kind": "x"}
+
+    def test_rounds_do_not_see_each_other(self, server: dist.TCPStore) -> None:
+        SharedLog(another(server), "round1").post({"kind": "x"})
+        assert SharedLog(another(server), "round2").read(0, SHORTLY) is None
+
+
+class TestPulse:
+    def test_the_first_watches_all_and_all_watch_the_first(self) -> None:
+        assert watched_by(0, {0, 1, 2, 3}) == [1, 2, 3]
+        assert watched_by(2, {0, 1, 2, 3}) == [0]
+        assert watched_by(1, {1, 2, 3}) == [2, 3]  # 0 is lost, and 1 the first that is left
+        assert watched_by(1, {1}) == []
+
+    def test_a_counter_that_stands_still_for_too_long_is_lost(self) -> None:
+        watch = PulseWatch(10)
+        assert watch.look(0, {1: 5, 2: 5}) == []
+        assert watch.look(9, {1: 6, 2: 5}) == []
+        assert watch.look(10, {1: 7, 2: 5}) == [2]
+
+    def test_silence_is_counted_while_we_are_awake_to_hear(self) -> None:
+        silence = Silence(pause_s=1.0, now=0.0)
+        assert [silence.look(now) for now in (1.0, 2.0)] == [1.0, 2.0]
+        assert silence.look(60.0) == 0.0  # we stood still: what was said is yet to be read
+        silence.heard(60.5)
+        assert [silence.look(now) for now in (61.0, 62.0, 63.0)] == [0.5, 1.5, 2.5]
+
+    def test_a_watcher_that_was_stopped_itself_accuses_nobody_who_went_on(self) -> None:
+        watch = PulseWatch(10)
+        watch.look(0, {1: 5})
+        assert watch.look(100, {1: 60}) == []
+
+
+class TestStanding:
+    def test_the_first_decision_is_the_decision(self) -> None:
+        round_state = RoundState(2)
+        assert round_state.take({"kind": "decision", "node": 0, "outcome": "completed"})
+        assert not round_state.take({"kind": "decision", "node": 1, "outcome": "failed"})
+        assert round_state.decision == {"kind": "decision", "node": 0, "outcome": "completed"}
+
+    def test_when_the_one_that_decides_is_lost_the_next_one_does(self) -> None:
+        round_state = RoundState(3)
+        assert round_state.decider() == 0
+        round_state.take({"kind": "lost", "node": 0, "why": "killed"})
+        assert round_state.decider() == 1
+
+    def test_when_the_one_that_decides_has_left_the_next_one_does(self) -> None:
+        """It was asked to stop, and needs no decision."""
+        round_state = RoundState(2)
+        round_state.take({"kind": "bye", "node": 0})
+        assert round_state.decider() == 1
+
+    def test_nobody_waits_for_the_lost_the_idle_and_those_that_said_goodbye(self) -> None:
+        round_state = RoundState(4, idle=frozenset({3}))
+        round_state.take({"kind": "ended", "node": 0})
+        round_state.take({"kind": "lost", "node": 1, "why": "cut off"})
+        assert not round_state.all_ended()
+        round_state.take({"kind": "ended", "node": 2})
+        assert round_state.all_ended()
+        round_state.take({"kind": "bye", "node": 2})
+        assert not round_state.take({"kind": "lost", "node": 2, "why": "silent"})
+
+    def test_one_that_was_only_late_is_back(self) -> None:
+        round_state = RoundState(2)
+        round_state.take({"kind": "lost", "node": 1, "why": "silent"})
+        assert round_state.take({"kind": "back", "node": 1})
+        assert round_state.living == [0, 1]

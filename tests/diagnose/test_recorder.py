@@ -1,0 +1,127 @@
+"""What is kept of a recorder's ring: the present iteration, and not more than can be read."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from ncclops.capture import flight_recorder, process_groups
+from ncclops.capture.flight_recorder import Mark, RawDump
+
+
+def entry(number: int, pg_id: int, at: int, *, retired: bool = True) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "pg_id": pg_id,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": "gloo:all_reduce",
+        "time_created_ns": at,
+        "retired": retired,
+        "frames": [{"name": "f", "filename": "train.py", "line": n} for n in range(60)],
+    }
+
+
+def dump_of(entries: list[dict[str, Any]], status: dict[str, Any] | None = None) -> RawDump:
+    content = {"version": "2.10", "entries": entries, "pg_status": status or {}, "pg_config": {}}
+    return RawDump("_dump_fr_trace", pickle.dumps(content))
+
+
+def test_entries_of_an_earlier_iteration_are_left_out() -> None:
+    """Its groups have the same names and the same numbers, which would confuse every analyser."""
+    status = {str(pg): {"last_enqueued_collective": 3} for pg in (0, 1, 2)}
+    raw = dump_of([entry(1, 0, 100), entry(2, 0, 200), entry(1, 1, 300)], status)
+    read = raw.read(since_ns=250)
+    assert [each["pg_id"] for each in read["entries"]] == [1]
+    assert set(read["pg_status"]) == {"1", "2"}, "and a group that has done nothing yet"
+
+
+def status(enqueued: int, completed: int) -> dict[str, int]:
+    return {"last_enqueued_collective": enqueued, "last_completed_collective": completed}
+
+
+def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
+    """By then what was pending has ended, and the next iteration has begun."""
+    mark = Mark(at_ns=300, status={"0": status(2, 1), "1": status(1, 1)})
+    entries = [entry(1, 0, 100), entry(2, 0, 200), entry(1, 1, 250), entry(1, 2, 400)]
+    after = {"0": status(2, 2), "1": status(1, 1), "2": status(1, 1)}
+    read = RawDump("_dump_fr_trace", dump_of(entries, after).pickled, mark).read(since_ns=0)
+    assert [(each["pg_id"], each["retired"]) for each in read["entries"]] == [
+        (0, True),
+        (0, False),
+        (1, True),
+    ]
+    assert read["pg_status"] == mark.status
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pending"),
+    [
+        (3, 3, set()),  # all done
+        (2, 3, {3}),  # the abort ended the last one
+        (2, 2, set()),  # the second was reported last; the third was done as well
+        (1, 3, {2, 3}),  # two under way, of a loop that waits for neither
+        (3, 2, {2}),  # the third was done before the second
+    ],
+)
+def test_what_was_pending_is_told_by_what_the_abort_ended(
+    before: int, after: int, pending: set[int]
+) -> None:
+    mark = Mark(at_ns=1000, status={"0": status(3, before)})
+    entries = [entry(n, 0, n) for n in (1, 2, 3)]
+    raw = dump_of(entries, {"0": status(3, after)})
+    read = RawDump(raw.source, raw.pickled, mark).read(since_ns=0)
+    assert {e["record_id"] for e in read["entries"] if not e["retired"]} == pending
+    done = max({1, 2, 3} - pending)
+    assert read["pg_status"]["0"]["last_completed_collective"] == max(before, done)
+    assert mark.is_ambiguous == (before == 1)
+
+
+def test_what_the_abort_did_not_end_is_pending() -> None:
+    mark = Mark(at_ns=1000, status={"0": status(2, 1)})
+    stuck = dump_of([entry(1, 0, 1), entry(2, 0, 2, retired=False)], {"0": status(2, 1)})
+    read = RawDump(stuck.source, stuck.pickled, mark).read(since_ns=0)
+    assert [each["retired"] for each in read["entries"]] == [True, False]
+
+
+def test_frames_are_kept_where_they_tell_something() -> None:
+    entries = [entry(n, 0, n) for n in range(1, 201)]
+    entries[3]["retired"] = False
+    read = dump_of(entries).read(since_ns=0)
+    with_frames = [each["record_id"] for each in read["entries"] if "frames" in each]
+    assert with_frames == [4, *range(169, 201)]
+    assert max(len(each.get("frames", [])) for each in read["entries"]) <= 24
+
+
+def test_a_ring_of_any_size_is_bounded() -> None:
+    entries = [{"record_id": n, "pg_id": 0, "time_created_ns": n + 1} for n in range(30_000)]
+    read = dump_of(entries).read(since_ns=0)
+    assert len(read["entries"]) == 10_000
+    assert read["entries"][-1]["record_id"] == 29_999
+    assert read["entries_dropped"] == 20_000
+
+
+def test_groups_are_told_what_the_recorder_knows_of_them() -> None:
+    described = [
+        {"name": "0", "last_enqueued": 5, "last_started": None, "last_completed": None},
+        {"name": "1", "last_enqueued": 0, "last_started": None, "last_completed": None},
+    ]
+    status = {"3": {"last_enqueued_collective": "7", "last_completed_collective": 6}}
+    status["3"]["last_started_collective"] = -1
+    last = entry(7, 3, 2_000_000_000, retired=False)
+    process_groups.add_status(described, {"entries": [entry(6, 3, 1), last], "pg_status": status})
+    assert described[0]["last_enqueued"] == 7
+    assert (described[0]["last_started"], described[0]["last_completed"]) == (None, 6)
+    assert described[0]["last_op"] == {"op": "all_reduce", "seq": 7, "pending": True, "at": 2.0}
+    assert "last_op" not in described[1]
+
+
+def test_without_torch_there_is_nothing_and_no_error(monkeypatch: Any) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "torch._C._distributed_c10d", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
+    assert flight_recorder.dump() == []
+    assert process_groups.groups() == []

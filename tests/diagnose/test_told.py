@@ -1,0 +1,212 @@
+"""Whom ``ncclops incident`` blames: incidents made to measure, as real ones are laid out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.capture.python_stacks import Frame
+from ncclops.diagnose.advice import steps
+from ncclops.diagnose.incident_events import decision_on
+from ncclops.diagnose.incident_report import Told, tell
+from ncclops.flight.findings import KINDS
+from ncclops.record import incidents
+from tests.flight import dumps
+from tests.flight.dumps import entry
+
+# As Gloo ends a process that is sent more than its own call has room for.
+OVERRUN = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 12 vs 8. Received "
+    "data size doesn't match expected size. Is there a distributed collective mismatch in your "
+    "code?\n"
+)
+Entries = Iterable[Mapping[str, Any]]
+Make = Callable[..., Path]
+
+
+def fault(rank: int, kind: str, summary: str, *, gone: bool = False) -> dict[str, Any]:
+    return {"kind": kind, "initial_rank": rank, "summary": summary, "gone": gone}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """``make(dumps, first_fault)`` writes a run with one incident of four ranks."""
+
+    def write(by_rank: Mapping[int, Entries], first: dict[str, Any], **more: Any) -> Path:
+        incident = tmp_path / incidents.INCIDENTS / "0"
+        for rank, entries in by_rank.items():
+            flight = {"rank": rank, "host": "n1", "pid": 1, "taken_at": dumps.BEGUN_S + 10_000}
+            incidents.write_json(
+                incidents.rank_dir(incident, rank) / incidents.FLIGHT,
+                flight | {"dump": dumps.dump(entries, {dumps.WORLD: range(4)})},
+            )
+        record = {
+            "iteration": 0,
+            "cause": first["kind"],
+            "summary": first["summary"],
+            "first_faulty_rank": first["initial_rank"],
+            "ranks_lost": [first["initial_rank"]] if first["gone"] else [],
+            "exception": None,
+            "traceback": None,
+            "faults": [first],
+            "world_size_before": 4,
+            "world_size": 4 - first["gone"],
+            "at": time.time(),
+            "rank_before": 0,
+            "rank": 0,
+        }
+        incidents.write_json(incident / incidents.INCIDENT, record | more)
+        return tmp_path
+
+    return write
+
+
+def calls(**last: Any) -> list[dict[str, Any]]:
+    known = [entry(seq, op="gloo:all_reduce") for seq in (1, 2)]
+    return [*known, entry(3, **({"op": "gloo:all_reduce", "state": "scheduled"} | last))]
+
+
+def culprit(told: Told) -> tuple[int, str | None]:
+    frame = told.culprit.frame
+    return told.culprit.rank, None if frame is None else f"{frame.file}:{frame.line}"
+
+
+def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
+    log = run / "ranks" / str(rank) / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(said)
+    event = {"ts": time.time(), "event": "worker-exited", "rank": rank, "exit_code": None}
+    (run / "events.jsonl").write_text(json.dumps(event | {"signal": signal}) + "\n")
+    incidents.add_missing(
+        incidents.rank_dir(run / incidents.INCIDENTS / "0", rank),
+        f"the process ended ({signal})",
+        list(incidents.PICTURE),
+    )
+
+
+def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Make) -> None:
+    """The agent's watch sees that all stand still, and knows no better than to name the first."""
+    by_rank = {rank: calls() for rank in (0, 1, 3)}
+    by_rank[2] = calls(op="gloo:broadcast", line=71)
+    told = tell(make(by_rank, fault(0, "hung", "hang: all ranks are stuck; ranks 0-3: …")), None)
+    assert culprit(told) == (2, "/home/user/train.py:71")
+    assert "look for a branch before the call at /home/user/train.py:71" in told.next_steps[0]
+    assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
+
+
+def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> None:
+    by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
+    by_rank[2] = calls()[:2]
+    run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
+    stacks = incidents.rank_dir(run / incidents.INCIDENTS / "0", 2) / incidents.STACKS
+    stacks.write_text(
+        'Thread 0x1 [MainThread] (most recent call first):\n  File "/home/user/d.py", line 3 in f\n'
+    )
+    told = tell(run, None)
+    assert culprit(told) == (2, "/home/user/d.py:3")
+    assert told.sentence == (
+        "rank 2 never entered all_reduce #3 of group default_pg (0-3): it is in d.py:3 f"
+    )
+
+
+def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make) -> None:
+    by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]], line=60)}
+    run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
+    killed(run, 3, "SIGABRT", OVERRUN)
+    told = tell(run, None)
+    assert culprit(told) == (2, "/home/user/train.py:60")
+    assert told.sentence.endswith("; rank 3 failed of it (SIGABRT)")
+    assert told.classification is not None
+    assert told.classification["class"] == "collective-mismatch"
+
+
+def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(make: Make) -> None:
+    """It asked for less than it was sent, and left neither a recorder nor stacks."""
+    by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
+    run = make(by_rank, fault(2, "died", "rank 2: the process died", gone=True))
+    killed(run, 2, "SIGABRT", OVERRUN)
+    told = tell(run, None)
+    assert culprit(told) == (2, None)
+    assert "the others called it at /home/user/train.py:60" in told.culprit.how
+    crash = "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
+    log = run / "ranks" / "2" / "stderr.log"
+    log.write_text(OVERRUN + crash + '  File "/home/user/train.py", line 61 in step\n')
+    assert culprit(tell(run, None)) == (2, "/home/user/train.py:61")
+
+
+def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Make) -> None:
+    by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]])}
+    run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
+    killed(run, 3, "SIGKILL")
+    told = tell(run, None)
+    assert told.culprit.rank == 3
+    assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
+
+
+def event(at: float, name: str, **more: Any) -> dict[str, Any]:
+    return {"ts": at, "event": name, **more}
+
+
+@pytest.mark.parametrize(
+    ("events", "what", "why"),
+    [
+        ([], "no further restart in place, but new processes", "3 times"),
+        ([event(13, "retry", attempt=2)], "new processes (attempt 2)", "3 times"),
+        (
+            [event(13, "escalation", to="stop", reason="no attempt left"), event(14, "verdict")],
+            "the run ended",
+            "no attempt left",
+        ),
+        ([event(14, "verdict", outcome="failed", reason="rank 2 exited")], "failed", "3 times"),
+    ],
+)
+def test_an_escalation_is_what_was_decided(
+    events: list[dict[str, Any]], what: str, why: str
+) -> None:
+    """Whatever else is said afterwards, and whether or not there is more on record by now."""
+    incident = {"at": 10.0, "iteration": 2, "rank_before": 0, "rank": 0, "world_size": 4}
+    before = [event(9, "restart", iteration=2), event(11, "restart", iteration=3)]
+    before.append(event(12, "escalation", to="respawn", reason="3 times in a row"))
+    decision = decision_on(incident, [*before, *events], until=20.0)
+    assert what in decision.what
+    assert why in decision.why
+    earlier = decision_on(incident | {"iteration": 1, "at": 8.0}, [*before, *events], until=10.0)
+    assert earlier.what.startswith("restarted in place"), "the next fault led to it"
+
+
+def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:
+    """What an exception says may look like a line of a traceback."""
+    trace = (
+        'Traceback (most recent call last):\n  File "/home/user/train.py", line 9, in main\n'
+        'RuntimeError: gave up after KeyError (File "/home/user/other.py", line 51, in f): a bug\n'
+    )
+    first = fault(1, "exception", "RuntimeError: gave up")
+    run = make({0: calls()}, first, exception=first["summary"], traceback=trace)
+    assert tell(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
+
+
+def test_who_called_the_line_is_told_with_it(make: Make) -> None:
+    """A line in a helper says little by itself."""
+    files = (("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply"))
+    files += (("comm.py", "sync_gradients"),)
+    trace = "".join(
+        f'  File "/home/user/{file}", line {line}, in {name}\n'
+        for line, (file, name) in enumerate(files, 1)
+    )
+    run = make({0: calls()}, fault(1, "exception", "RuntimeError: no"), traceback=trace)
+    who = tell(run, None).culprit
+    assert who.frame == Frame("/home/user/comm.py", 4, "sync_gradients")
+    assert [caller.function for caller in who.callers] == ["step", "main"]
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"rank-died"}))
+def test_each_kind_of_hang_has_a_step_to_take(kind: str) -> None:
+    first, *more = steps(kind, "rank 2", "train.py:3 in f", in_data_loader=True)
+    assert "{" not in first
+    assert len(more) == (kind == "never-arrived")

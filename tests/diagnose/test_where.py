@@ -1,0 +1,116 @@
+"""`ncclops where` looks at running jobs and leaves them as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.record import incidents
+from tests.conftest import CompletedText
+from tests.diagnose.conftest import DEADLINE_S, LINE_OF, Background, read, until
+
+Ncclops = Callable[..., CompletedText]
+Profile = Callable[..., Path]
+Start = Callable[..., Background]
+
+
+def launch(start: Start, profile: Path, training: Path, fault: str) -> Background:
+    """A job of 3 ranks that stands still, under its timeouts for long enough."""
+    os.environ["FAULT"] = fault
+    try:
+        options = ("--nproc-per-node", "3", "--run-dir", "runs/hung", "--profile", profile)
+        return start("launch", *options, training)
+    finally:
+        del os.environ["FAULT"]
+
+
+def look(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
+    done = ncclops("where", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def until_the_others_wait(ncclops: Ncclops, run: Path, *ranks: int) -> dict[str, Any]:
+    """Look until ``ranks`` are in their collective: the fault comes a moment before that."""
+
+    def looked() -> dict[str, Any] | None:
+        seen = look(ncclops)
+        doing = {each["rank"]: each["doing"] for each in seen["ranks"]}
+        return seen if all(doing[rank] == "all_reduce" for rank in ranks) else None
+
+    until((run.parent.parent / "faulted").exists, "the fault")
+    return until(looked, "the others to wait")  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_hang_is_seen_and_the_job_goes_on(
+    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+) -> None:
+    job = launch(background, profile("5m", "6m"), training, "hang:1")
+    run = tmp_path / "runs" / "hung"
+    seen = until_the_others_wait(ncclops, run, 0, 2)
+    assert seen["schema"] == "ncclops.where/1"
+    assert (seen["answered"], seen["silent"], seen["missing"]) == ([0, 1, 2], [], [])
+    at = {each["rank"]: each["frame"]["line"] for each in seen["ranks"]}
+    assert at == {
+        0: LINE_OF["dist.all_reduce"],
+        1: LINE_OF["time.sleep"],
+        2: LINE_OF["dist.all_reduce"],
+    }
+    assert [each["ranks"] for each in seen["clusters"]] == [[0, 2], [1]]
+    last = {each["rank"]: each["last_operation"] for each in seen["ranks"]}
+    assert [last[rank]["seq"] for rank in range(3)] == [7, 6, 7]
+    assert [last[rank]["pending"] for rank in range(3)] == [True, False, True]
+    pictures = tmp_path / seen["pictures"]
+    assert set(incidents.PICTURE) <= {p.name for p in incidents.rank_dir(pictures, 0).iterdir()}
+
+    people = ncclops("where", "runs/hung")
+    assert "2 ranks (0, 2)" in people.stdout
+    assert "last entered all_reduce number 7 of default_pg, not completed" in people.stdout
+
+    (tmp_path / "go-on").touch()
+    assert job.wait(DEADLINE_S) == 0
+    for rank in range(3):
+        assert (run / "ranks" / str(rank) / "stdout.log").read_text() == "finished\n"
+    assert not (run / "incidents").exists(), "a look is no fault"
+
+
+@pytest.mark.slow
+def test_a_rank_that_holds_its_gil_is_seen(
+    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+) -> None:
+    job = launch(background, profile("5m", "6m"), training, "gil:1")
+    run = tmp_path / "runs" / "hung"
+    seen = until_the_others_wait(ncclops, run, 0, 2)
+    assert (seen["answered"], seen["silent"]) == ([0, 2], [1])
+    (silent,) = [each for each in seen["ranks"] if each["rank"] == 1]
+    assert silent["frame"]["line"] == LINE_OF["sleep(1000)"]
+    assert "GIL" in silent["reason"]
+    # Twice the signal, and the process is as it was.
+    assert look(ncclops, "runs/hung")["silent"] == [1]
+    pid = read(incidents.witness_path(run, 1))["pid"]
+    os.kill(pid, 0)
+    job.send_signal(signal.SIGTERM)
+    job.wait(DEADLINE_S)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_seen_from_outside(
+    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+) -> None:
+    """It must not find a signal waiting for it when it goes on."""
+    job = launch(background, profile("5m", "6m"), training, "stop:1")
+    run = tmp_path / "runs" / "hung"
+    seen = until_the_others_wait(ncclops, run, 0, 2)
+    assert (seen["answered"], seen["missing"]) == ([0, 2], [1])
+    (stopped,) = [each for each in seen["ranks"] if each["rank"] == 1]
+    assert stopped["state"] == "stopped"
+    os.kill(read(incidents.witness_path(run, 1))["pid"], signal.SIGCONT)
+    assert job.wait(DEADLINE_S) == 0
