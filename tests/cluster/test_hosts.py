@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import LIMIT_S
 from tests.cluster.hosts import Background, Hosts, hosts, why_not
+from tests.conftest import LIMIT_S
 
 WHY_NOT = why_not()
 pytestmark = [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ncclops
 from ncclops.receipts import writer
 from ncclops.receipts.judge import judge
 from ncclops.receipts.sources import load
@@ -75,9 +76,13 @@ def test_the_user_s_module_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "pydantic", "psutil", "pynvml", "asyncio", "tomllib"}
 
 
-def test_the_package_loads_no_torch() -> None:
-    package = Path(progress.__file__).parent
-    modules = [f"ncclops.receipts.{path.stem}" for path in package.glob("*.py")]
+def test_receipts_health_and_record_load_nothing_heavy() -> None:
+    root = Path(ncclops.__file__).parent
+    modules = [
+        f"ncclops.{package}.{path.stem}"
+        for package in ("receipts", "health", "record")
+        for path in (root / package).glob("*.py")
+    ]
     source = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
     source += "print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], env=clean_environ(), capture_output=True)
@@ -236,7 +241,7 @@ def test_a_declared_phase_is_seen_and_left_out_of_the_rate(report: Report, rank0
 import os, time
 from pathlib import Path
 from ncclops import receipt
-from ncclops.receipts import progress
+from ncclops.record import progress
 look = lambda: progress.read(progress.path_in(Path(os.environ["NCCLOPS_RUN_DIR"]), 0))
 for n in range(4):
     receipt.step(n)

@@ -8,11 +8,11 @@ import sys
 PROGRAM = """
 import contextlib, os, signal, sys, threading, time
 from types import SimpleNamespace
-from ncclops.worker import record
+from ncclops.record import worker_record
 from ncclops.worker.stopping import StopRequest
 
 ready = threading.Event()
-record.tell = lambda what: ready.set()  # there is no launcher here
+worker_record.tell = lambda what: ready.set()  # there is no launcher here
 
 def leave(*_):
     print("saved", flush=True)
