@@ -1,4 +1,4 @@
-"""The map of packages in docs/architecture.md holds: who may import whom, and who imports no torch."""
+"""The map in docs/architecture.md holds: which package imports which, and which import no torch."""
 
 from __future__ import annotations
 

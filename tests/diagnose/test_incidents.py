@@ -218,4 +218,4 @@ def test_what_there_is_not(ncclops: Ncclops, tmp_path: Path) -> None:
     assert "is alive on this machine" in ncclops("where", "run").stderr
     (run / "incidents" / "3").mkdir(parents=True)
     assert "no incident 1: it has 3" in ncclops("incident", "run", "1").stderr
-    assert "pictures and no incident.json" in ncclops("incident", "run").stderr
+    assert "snapshots and no incident.json" in ncclops("incident", "run").stderr
