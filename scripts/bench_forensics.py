@@ -9,7 +9,7 @@ collect   ``--ranks`` Gloo ranks whose recorder is full (the profiles' 2,000 ent
           From the fault until the last rank is back in the function, and until the last has
           finished the first all_reduce of its new group, with incidents and without. The processes
           are the same for both. What collecting costs is the median of the pairs' differences.
-picture   CPU time of one rank for its picture, cold as at a fault: what is taken before the abort
+snapshot   CPU time of one rank for its snapshot, cold as at a fault: what is taken before the abort
           (``now``), and what is left for after the restart (``later``). Unlike `collect` it does
           not depend on how many cores there are for the ranks, and how busy they are.
 idle      CPU time of a worker that sleeps, with the witness and without, in ms per second.
@@ -55,7 +55,7 @@ def main() -> None:
         return
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "collect": lambda: collect(options.ranks, options.repeat),
-        "picture": lambda: picture(3),
+        "picture": lambda: snapshot(3),
         "idle": lambda: idle(2),
         "recorder": lambda: recorder(3),
     }
@@ -82,7 +82,7 @@ def show_collect(c: dict[str, Any]) -> str:
 def show_picture(p: dict[str, Any]) -> str:
     return (
         f"{p['now_ms']:.1f} ms of CPU before the abort, {p['later_ms']:.1f} ms after the restart "
-        f"(a picture all at once: {p['at_once_ms']:.1f} ms)"
+        f"(a snapshot all at once: {p['at_once_ms']:.1f} ms)"
     )
 
 
@@ -236,7 +236,7 @@ def idle(repeat: int) -> dict[str, float]:
     }
 
 
-def picture(repeat: int) -> dict[str, float]:
+def snapshot(repeat: int) -> dict[str, float]:
     """CPU milliseconds of one rank."""
     taken = [json.loads(one_text({"task": "picture"})) for _ in range(repeat)]
     return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
@@ -345,7 +345,7 @@ def deep(levels: int, tensor: Any, group: Any = None) -> None:
 
 
 def work_picture(_given: dict[str, Any], directory: Path) -> None:
-    """Fill the recorder from a stack as deep as a trainer's; a picture in parts, and at once."""
+    """Fill the recorder from a stack as deep as a trainer's; a snapshot in parts, and at once."""
     import torch
     import torch.distributed as dist
 
@@ -354,12 +354,12 @@ def work_picture(_given: dict[str, Any], directory: Path) -> None:
     dist.init_process_group("gloo")
     for _ in range(RING + 100):
         deep(20, torch.ones(16))
-    picture = RankSnapshot(Identity(0, None), 0)
+    snapshot = RankSnapshot(Identity(0, None), 0)
     marks = [time.process_time()]
-    picture.take_before_abort(60)
+    snapshot.take_before_abort(60)
     marks.append(time.process_time())
-    picture.take_rest(60)
-    picture.write(directory / "rank0")
+    snapshot.take_rest(60)
+    snapshot.write(directory / "rank0")
     marks.append(time.process_time())
     RankSnapshot(Identity(0, None), 0).take(60)
     marks.append(time.process_time())

@@ -1,4 +1,4 @@
-"""What a fault leaves behind, of real jobs: every rank's picture, or why there is none."""
+"""What a fault leaves behind, of real jobs: every rank's snapshot, or why there is none."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_restarts_in_place_that_cannot_help(ncclops: Ncclops, tmp_path: Path) ->
 def test_a_team_that_the_agent_ends(
     ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
 ) -> None:
-    """Without restarts in place it is the agent that has pictures taken, before SIGTERM."""
+    """Without restarts in place it is the agent that has snapshots taken, before SIGTERM."""
     options = ("launch", *IN_PLACE, "--restart", "none", "--profile", profile("20s", "30s"))
     done = ncclops(*options, training, env={"FAULT": "raise:1"})
     assert done.returncode == 1

@@ -81,7 +81,7 @@ def test_the_ring_goes_on_meanwhile(ncclops: Ncclops, tmp_path: Path, go_on_s: s
     assert waiting.frame is not None and waiting.frame.line == WAITED_IN
 
 
-# What a picture leaves for later: by the groups there are, and by what was recorded. Rank 1 of 2
+# What a snapshot leaves for later: by the groups there are, and by what was recorded. Rank 1 of 2
 # does nothing, so that what rank 0 starts with it does not end.
 CHOICE = """
 import json, os, sys
@@ -90,10 +90,10 @@ import torch.testing._internal.distributed.fake_pg  # torch's own stand-in for a
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot
 
 def look(label):
-    picture = RankSnapshot(Identity(0, None), 0)
-    picture.take_before_abort(60)
-    found[label] = bool(picture.dumps)
-    return picture
+    snapshot = RankSnapshot(Identity(0, None), 0)
+    snapshot.take_before_abort(60)
+    found[label] = bool(snapshot.dumps)
+    return snapshot
 
 def reduce(times):
     for _ in range(times): dist.all_reduce(torch.ones(1), group=own)
@@ -109,15 +109,15 @@ own = dist.new_group([0], use_local_synchronization=True)
 reduce(1)
 look("few")
 reduce(1000)
-picture = look("many")
-found["urgent at once"] = picture.is_urgent
+snapshot = look("many")
+found["urgent at once"] = snapshot.is_urgent
 reduce(400)
-found["urgent after 400"] = picture.is_urgent
+found["urgent after 400"] = snapshot.is_urgent
 reduce(200)
-found["urgent after 600"] = picture.is_urgent
-picture.take_rest(60)
-found["dumped"] = bool(picture.dumps)
-found["urgent after the dump"] = picture.is_urgent
+found["urgent after 600"] = snapshot.is_urgent
+snapshot.take_rest(60)
+found["dumped"] = bool(snapshot.dumps)
+found["urgent after the dump"] = snapshot.is_urgent
 dist.all_reduce(torch.ones(1), async_op=True)
 look("one under way")
 dist.all_reduce(torch.ones(1), async_op=True)

@@ -68,8 +68,8 @@ def test_a_hang_is_seen_and_the_job_goes_on(
     last = {each["rank"]: each["last_operation"] for each in seen["ranks"]}
     assert [last[rank]["seq"] for rank in range(3)] == [7, 6, 7]
     assert [last[rank]["pending"] for rank in range(3)] == [True, False, True]
-    pictures = tmp_path / seen["pictures"]
-    assert set(incidents.PICTURE) <= {p.name for p in incidents.rank_dir(pictures, 0).iterdir()}
+    snapshots = tmp_path / seen["pictures"]
+    assert set(incidents.PICTURE) <= {p.name for p in incidents.rank_dir(snapshots, 0).iterdir()}
 
     people = ncclops("where", "runs/hung")
     assert "2 ranks (0, 2)" in people.stdout

@@ -118,7 +118,7 @@ def test_the_users_own_frame_comes_before_a_packages() -> None:
 
 
 def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path) -> None:
-    """Our own pictures say that it left, and show where it raised."""
+    """Our own snapshots say that it left, and show where it raised."""
     left = (
         "# the main thread has left the script by RuntimeError: connection closed; it was raised at"
     )

@@ -1,9 +1,9 @@
 """Imports torch once and forks jobs: a line of JSON a job on stdin, a line back when it is done.
 
 A job's ranks make a process group over Gloo, run a function of `hang_script`, and are looked at
-once all are as far as they get: pictures as a run's incident has them in `<out>/incidents/0`,
+once all are as far as they get: snapshots as a run's incident has them in `<out>/incidents/0`,
 torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then all abort their groups, as
-a restart does, and the pictures whose recorder was left for later are completed, in
+a restart does, and the snapshots whose recorder was left for later are completed, in
 `<out>/late/incidents/0`. Then they are killed.
 """
 
@@ -30,12 +30,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 import hang_script
 
-from ncclops.capture import rank_snapshot as pictures
+from ncclops.capture import rank_snapshot as snapshots
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot
 from ncclops.restart.abort import AbortTorchDistributed
 from ncclops.restart.state import State
 
-pictures._FEW_RECORDS = 0  # a handful would not be left for later
+snapshots._FEW_RECORDS = 0  # a handful would not be left for later
 torch.set_num_threads(1)
 # After every rank has said that it is about to get stuck: longer than what counts as in flight,
 # on a busy machine too.
@@ -185,8 +185,8 @@ class _Rank:
     def _collect(self) -> None:
         os.read(self._look, 1)
         who = Identity(self._rank, None)
-        picture, late = RankSnapshot(who, since_ns=0), RankSnapshot(who, since_ns=0)
-        picture.take(LIMIT_S)
+        snapshot, late = RankSnapshot(who, since_ns=0), RankSnapshot(who, since_ns=0)
+        snapshot.take(LIMIT_S)
         late.take_before_abort(LIMIT_S)
         c10d = torch._C._distributed_c10d
         for kind, name, data in (
@@ -196,7 +196,7 @@ class _Rank:
             (self._out / kind).mkdir(exist_ok=True)
             whole = data if isinstance(data, bytes) else data.encode()
             (self._out / kind / name).write_bytes(whole)
-        picture.write(self._folder)
+        snapshot.write(self._folder)
         (self._out / f"done{self._rank}").touch()
         os.read(self._look, 1)  # all have been looked at
         AbortTorchDistributed()(State(self._rank, self._world).freeze())

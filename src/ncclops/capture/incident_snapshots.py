@@ -1,4 +1,4 @@
-"""Has this rank's picture taken when an iteration fails, before the groups are aborted."""
+"""Has this rank's snapshot taken when an iteration fails, before the groups are aborted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("ncclops.restart")
 
 # A worker of `launch` is told where its run's files are.
 _RUN_DIR = "NCCLOPS_RUN_DIR"
-# What a picture may cost a restart at most; as a rule it is milliseconds.
+# What a snapshot may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
 # Whatever can wait does so until the ranks are at work again, or have to wait for each other
 # anyway; not for longer, as this rank may be about to be ended.
@@ -33,9 +33,9 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True)
 class _Unfinished:
-    """A picture whose rest is to be taken and written, below ``directory``, once it is ``due``."""
+    """A snapshot whose rest is to be taken and written, below ``directory``, once it is ``due``."""
 
-    picture: RankSnapshot
+    snapshot: RankSnapshot
     directory: Path
     gpu: threading.Thread
     due: float  # on the monotonic clock
@@ -83,19 +83,19 @@ class Collector:
         self.left_by = None
 
     def collect(self, iteration: int) -> float:
-        """Take the picture, have it finished in the background; the seconds that it took.
+        """Take the snapshot, have it finished in the background; the seconds that it took.
 
         The guardian adds its view at the same time. Called in the monitor thread.
         """
         started = time.monotonic()
         self._guardian.send({"op": "observe", "iteration": iteration})
-        picture = RankSnapshot(self._witness.who, self._witness.since_ns)
-        picture.left_by = self.left_by
-        gpu = threading.Thread(target=picture.read_gpu, name="ncclops-gpu", daemon=True)
+        snapshot = RankSnapshot(self._witness.who, self._witness.since_ns)
+        snapshot.left_by = self.left_by
+        gpu = threading.Thread(target=snapshot.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
-        picture.take_before_abort(_TAKE_WITHIN_S)
+        snapshot.take_before_abort(_TAKE_WITHIN_S)
         directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
-        self._unfinished.put(_Unfinished(picture, directory, gpu, started + _REST_AFTER_S))
+        self._unfinished.put(_Unfinished(snapshot, directory, gpu, started + _REST_AFTER_S))
         return time.monotonic() - started
 
     def close(self, limit_s: float) -> None:
@@ -107,19 +107,19 @@ class Collector:
     def _finish(self) -> None:
         while (next_one := self._unfinished.get()) is not None:
             # The recorder announces to nobody that it has got on, and is asked.
-            while not (next_one.picture.is_urgent or time.monotonic() > next_one.due):
+            while not (next_one.snapshot.is_urgent or time.monotonic() > next_one.due):
                 if self._closing.wait(_LOOK_EVERY_S):
                     break
             try:
                 _write(next_one)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one is written
-                log.warning("the picture of this rank could not be written: %s", error)
+                log.warning("the snapshot of this rank could not be written: %s", error)
 
 
 def _write(unfinished: _Unfinished) -> None:
-    picture, gpu = unfinished.picture, unfinished.gpu
-    picture.take_rest(_TAKE_WITHIN_S)
+    snapshot, gpu = unfinished.snapshot, unfinished.gpu
+    snapshot.take_rest(_TAKE_WITHIN_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
-        picture.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
-    picture.write(unfinished.directory)
+        snapshot.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
+    snapshot.write(unfinished.directory)

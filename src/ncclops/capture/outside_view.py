@@ -1,4 +1,4 @@
-"""The guardian's part in a picture: its main process from outside. Standard library only.
+"""The guardian's part in a snapshot: its main process from outside. Standard library only.
 
 It is the only one who can speak for a process that holds its GIL, is stopped, or has died.
 """
@@ -37,7 +37,7 @@ class Observer:
         self.stacks: str | None = None  # as of the last look at a silent process
 
     def look(self, iteration: int) -> None:
-        """The main process takes its picture as ``iteration`` ends: add the view from outside.
+        """The main process takes its snapshot as ``iteration`` ends: add the view from outside.
 
         When a guardian that has just started hears of it, another iteration may have begun.
         """

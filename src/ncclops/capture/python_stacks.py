@@ -60,7 +60,7 @@ def render_own(
 
     ``left_by`` is an exception by which the main thread has left the script: shown is where it
     was raised, and not where the thread waits since. That may be a collective which a peer's
-    abort has ended before our own picture was taken.
+    abort has ended before our own snapshot was taken.
     """
     current = dict(sys._current_frames() if frames is None else frames)
     current.pop(threading.get_ident(), None)

@@ -1,4 +1,4 @@
-"""A rank's picture of itself: taken in memory at once, written when there is time.
+"""A rank's snapshot of itself: taken in memory at once, written when there is time.
 
 Taking it is what has to happen before groups are aborted, and what a restart waits for. What an
 abort does not change may be taken later: the flight recorder, where all groups are Gloo's. Reading
@@ -38,7 +38,7 @@ class Identity:
     pid: int = field(default_factory=os.getpid)
 
     def stamp(self, at: float, source: str) -> dict[str, Any]:
-        """What each file of a picture begins with; ``at`` is wall time in seconds."""
+        """What each file of a snapshot begins with; ``at`` is wall time in seconds."""
         return {
             "rank": self.rank,
             "host": self.host,
@@ -185,7 +185,7 @@ _DRIVER = Path("/dev/nvidiactl")
 
 
 def prepare() -> None:
-    """Import in calm what a picture needs: at a fault it would hold the interpreter's lock."""
+    """Import in calm what a snapshot needs: at a fault it would hold the interpreter's lock."""
     if _DRIVER.exists():  # spares a CPU job the imports
         for name in ("ncclops.host.gpu_readings", "pynvml"):
             with contextlib.suppress(ImportError):

@@ -1,6 +1,6 @@
 """Pictures of all ranks of a run, asked for from outside. For ``where``, and for the agent.
 
-A rank that answers takes its own picture. Of one that does not (its GIL is held, it is stopped, it
+A rank that answers takes its own snapshot. Of one that does not (its GIL is held, it is stopped, it
 has ended) there is what can be had without it; neither costs the others anything.
 """
 
@@ -57,7 +57,7 @@ def collect_run(
     *,
     native: Native = "none",
 ) -> Collected:
-    """Take pictures of ``ranks`` (initial) of the run in ``run`` into ``out``/rank<r>/.
+    """Take snapshots of ``ranks`` (initial) of the run in ``run`` into ``out``/rank<r>/.
 
     Only processes of this machine can be asked; for others the reason says so. ``native`` stacks
     are read by py-spy, if it is installed, which halts the process for a second or so: of all
@@ -86,7 +86,7 @@ def collect_run(
 
 
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
-    """One rank's picture; why it did not answer, None if it did."""
+    """One rank's snapshot; why it did not answer, None if it did."""
     directory = incidents.rank_dir(out, rank)
     contact = incidents.read_json(incidents.witness_path(run, rank))
     reason = _unreachable(contact)
@@ -120,7 +120,7 @@ def _seen_from_outside(contact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | None:
-    """Have the witness write its picture; why not, if it did not."""
+    """Have the witness write its snapshot; why not, if it did not."""
     request = json.dumps({"directory": str(directory.resolve())}).encode() + b"\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -135,7 +135,7 @@ def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | N
         return f"no Python thread of it ran for {patience_s:g} s: {why}"
     except (OSError, ValueError) as error:
         return f"it cannot be asked from here ({error})"
-    return None if answer["ok"] else f"it failed to take its picture: {answer['reason']}"
+    return None if answer["ok"] else f"it failed to take its snapshot: {answer['reason']}"
 
 
 def _do_without(

@@ -1,4 +1,4 @@
-"""The witness: a thread of a worker that is asked, from outside, for a picture of its process.
+"""The witness: a thread of a worker that is asked, from outside, for a snapshot of its process.
 
 It sleeps in ``accept`` and costs nothing until asked. Beside it stands a second means for the case
 that no Python thread can run: faulthandler's C-level dump of all stacks, registered on a real-time
@@ -28,7 +28,7 @@ from ncclops.record import incidents
 # A request is a line with a path in it; whoever needs longer than that to send it is none of us.
 _REQUEST_BYTES = 64 << 10
 _REQUEST_WITHIN_S = 5.0
-# Beyond which the recorder is left out of a picture.
+# Beyond which the recorder is left out of a snapshot.
 TAKE_WITHIN_S = 2.0
 
 _current: SnapshotServer | None = None
@@ -109,10 +109,10 @@ class SnapshotServer:
             line = stream.readline(_REQUEST_BYTES)
         try:
             request = json.loads(line)
-            picture = RankSnapshot(self.who, self.since_ns)
-            picture.take(TAKE_WITHIN_S)
-            picture.read_gpu()
-            picture.write(Path(request["directory"]))
+            snapshot = RankSnapshot(self.who, self.since_ns)
+            snapshot.take(TAKE_WITHIN_S)
+            snapshot.read_gpu()
+            snapshot.write(Path(request["directory"]))
             answer: dict[str, Any] = {"ok": True}
         except Exception as error:  # noqa: BLE001 - a question must never harm who is asked
             answer = {"ok": False, "reason": f"{type(error).__name__}: {error}"}

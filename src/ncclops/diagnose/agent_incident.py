@@ -25,7 +25,7 @@ def record_end(
     hung: Mapping[int, str] | None = None,
     limit: timedelta = LIMIT,
 ) -> Path:
-    """Take pictures of the ranks that still run, and write the incident; its directory.
+    """Take snapshots of the ranks that still run, and write the incident; its directory.
 
     ``ended`` are the initial ranks that have failed, the one to blame first, and how each ended
     (``exit code 1``, ``SIGKILL``); ``hung`` are those that still run and are to blame, with the

@@ -11,7 +11,7 @@ from ncclops.record import incidents
 
 # Of each log; a failure is at its end.
 _WINDOW_BYTES = 1 << 20
-# What a rank writes while it fails is under way when its picture is taken.
+# What a rank writes while it fails is under way when its snapshot is taken.
 _AFTERWARDS_BYTES = 16 << 10
 _SHOWN_LINES = 5
 _LOGS = ("stderr.log", "stdout.log")

@@ -37,7 +37,7 @@ _SHOWN_FRAMES = 12
 
 @dataclass(frozen=True)
 class RankView:
-    """What a rank's picture says in short.
+    """What a rank's snapshot says in short.
 
     ``frame`` is the innermost one of the user's code in the main thread (else of any), ``doing``
     the collective of torch.distributed that it is in or why it is not in the script, ``last`` the
@@ -100,9 +100,9 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
     return found or next((each for each in frames if not _CORE.search(each.file)), None)
 
 
-def read_rank(pictures: Path, rank: int) -> RankView:
-    """The picture of ``rank`` below ``pictures``, in short; whatever is missing is None."""
-    directory = incidents.rank_dir(pictures, rank)
+def read_rank(snapshots: Path, rank: int) -> RankView:
+    """The snapshot of ``rank`` below ``snapshots``, in short; whatever is missing is None."""
+    directory = incidents.rank_dir(snapshots, rank)
     process = incidents.read_json(directory / incidents.PROCESS)
     missing = incidents.read_json(directory / incidents.MISSING)
     frames = _main_frames(directory / incidents.STACKS)

@@ -43,13 +43,13 @@ class Recorded:
         return vars(self) | lists | frames
 
 
-def analyse(pictures: Path) -> Recorded | None:
-    """What is wrong according to the pictures; None if nothing, or if they say nothing."""
+def analyse(snapshots: Path) -> Recorded | None:
+    """What is wrong according to the snapshots; None if nothing, or if they say nothing."""
     from ncclops import flight
 
     try:
-        report = flight.analyze(pictures)
-    except NcclopsError:  # no picture that can be read: the rest of the page still can be told
+        report = flight.analyze(snapshots)
+    except NcclopsError:  # no snapshot that can be read: the rest of the page still can be told
         return None
     if not report.findings:
         return None

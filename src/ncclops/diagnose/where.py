@@ -42,10 +42,10 @@ class Look:
 
 
 def look(run: Path, *, limit: timedelta, native: Native) -> Look:
-    """Take pictures of all ranks of the run, into ``<run>/where/<n>``, and say where they are.
+    """Take snapshots of all ranks of the run, into ``<run>/where/<n>``, and say where they are.
 
     Raises ``UsageError`` when no worker of it is alive on this machine, ``NcclopsError`` when the
-    pictures cannot be written.
+    snapshots cannot be written.
     """
     if not live_ranks(run):
         raise UsageError(
@@ -59,7 +59,8 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
         out = parent / str(incidents.next_number(parent))
         collected = collect_run(run, ranks, out, limit, native=native)
     except OSError as error:
-        raise NcclopsError(f"cannot write the pictures below {parent}: {error.strerror}") from error
+        why = f"cannot write the snapshots below {parent}: {error.strerror}"
+        raise NcclopsError(why) from error
     views = tuple(places.read_rank(out, rank) for rank in ranks)
     return Look(run, at, collected, views, tuple(places.cluster(views)))
 

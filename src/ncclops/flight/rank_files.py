@@ -1,4 +1,4 @@
-"""The small files of a rank's picture: stacks, groups, the process from outside, what is missing.
+"""The small files of a rank's snapshot: stacks, groups, the process from outside, what is missing.
 
 They are ours, and may still be damaged or come from elsewhere: read up to a size, and what is
 not as expected is as good as absent.
@@ -33,7 +33,7 @@ _ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended wel
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
 _TAIL_BYTES = 256 << 10
 _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
-# What our own pictures of a rank say that has raised; it stands in no collective any more.
+# What our own snapshots of a rank say that has raised; it stands in no collective any more.
 _LEFT = re.compile(r"^# the main thread has left the script by (.+); it was raised at$", re.M)
 _HEAD_CHARS = 4000
 # Our threads run every second; on a machine that is drowning in work a little less often.

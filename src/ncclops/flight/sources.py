@@ -42,8 +42,8 @@ def gather(path: Path) -> Evidence:
         raise UsageError(f"there is no {path}: name a run, an incident, or a folder of dumps")
     if path.is_file():
         return _dumps_only(path, [path])
-    pictures, note = _pictures_in(path)
-    evidence = _from_pictures(pictures) if pictures is not None else _from_folder(path)
+    snapshots, note = _pictures_in(path)
+    evidence = _from_pictures(snapshots) if snapshots is not None else _from_folder(path)
     if note:
         evidence.notes.append(note)
     return evidence
@@ -58,12 +58,12 @@ def _pictures_in(path: Path) -> tuple[Path | None, str]:
         return path, ""
     for kind in _PICTURES:
         numbered = sorted(_subdirectories(path / kind), key=_number)
-        pictures = [entry for entry in numbered if any(_rank_dirs(entry))]
-        with_dumps = [entry for entry in pictures if any(entry.glob("rank*/flight*.json"))]
-        if pictures:
-            chosen = (with_dumps or pictures)[-1]
+        snapshots = [entry for entry in numbered if any(_rank_dirs(entry))]
+        with_dumps = [entry for entry in snapshots if any(entry.glob("rank*/flight*.json"))]
+        if snapshots:
+            chosen = (with_dumps or snapshots)[-1]
             what = "the newest with dumps" if with_dumps else "the newest"
-            return chosen, f"read {kind}/{chosen.name}, {what} of {len(pictures)}"
+            return chosen, f"read {kind}/{chosen.name}, {what} of {len(snapshots)}"
     return None, ""
 
 
@@ -79,7 +79,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def _rank_dirs(path: Path) -> Iterator[tuple[int, Path]]:
-    """Directories of ranks with a picture in them, and not merely dumps of their own naming."""
+    """Directories of ranks with a snapshot in them, and not merely dumps of their own naming."""
     for entry in _subdirectories(path):
         found = _RANK_DIR.match(entry.name)
         if found and any((entry / name).exists() for name in rank_files.ALL):

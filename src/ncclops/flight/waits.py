@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ncclops.flight.groups import Group
 from ncclops.flight.model import Evidence, Place, State, Track
 
-# Pictures of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
+# Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
 IN_FLIGHT_S = 0.5
 # A recorder that has heard of no completion in so many operations is not told of them.

@@ -1,4 +1,4 @@
-"""File names of pictures and incidents, and how their files are written. Standard library only.
+"""File names of snapshots and incidents, and how their files are written. Standard library only.
 
 <run>/incidents/<n>/incident.json          why an iteration ended, and what the restart took
 <run>/incidents/<n>/rank<r>/flight.json    the flight recorder; flight-gloo.json where NCCL has
@@ -29,13 +29,13 @@ GROUPS, PROCESS, GPU = "groups.json", "process.json", "gpu.json"
 LOGS, MISSING = "logs.json", "missing.json"
 WITNESS = "witness.json"
 
-# What a complete picture holds at least; whatever of it is not there, missing.json explains.
+# What a complete snapshot holds at least; whatever of it is not there, missing.json explains.
 PICTURE = (FLIGHT, STACKS, GROUPS, PROCESS, GPU)
 
 
-def rank_dir(pictures: Path, rank: int) -> Path:
-    """Where the picture of ``rank`` (initial) is, below an incident's or a look's directory."""
-    return pictures / f"rank{rank}"
+def rank_dir(snapshots: Path, rank: int) -> Path:
+    """Where the snapshot of ``rank`` (initial) is, below an incident's or a look's directory."""
+    return snapshots / f"rank{rank}"
 
 
 def witness_path(run: Path, rank: int) -> Path:
@@ -56,9 +56,9 @@ def next_number(parent: Path) -> int:
     return max(numbers(parent), default=-1) + 1
 
 
-def ranks_in(pictures: Path) -> list[int]:
-    """The ranks of which there is a picture, or at least a directory."""
-    names = [path.name.removeprefix("rank") for path in pictures.glob("rank*")]
+def ranks_in(snapshots: Path) -> list[int]:
+    """The ranks of which there is a snapshot, or at least a directory."""
+    names = [path.name.removeprefix("rank") for path in snapshots.glob("rank*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def add_missing(directory: Path, reason: str, files: list[str]) -> None:
-    """Say why ``files`` of a rank's picture are not there; several may have something to say."""
+    """Say why ``files`` of a rank's snapshot are not there; several may have something to say."""
     path = directory / MISSING
     before = read_json(path)
     reasons = [before["reason"]] if before.get("reason") else []

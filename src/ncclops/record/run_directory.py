@@ -6,8 +6,8 @@
 <run>/control/              http.sock, token, server.log (``ncclops.control``), stop (a page of
                             memory, ``ncclops.record.stop_point``)
 <run>/incidents/<n>/        incident.json: why an iteration ended, and what the restart took; the
-                            picture of each rank (``ncclops.record.incidents``)
-<run>/where/<n>/            pictures of a look from outside (``ncclops where``)
+                            snapshot of each rank (``ncclops.record.incidents``)
+<run>/where/<n>/            snapshots of a look from outside (``ncclops where``)
 <run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
                             worker.jsonl (what the worker tells the agent), environment.json
                             (its environment, secrets redacted), receipt.jsonl
