@@ -1,21 +1,25 @@
-"""What all tests share: the command line as a user starts it, in a process of its own."""
+"""What all tests share: the command line, in a process of its own or in this one."""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import ncclops as ncclops_package
+from ncclops.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
@@ -74,3 +78,51 @@ def ncclops(tmp_path: Path) -> Callable[..., CompletedText]:
         )
 
     return run
+
+
+@pytest.fixture
+def ncclops_in_process(tmp_path: Path) -> Callable[..., CompletedText]:
+    """Like ``ncclops``, without a process: for commands that read, compute and print.
+
+    The same entry point, arguments, environment and current directory, and what it wrote on its two
+    streams; a fault that it does not handle comes out as itself. Not for what a process is part of:
+    signals, imports, start-up time, closed streams, or a command that starts workers.
+    """
+
+    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> CompletedText:
+        command = ["ncclops", *map(str, arguments)]
+        stdout, stderr = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with (
+            chdir(tmp_path),
+            mock.patch.dict(os.environ, clean_environ(env), clear=True),
+            mock.patch.object(sys, "argv", command),
+            redirect_stdout(stdout),
+            redirect_stderr(stderr),
+            _logging_restored(),
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return subprocess.CompletedProcess(command, code, _written(stdout), _written(stderr))
+
+    return run
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
+
+
+@contextmanager
+def _logging_restored() -> Iterator[None]:
+    # The command line says what is logged and where; the streams it writes to end with the call.
+    loggers = [logging.getLogger(), logging.getLogger("ncclops")]
+    before = [(logger.level, logger.handlers[:], logger.propagate) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, (level, handlers, propagate) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+            logger.propagate = propagate
