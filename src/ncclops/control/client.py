@@ -26,7 +26,7 @@ class AgentSilent(Exception):
 
 
 def status_of(run_dir: Path) -> RunStatus:
-    """The status of the run, with a note where its agent did not tell it.
+    """The status of the run, with a note where its agent did not answer.
 
     Raises ``UsageError`` if nothing of the run can be read.
     """
@@ -119,12 +119,12 @@ def _read(run_dir: Path) -> RunStatus:
 
 
 def _without_agent(seen: RunStatus, why: str) -> RunStatus:
-    """``seen``, which the directory tells, with ``why`` the agent did not."""
+    """``seen``, read from the directory, with ``why`` the agent did not answer."""
     if seen.phase == "ended":  # it has ended just now
         return seen
     if _is_lost(Path(seen.run_dir), seen):
         seen = replace(seen, phase="lost")
-    return replace(seen, notes=(*seen.notes, f"{why}; this is what the run directory tells"))
+    return replace(seen, notes=(*seen.notes, f"{why}; this is read from the run directory"))
 
 
 def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
@@ -141,7 +141,7 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
 
 
 def _without_server(run_dir: Path) -> str:
-    """Why nobody listens at the socket of a run that has no verdict."""
+    """Why no process listens at the socket of a run that has no verdict."""
     try:
         host = next(iter(read_once(run_dir).nodes), None)
     except OSError:

@@ -29,7 +29,7 @@ class Controls(Protocol):
     """
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
-        """Stop the run in good order, and by force after ``grace`` (None: as the agent has it)."""
+        """Stop the run gracefully, with SIGKILL after ``grace`` (None: as the agent has it)."""
 
     def restart(self, *, reason: str, by: str) -> str:
         """Start the script again on all ranks."""
@@ -63,7 +63,7 @@ class _Command(BaseModel):
 
 
 class Stop(_Command):
-    """Stop the run in good order; ``grace`` is a duration such as ``"90s"``."""
+    """Stop the run gracefully; ``grace`` is a duration such as ``"90s"``."""
 
     action: Literal["stop"] = "stop"
     grace: Annotated[str, Field(max_length=40), AfterValidator(_checked)] | None = None
@@ -103,18 +103,18 @@ def parse_command(document: bytes | str) -> Command:
         return _ANY.validate_json(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        # The command's own name is in front where it is known: nobody has written that.
+        # The command's own name is in front where it is known: the user did not write it.
         where = ".".join(str(part) for part in first["loc"][1:])
         raise ValueError(_one_line(f"{where}: {first['msg']}" if where else first["msg"])) from None
 
 
 def obey(controls: Controls, command: Command) -> str:
     """Have ``controls`` do what ``command`` says; what follows. See :class:`Controls`."""
-    told: dict[str, Any] = {"reason": command.reason, "by": command.by}
+    fields: dict[str, Any] = {"reason": command.reason, "by": command.by}
     match command:
         case Stop():
-            return controls.stop(**told, grace=command.limit)
+            return controls.stop(**fields, grace=command.limit)
         case Restart():
-            return controls.restart(**told)
+            return controls.restart(**fields)
         case TightenTimeouts():
-            return controls.tighten_timeouts(command.limits, **told)
+            return controls.tighten_timeouts(command.limits, **fields)

@@ -100,7 +100,7 @@ class Pace:
 
 
 async def serve(listener: socket.socket, handler: Handler, limits: Limits | None = None) -> None:
-    """Answer whoever connects to ``listener``, until cancelled."""
+    """Answer all connections to ``listener``, until cancelled."""
     limits = limits or Limits()
     listener.setblocking(False)
     loop, places = asyncio.get_running_loop(), asyncio.Semaphore(limits.connections)

@@ -86,7 +86,7 @@ class Routes:
             challenge = {"WWW-Authenticate": "Bearer"}
             return error_response(401, "a change needs the run's token", challenge)
         scheme, _, token = given.partition(" ")
-        told = f"{scheme.lower()} {token.strip()}".encode()
-        if not hmac.compare_digest(told, self._expected):
+        offered = f"{scheme.lower()} {token.strip()}".encode()
+        if not hmac.compare_digest(offered, self._expected):
             return error_response(403, "this is not the run's token")
         return None

@@ -25,7 +25,7 @@ from ncclops.host import prctl
 from ncclops.record import control_address
 from ncclops.status.reading import LiveSights
 
-# Training comes first: on a machine without a free core, whoever asks has to wait. (As a batch
+# Training comes first: on a machine without a free core, requests have to wait. (As a batch
 # process it does not interrupt another one either when a request comes.)
 _NICE = 19
 # The agent answers at once, unless its event loop is held by a disk that hangs.
@@ -57,14 +57,14 @@ class AgentLink:
     async def receive(self) -> None:
         """Take answers until the agent has gone."""
         while line := await self._reader.readline():
-            told = json.loads(line)
-            answer = self._waiting.get(told["id"])
+            reply = json.loads(line)
+            answer = self._waiting.get(reply["id"])
             if answer is None or answer.done():
-                continue  # nobody waits for it any more
-            if told["ok"]:
-                answer.set_result(told["message"])
+                continue  # no request waits for it any more
+            if reply["ok"]:
+                answer.set_result(reply["message"])
             else:
-                answer.set_exception(ControlRefused(told["message"]))
+                answer.set_exception(ControlRefused(reply["message"]))
 
 
 async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]) -> None:

@@ -105,7 +105,7 @@ class Variable:
     ``check`` says what a program can test a value against (see ``ncclops.env.values``);
     ``accepts`` says it for people. ``since``, ``deprecated`` and ``removed`` are versions of
     the component that reads it. ``libnccl`` is the first and last release in whose binary the
-    name was found. ``nccl2`` tells whether torch's second NCCL engine (2.14 and later) reads
+    name was found. ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads
     it, None where that does not apply.
     """
 

@@ -68,7 +68,7 @@ def _unknown(name: str) -> str:
     near = nearest_names(name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     scope = "not in the catalogue" if is_covered(name) or near else "not one the catalogue covers"
-    return f"{name}: {scope}{hint} (`ncclops env audit` tells what the installed libraries read)"
+    return f"{name}: {scope}{hint} (`ncclops env audit` shows what the installed libraries read)"
 
 
 def _second_engine(variable: Variable) -> str | None:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # Reading profile files needs pydantic, which takes longer to import than most commands run;
-# whoever only works with a resolved profile does not pay for it.
+# code that only works with a resolved profile does not pay for it.
 _NEEDS_PYDANTIC = {
     "ProfileSummary": "choose",
     "choose_profile": "choose",

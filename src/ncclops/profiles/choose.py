@@ -1,4 +1,4 @@
-"""Which profiles there are, and which one fits when nobody named one."""
+"""Which profiles there are, and which one fits when none was named."""
 
 from __future__ import annotations
 

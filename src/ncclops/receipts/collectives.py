@@ -62,9 +62,9 @@ class CollectiveCounter:
 
 
 def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted | None:
-    """Collectives enqueued and completed in all groups but ``earlier``; None: nobody counts.
+    """Collectives enqueued and completed in all groups but ``earlier``; None: not counted.
 
-    What was completed is None where nobody can say.
+    What was completed is None where that is unknown.
     """
     enqueued = completed = 0
     known, in_doubt = False, False

@@ -141,5 +141,5 @@ def _peak_memory(facts: Facts) -> Rule:
 
 def _end_marker(facts: Facts) -> Rule:
     if facts.end is not None:
-        return Rule("end-marker", True, facts.end, "ended in good order")
+        return Rule("end-marker", True, facts.end, "ended cleanly")
     return Rule("end-marker", False, facts.last, "no end marker; this is the last step")

@@ -67,7 +67,7 @@ class LogScan:
             for form in self._forms
             if (ranks := found[form.name]) and (form.only_with is None or found[form.only_with])
         ]
-        # Stable: of forms that tell equally much, the one that is asked first.
+        # Stable: of formats that match equally much, the one that is asked first.
         views.sort(key=lambda view: (view[1].steps == 0, view[0].fallback, -view[1].steps))
         return fill_gaps(replace(facts, says_warmup=form.says_warmup) for form, facts in views)
 
@@ -109,7 +109,7 @@ class LogScan:
             self._tallies[stream] = Tally(zero_based=form.zero_based)
             if self._warmup is not None:
                 self._tallies[stream].add(self._warmup)
-        if seen.kind == "warmup":  # whoever prints it, it is over for all
+        if seen.kind == "warmup":  # whichever rank prints it, it is over for all
             self._warmup = seen
             for tally in self._tallies.values():
                 tally.add(seen)

@@ -21,7 +21,7 @@ class Facts:
     ``first`` is the step that compile may have contaminated, ``real`` the first steps after it (at
     most three), ``steps`` and ``real_steps`` how many different steps were reported, with and
     without contaminated ones. ``begun`` is any first sign of training. ``last`` is the last step.
-    ``warmup_seconds`` is None where nobody says how long it took. ``says_warmup`` means that the
+    ``warmup_seconds`` is None where no output says how long it took. ``says_warmup`` means that the
     stream's form has a line for the end of warm-up, so that its absence says something.
     """
 
@@ -169,7 +169,7 @@ def _with_real(facts: Facts, number: int, where: Where) -> Facts:
 
 
 def fill_gaps(views: Iterable[Facts]) -> Facts:
-    """One account of the same run from several streams of it, the most telling one first.
+    """One account of the same run from several streams of it, the most complete one first.
 
     What the first lacks is taken from the others, in order, except steps: two streams may count
     them differently. An end marker counts wherever it stands.

@@ -1,4 +1,4 @@
-"""Acts on a module right after it was imported, by whoever, and not before."""
+"""Acts on a module right after any code imports it, and not before."""
 
 from __future__ import annotations
 

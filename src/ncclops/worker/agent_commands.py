@@ -50,5 +50,5 @@ def _run(connection: socket.socket) -> None:
             continue
         try:
             handler(order)
-        except Exception as error:  # noqa: BLE001 - the next order must find somebody
+        except Exception as error:  # noqa: BLE001 - the next command must still be read
             sys.stderr.write(f"ncclops: could not {order['order']}: {error!r}\n")

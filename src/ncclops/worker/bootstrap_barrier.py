@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ncclops.worker import store_barrier
 
-_NAMED = 8  # ranks in a message; of thousands, the first few tell enough
+_NAMED = 8  # ranks in a message; of thousands, the first few are enough
 
 
 class BootstrapTimeoutError(RuntimeError):

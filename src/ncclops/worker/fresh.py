@@ -96,7 +96,7 @@ def _settable_signals() -> set[signal.Signals]:
 
 
 def _stop_timers() -> None:
-    """Alarms that the run has set: for an earlier run nobody answers them."""
+    """Alarms that the run has set: the handlers of an earlier run are gone."""
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     faulthandler.cancel_dump_traceback_later()

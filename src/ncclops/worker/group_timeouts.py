@@ -2,7 +2,7 @@
 
 torch keeps a timeout per backend of each group; no group inherits another's, and a change acts
 only on operations that are enqueued later. So every group is found (torch registers all of them,
-whoever made them: ``new_group``, DeviceMesh, FSDP2), changed by itself, and read back.
+by any code: ``new_group``, DeviceMesh, FSDP2), changed one by one, and read back.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _name(group: Any) -> str:
 
 
 def _change(group: Any, limit: timedelta | None, *, longer: bool = False) -> None:
-    """Set the timeout of ``group`` to ``limit``, look whether it has taken, and tell the agent.
+    """Set the timeout of ``group`` to ``limit``, read it back, and report it to the agent.
 
     Only ever shortens, or only lengthens if ``longer``; what is so already is left alone.
     """
@@ -113,7 +113,7 @@ def _change(group: Any, limit: timedelta | None, *, longer: bool = False) -> Non
     after = _read(group)
     applied = None if after is None else after == limit
     if applied is None:
-        why = why or "torch does not tell the timeout of this backend"
+        why = why or "torch does not expose the timeout of this backend"
     elif not applied:
         why = _DETAIL if _is_wrapped(group) else why or f"torch has left it at {after}"
     _tell(group, before, limit, applied=applied, why=None if applied else why)
@@ -133,7 +133,7 @@ def _set(group: Any, limit: timedelta) -> str | None:
 
 
 def _read(group: Any) -> timedelta | None:
-    """The longest timeout among the backends of ``group``; None where none tells."""
+    """The longest timeout among the backends of ``group``; None where no backend exposes it."""
     options = [getattr(backend, "options", None) for backend in _backends(group)]
     found = [getattr(option, "_timeout", None) for option in options]
     return max((limit for limit in found if isinstance(limit, timedelta)), default=None)
@@ -156,11 +156,11 @@ def _backends(group: Any) -> list[Any]:
 def _tell(
     group: Any, before: timedelta | None, limit: timedelta, *, applied: bool | None, why: str | None
 ) -> None:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "group": _name(group),
         "desc": getattr(group, "group_desc", _UNDESCRIBED),
         "from_s": None if before is None else before.total_seconds(),
         "to_s": limit.total_seconds(),
         "applied": applied,
     }
-    worker_record.tell("group-timeout", **told, **({"why": why} if why else {}))
+    worker_record.tell("group-timeout", **fields, **({"why": why} if why else {}))

@@ -8,7 +8,7 @@ from ncclops.record import worker_record
 
 
 def abort_groups(_order: object) -> None:
-    """Abort what collectives are under way, from any thread, and tell the agent when that is done.
+    """Abort the collectives under way, from any thread, and report that to the agent.
 
     A process that ends in the middle of one takes the communicator of its peers with it, and the
     next attempt may not come up.

@@ -96,7 +96,7 @@ def _target(handler: logging.Handler) -> tuple[Any, ...]:
 
 
 class _Threads:
-    """Knows the threads that earlier runs have left running: nobody can end those from outside."""
+    """Knows the threads that earlier runs have left running: they cannot be ended from outside."""
 
     def __init__(self) -> None:
         self._left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -135,8 +135,8 @@ def watch() -> None:
 def end_process(code: int) -> None:
     """End the process if threads of an interrupted run would keep it from ending by itself.
 
-    Whoever was to tell them to stop was interrupted. Exit callbacks run as usual; the threads of
-    the run that ended well are waited for.
+    The code that would have stopped them was interrupted. Exit callbacks run as usual; the
+    threads of the run that ended well are waited for.
     """
     kept_by = threads.keep_the_process()
     if not kept_by:

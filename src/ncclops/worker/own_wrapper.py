@@ -30,12 +30,12 @@ class _Observer:
     def __init__(self, windows: Windows | None) -> None:
         self._windows = windows
         self.leaves_script = False  # while our own wrapper is around it
-        self._told = False
+        self._reported = False
 
     def found(self, name: str) -> None:
         """The script applies the wrapper of module ``name``."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             worker_record.tell("own-wrapper", wrapper=name)
         if self.leaves_script:
             raise ScriptWrapsItself(name)
@@ -54,16 +54,16 @@ class _Observer:
         wrapper.__call__ = wrap
 
     def _listen(self, applied: Any) -> None:
-        """Have incidents of a wrapper of ours told to the agent too."""
+        """Report the incidents of a wrapper of ours to the agent, too."""
         from ncclops.worker import incidents
 
-        told_to = applied.settings.on_incident
+        previous = applied.settings.on_incident
 
         def on_incident(incident: Any) -> None:
             incidents.tell(incident)
             incidents.begin_next(incident, self._windows)
-            if told_to is not None:
-                told_to(incident)
+            if previous is not None:
+                previous(incident)
 
         changes: dict[str, Any] = {"on_incident": on_incident}
         if applied.settings.incident_dir is None and RUN_DIR in os.environ:

@@ -18,7 +18,7 @@ from ncclops.record.variables import AGENT_PID, ORDERS_FD
 def tie_to_agent() -> None:
     """Die with the agent that started this process; does nothing outside `launch`.
 
-    SIGKILL, because nobody is left who could insist if a handler for SIGTERM hangs, and a
+    SIGKILL, because no process is left that could follow up if a handler for SIGTERM hangs, and a
     worker that hangs unseen keeps its GPU.
     """
     agent_pid = os.environ.pop(AGENT_PID, None)

@@ -15,14 +15,14 @@ from ncclops.restart.state import FrozenState, Mode
 
 
 class Entered(Initialize):
-    """Tells that a rank in reserve is in the restart core's care, like those that run."""
+    """Reports that the restart core watches this spare rank, as it does those that train."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._reported = False
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        if not self._told and state.mode is Mode.INACTIVE:
-            self._told = True
+        if not self._reported and state.mode is Mode.INACTIVE:
+            self._reported = True
             worker_record.tell("entered")
         return state
 

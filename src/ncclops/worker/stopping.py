@@ -2,7 +2,7 @@
 
 When the launcher stops a job, each worker gets SIGTERM, and one that exits at once would have the
 restart core interrupt another that is still writing its last checkpoint. So a handler that ends
-the process has it wait: the worker tells that it is ready, and the launcher sends a second
+the process has it wait: the worker reports that it is ready, and the launcher sends a second
 SIGTERM once all are.
 """
 

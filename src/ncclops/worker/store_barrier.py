@@ -1,7 +1,7 @@
 """All ranks of the default group meet, over the store and within a deadline.
 
 Over the store and not over the group, because a collective on a group that does not come up, or
-that some ranks never enter, says nobody's name; two store operations a rank.
+that some ranks never enter, names no rank; two store operations a rank.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One rank's warm-up ends before another's. A rank that tightened at once would time out waiting for
 one that still compiles, so the ranks meet over the store first. Where some do not come (they
-compile longer, or do not report) nobody is held up for long: two complete steps show as well that
-nobody compiles any more, since the collectives of a step need all ranks.
+compile longer, or do not report) no rank waits for long: two complete steps show as well that
+no rank compiles any more, since the collectives of a step need all ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Windows:
         self._wish: Window | None = None  # of an operator, not granted yet
 
     def follow(self, recorder: Silent) -> None:
-        """Move with what ``recorder`` is told."""
+        """Follow the phases that ``recorder`` reports."""
         recorder.on_warmup_begin(self._begin_warmup)
         recorder.on_warmup_end(self._end_warmup)
         recorder.on_step(self._step)

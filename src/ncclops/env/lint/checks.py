@@ -1,4 +1,4 @@
-"""What the catalogue alone can tell about single variables: names, values, readers, places."""
+"""What the catalogue alone says about single variables: names, values, readers, places."""
 
 from __future__ import annotations
 

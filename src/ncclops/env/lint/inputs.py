@@ -30,7 +30,7 @@ _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
 
 def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
-    """A file (``-`` is standard input), and what it tells about its job itself.
+    """A file (``-`` is standard input), and what it says about its job.
 
     Raises ``UsageError`` when it cannot be read or ``kind`` is no format.
     """

@@ -14,7 +14,7 @@ from ncclops.profiles.versions import release, satisfies
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
-# torch's own timeout of an NCCL group, and the in-process wrapper's hard timeout, when nobody
+# torch's own timeout of an NCCL group, and the in-process wrapper's hard timeout, when no code
 # gave another one.
 TORCH_GROUP_TIMEOUT = timedelta(minutes=10)
 WRAPPER_HARD_TIMEOUT = timedelta(seconds=90)
@@ -22,7 +22,7 @@ WRAPPER_HARD_TIMEOUT = timedelta(seconds=90)
 
 @dataclass(frozen=True)
 class Setting:
-    """One assignment. ``value`` None means that only the program that runs it can tell.
+    """One assignment. ``value`` None means that it is known only when the program runs.
 
     ``line`` is 1-based, 0 where there are no lines. ``exported`` is False for a shell variable
     that never reaches a program, ``expanded`` True for one that the script itself makes use of.
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to tell: the rule, how bad, about which variables, and what to do."""
+    """One finding: the rule, how bad, about which variables, and what to do."""
 
     rule: str
     level: Level
@@ -90,7 +90,7 @@ class Settings:
     """The settings of one environment or file, asked by name.
 
     A variable that a file gives several values counts as known only where all agree: which of
-    them runs depends on branches that nobody here takes.
+    them runs depends on branches that are not evaluated here.
     """
 
     def __init__(self, settings: Iterable[Setting]) -> None:
@@ -110,7 +110,7 @@ class Settings:
         return name in self._values
 
     def value(self, name: str) -> str | None:
-        """The one value that ``name`` has, None when it has none or it cannot be told."""
+        """The one value that ``name`` has, None when it has none or it cannot be known."""
         return self._values.get(name)
 
     def line(self, name: str) -> int:

@@ -175,7 +175,7 @@ def _slurm_export(word: Word, number: int) -> Iterator[Setting]:
 
 
 def _value(text: str, word: Word) -> str | None:
-    """The value, unless only running it tells; a ``$`` kept by quotes is for a later shell."""
+    """The value, unless it is known only when run; a ``$`` kept by quotes is for a later shell."""
     return None if not word.constant or "$" in text or "`" in text else text
 
 

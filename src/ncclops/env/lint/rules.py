@@ -1,7 +1,7 @@
 """Combinations that go wrong, as data: ``data/rules.toml``, each with its own examples.
 
 A rule holds under circumstances (``when``) and if all its conditions on variables do. A
-condition on a variable that is not set, or whose value cannot be told, does not hold, except
+condition on a variable that is not set, or whose value cannot be known, does not hold, except
 where it says so (``or_unset``, ``set = false``).
 """
 

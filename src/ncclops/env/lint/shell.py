@@ -83,7 +83,7 @@ def _tokens(line: str) -> Iterator[Word | None]:
 
 
 def _unquote(kind: str, piece: str) -> tuple[str, bool]:
-    """What a piece of a word stands for, and whether that can be told without running it."""
+    """What a piece of a word stands for, and whether that is known without running it."""
     if kind == "single":
         return piece[1:-1], True
     if kind == "escape":
