@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ncclops import capture
 from ncclops import restart as inprocess
+from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
 
 seconds = lambda number: timedelta(seconds=number)  # noqa: E731
@@ -223,6 +225,7 @@ def hanging(worker: Worker) -> Any:
         else:
             raise AssertionError(how)
 
+    capture.install()
     return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **HANG)()
 
 
@@ -500,6 +503,63 @@ def repeated_calls(worker: Worker) -> Any:
     return [wrapped(0, word="a"), wrapped(1, word="b")]
 
 
+class NotingSnapshots:
+    """A hook that notes how it is called; it may raise in each method."""
+
+    def __init__(self, worker: Worker, rank: int) -> None:
+        self._worker = worker
+        self._note("made", for_rank=rank)
+
+    def _note(self, call: str, **fields: Any) -> None:
+        self._worker.note("hook", call=call, thread=threading.current_thread().name, **fields)
+        if self._worker.parameters.get("raises") == call:
+            raise RuntimeError("the hook is broken")
+
+    def outside_view(self) -> OutsideViewSource | None:
+        self._note("outside_view")
+        return None
+
+    def iteration_begins(self) -> None:
+        self._note("iteration_begins")
+
+    def function_left(self, error: BaseException) -> None:
+        self._note("function_left", error=type(error).__name__)
+
+    def take(self, directory: Path) -> None:
+        self._note("take", directory=str(directory), groups_are_there=dist.is_initialized())
+
+    def record_lost(self, directory: Path, rank: int, reason: str) -> None:
+        written = (directory / "incident.json").exists()
+        self._note("record_lost", lost=rank, reason=reason, written=written)
+
+    def close(self, timeout_s: float) -> None:
+        self._note("close")
+
+
+@scenario
+def hooked(worker: Worker) -> Any:
+    """Rank 1 leaves with an exception; both ranks have a hook of their own."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            if worker.rank == 1:
+                sys.exit(3)
+            dist.barrier()
+        return worker.finish(call)
+
+    def make(rank: int) -> NotingSnapshots:
+        return NotingSnapshots(worker, rank)
+
+    chosen: dict[str, Any] = {}
+    if worker.parameters["registered"]:
+        inprocess.snapshots.register(make)
+    else:
+        chosen["snapshots"] = make
+    incidents = str(worker.directory / "incidents")
+    return worker.wrap(main, incident_dir=incidents, **chosen, **FAST)()
+
+
 @scenario
 def written_incidents(worker: Worker) -> Any:
     def main(call: inprocess.CallWrapper) -> str:
@@ -509,4 +569,6 @@ def written_incidents(worker: Worker) -> Any:
         dist.barrier()
         return worker.finish(call)
 
+    if worker.parameters["snapshots"]:
+        capture.install()
     return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **FAST)()

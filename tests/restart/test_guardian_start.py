@@ -29,6 +29,7 @@ def _settings(rank: int, logfile: Path) -> GuardianSettings:
         logfile=str(logfile),
         pidfile=None,
         incident_dir=None,
+        outside_view=None,
     )
 
 

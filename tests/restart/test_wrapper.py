@@ -129,11 +129,15 @@ def test_calls_are_independent_and_repeatable(job: Job) -> None:
     job.expect_no_orphans()
 
 
-def test_incidents_are_written_once_for_the_job_and_by_the_rank_that_left(job: Job) -> None:
-    job.start(2, "written_incidents").wait()
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_incidents_are_written_once_for_the_job_and_by_the_rank_that_left(
+    job: Job, snapshots: bool
+) -> None:
+    job.start(2, "written_incidents", snapshots=snapshots).wait()
     directory = job.directory / "incidents" / "0"
     names = sorted(p.name for p in directory.iterdir())
-    assert names == ["incident.json", "left-rank1.json", "rank0", "rank1"]
+    ranks = ["rank0", "rank1"] if snapshots else []
+    assert names == ["incident.json", "left-rank1.json", *ranks]
     incident = json.loads((directory / "incident.json").read_text())
     assert incident["schema"] == "ncclops.incident/1"
     assert incident["cause"] == "left"

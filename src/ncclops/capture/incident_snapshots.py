@@ -9,14 +9,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ncclops.capture import snapshot_server
 from ncclops.capture.rank_snapshot import RankSnapshot
 from ncclops.record import incidents as layout
-
-if TYPE_CHECKING:
-    from ncclops.restart.monitor_process import MonitorProcess
+from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
 
@@ -41,68 +38,61 @@ class _Unfinished:
     due: float  # on the monotonic clock
 
 
-class Collector:
-    """One per call of a wrapped function; ``incidents`` is the directory they are written below.
+class IncidentSnapshots:
+    """The snapshots of one rank, see ``ncclops.restart.snapshots.RankSnapshots``.
 
     Raises ``OSError`` where the system has no means for the witness.
     """
 
-    def __init__(self, incidents: Path, rank: int, guardian: MonitorProcess) -> None:
-        self._incidents = incidents
-        self._guardian = guardian
+    def __init__(self, rank: int) -> None:
         run = os.environ.get(_RUN_DIR)
         self._witness = snapshot_server.start(rank, Path(run) if run else None)
-        self._first = 0
         self._unfinished: queue.SimpleQueue[_Unfinished | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         # There from the start: a script whose threads are counted at each restart has no new one.
         self._finisher = threading.Thread(target=self._finish, name="ncclops-picture", daemon=True)
         self._finisher.start()
         # What the main thread left the function with, if it has: its stack there is of interest.
-        self.left_by: BaseException | None = None
-        contact, page = self._witness.contact, guardian.page
-        page.witness_tid, page.witness_signal = contact.tid, contact.signal
-        page.witness_stacks_fd, page.main_thread = contact.stacks_fd, contact.main_thread
+        self._left_by: BaseException | None = None
 
-    def free_number(self) -> int:
-        """A number that no incident has yet. Ranks may see different ones and have to agree."""
-        return layout.next_number(self._incidents)
+    def outside_view(self) -> OutsideViewSource:
+        """The observer, and how it reaches the witness."""
+        contact = self._witness.contact
+        names = ("tid", "signal", "stacks_fd", "main_thread")
+        arguments = {name: getattr(contact, name) for name in names}
+        return OutsideViewSource("ncclops.capture.outside_view:Observer", arguments)
 
-    def number_from(self, first: int) -> None:
-        """The incident that ends iteration 0 is ``first``, as agreed by all ranks."""
-        self._first = first
-        self._guardian.page.incidents_from = first + 1
-
-    def directory(self, iteration: int) -> Path:
-        """Of the incident that ends ``iteration``."""
-        return self._incidents / str(self._first + iteration)
-
-    def begin(self) -> None:
-        """An iteration begins: what the recorder holds from before belongs to another one."""
+    def iteration_begins(self) -> None:
+        """What the recorder holds from before belongs to another iteration."""
         self._witness.since_ns = time.time_ns()
-        self.left_by = None
+        self._left_by = None
 
-    def collect(self, iteration: int) -> float:
-        """Take the snapshot, have it finished in the background; the seconds that it took.
+    def function_left(self, error: BaseException) -> None:
+        """Its traceback says more than the place where the main thread waits from now on."""
+        self._left_by = error
 
-        The guardian adds its view at the same time. Called in the monitor thread.
-        """
+    def take(self, directory: Path) -> None:
+        """Take the snapshot, and have it finished in the background."""
         started = time.monotonic()
-        self._guardian.send({"op": "observe", "iteration": iteration})
         snapshot = RankSnapshot(self._witness.who, self._witness.since_ns)
-        snapshot.left_by = self.left_by
+        snapshot.left_by = self._left_by
         gpu = threading.Thread(target=snapshot.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
         snapshot.take_before_abort(_TAKE_WITHIN_S)
-        directory = layout.rank_dir(self.directory(iteration), self._witness.who.rank)
-        self._unfinished.put(_Unfinished(snapshot, directory, gpu, started + _REST_AFTER_S))
-        return time.monotonic() - started
+        rank_dir = layout.rank_dir(directory, self._witness.who.rank)
+        self._unfinished.put(_Unfinished(snapshot, rank_dir, gpu, started + _REST_AFTER_S))
 
-    def close(self, limit_s: float) -> None:
+    def record_lost(self, directory: Path, rank: int, reason: str) -> None:
+        """Say why there is no snapshot of a rank whose node is gone, so that none was left."""
+        rank_dir = layout.rank_dir(directory, rank)
+        if not rank_dir.exists():
+            layout.add_missing(rank_dir, reason, list(layout.PICTURE))
+
+    def close(self, timeout_s: float) -> None:
         """Have what is unfinished finished at once, and wait for that."""
         self._closing.set()
         self._unfinished.put(None)
-        self._finisher.join(limit_s)
+        self._finisher.join(timeout_s)
 
     def _finish(self) -> None:
         while (next_one := self._unfinished.get()) is not None:

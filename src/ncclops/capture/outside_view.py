@@ -16,7 +16,7 @@ from typing import Any
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.record import incidents as layout
-from ncclops.restart._page import Page
+from ncclops.restart.snapshots import Progress
 
 log = logging.getLogger("ncclops.restart.guardian")
 
@@ -26,83 +26,65 @@ _FROM_THE_RANK = [layout.FLIGHT, layout.GROUPS, layout.GPU]
 
 
 class Observer:
-    """Sees for one guardian. ``incidents`` is their directory, ``page`` the rank's shared page."""
+    """Of one rank, see ``ncclops.restart.snapshots.OutsideView``.
 
-    def __init__(self, incidents: Path, rank: int, pid: int, page: Page) -> None:
-        self._incidents = incidents
+    ``pid`` is its main process; the other numbers are those of ``signal_stacks.StackDumper``.
+    """
+
+    def __init__(
+        self, rank: int, pid: int, *, tid: int, signal: int, stacks_fd: int, main_thread: int
+    ) -> None:
         self._rank = rank
         self._pid = pid
-        self._page = page
-        self._silent_in: float | None = None  # the iteration; once in each is enough
-        self.stacks: str | None = None  # as of the last look at a silent process
+        self._dumper = StackDumper(pid, tid, signal, stacks_fd, main_thread)
 
-    def look(self, iteration: int) -> None:
-        """The main process takes its snapshot as ``iteration`` ends: add the view from outside.
+    def iteration_failed(self, directory: Path | None, progress: Progress) -> None:
+        """The main process takes its snapshot: add the view from outside."""
+        self._write_later(directory, self._view(progress))
 
-        When a guardian that has just started hears of it, another iteration may have begun.
-        """
-        self._write_later(self._view(), iteration=iteration)
-
-    def look_at_silent(self, why: str) -> None:
-        """No Python thread runs there: the kernel's view, and the stacks by a signal.
-
-        Returns within half a second.
-        """
-        if self._silent_in == self._page.iteration:
-            return
-        self._silent_in = self._page.iteration
-        view = self._view()
-        text = self.stacks = dump_stacks(self._dumper(), _DUMP_WITHIN_S)
+    def main_silent(self, directory: Path | None, progress: Progress, reason: str) -> str | None:
+        """No Python thread runs there: the kernel's view, and the stacks by a signal."""
+        view = self._view(progress)
+        text = dump_stacks(self._dumper, _DUMP_WITHIN_S)
         missing = [*_FROM_THE_RANK, *([] if text else [layout.STACKS])]
-        self._write_later(view, stacks=text, reason=f"it did not answer: {why}", missing=missing)
+        why = f"it did not answer: {reason}"
+        self._write_later(directory, view, stacks=text, reason=why, missing=missing)
+        return text
 
-    def look_at_dead(self, why: str) -> None:
+    def main_ended(self, directory: Path | None, progress: Progress, reason: str) -> None:
         """The main process has ended, and for a moment the kernel still knows how."""
-        view = self._view()
+        view = self._view(progress)
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
-        reason = f"{why} ({how})" if how else why
+        why = f"{reason} ({how})" if how else reason
         missing = [*_FROM_THE_RANK, layout.STACKS]
-        self._write_later(view, reason=reason, missing=missing)
+        self._write_later(directory, view, reason=why, missing=missing)
 
-    def _view(self) -> dict[str, Any]:
-        now, page = time.monotonic(), self._page
+    def _view(self, progress: Progress) -> dict[str, Any]:
         stamp = {
             "rank": self._rank,
             "host": socket.gethostname(),
             "pid": self._pid,
             "taken_at": time.time(),
             "source": "guardian",
-            "main_thread_moved_s_ago": round(now - page.main_beat, 3),
-            "python_ran_s_ago": round(now - page.watchdog_tick, 3),
-            "pinged_s_ago": round(now - page.ping, 3) if page.ping else None,
+            "main_thread_moved_s_ago": progress.main_thread_s,
+            "python_ran_s_ago": progress.python_s,
+            "pinged_s_ago": progress.ping_s,
         }
         return stamp | (process_view.view(self._pid) or {"state": None, "state_name": "gone"})
 
-    def _dumper(self) -> StackDumper:
-        page = self._page
-        return StackDumper(
-            pid=self._pid,
-            tid=int(page.witness_tid),
-            signal=int(page.witness_signal),
-            stacks_fd=int(page.witness_stacks_fd),
-            main_thread=int(page.main_thread),
-        )
-
     def _write_later(
         self,
+        incident: Path | None,
         view: dict[str, Any],
         *,
         stacks: str | None = None,
         reason: str | None = None,
         missing: list[str] | None = None,
-        iteration: int | None = None,
     ) -> None:
         """Write in a thread: the guardian's own work cannot wait for a slow disk."""
-        iteration = int(self._page.iteration) if iteration is None else iteration
-        first = int(self._page.incidents_from)
-        if iteration < 0 or not first:
-            return  # before the first iteration there is no incident
-        directory = layout.rank_dir(self._incidents / str(first - 1 + iteration), self._rank)
+        if incident is None:
+            return
+        directory = layout.rank_dir(incident, self._rank)
 
         def write() -> None:
             # What was seen before it died says more than that it is gone.

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
-from ncclops.restart.attribution import summarise
-
 # Deeper stacks are recursions; more threads than that are a pool's.
 _MOST_FRAMES = 100
 _MOST_THREADS = 200
 _MAIN = "MainThread"
+_SUMMARY_CHARS = 300
 
 # What our own code, on the way out of the script, calls: formatting, mostly.
 _PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
@@ -87,7 +86,8 @@ def _leaving_by(frame: FrameType | None) -> BaseException | None:
 
 
 def _render_traceback(main: int, error: BaseException) -> str:
-    lines = [f"# the main thread has left the script by {summarise(error)}; it was raised at"]
+    what = " ".join("".join(traceback.format_exception_only(error)).split())[:_SUMMARY_CHARS]
+    lines = [f"# the main thread has left the script by {what}; it was raised at"]
     lines.append(f"Thread 0x{main:016x} [{_MAIN}] (most recent call first):")
     places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines += [_line(frame, number) for frame, number in places]

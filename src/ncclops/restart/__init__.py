@@ -46,6 +46,7 @@ _SUBMODULES = {
     "rank_assignment",
     "rank_filter",
     "sibling_monitor",
+    "snapshots",
     "state",
     "store",
     "terminate",

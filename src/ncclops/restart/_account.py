@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from ncclops.capture.incident_snapshots import Collector
 from ncclops.restart import incident as incidents
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import Fault
-from ncclops.restart.incident import Incident
+from ncclops.restart.incident import Incident, IncidentDirectories
+from ncclops.restart.log import logged
 from ncclops.restart.monitor_thread import Aborted
 from ncclops.restart.state import State
 
@@ -29,12 +30,21 @@ class _Restart:
 
 
 class Account:
-    """Of one call. ``tell`` gets each incident, ``collector`` says where it is written."""
+    """Of one call. ``on_incident`` gets each incident; ``directories`` is where one rank writes it.
+
+    ``on_lost`` is called on that rank for each rank that was lost: with the incident's directory,
+    the initial rank and the reason.
+    """
 
     def __init__(
-        self, collector: Collector | None, tell: Callable[[Incident], object] | None
+        self,
+        directories: IncidentDirectories | None,
+        on_incident: Callable[[Incident], object] | None,
+        on_lost: Callable[[Path, int, str], object] | None,
     ) -> None:
-        self._collector, self._tell = collector, tell
+        self._directories = directories
+        self._on_incident = on_incident
+        self._on_lost = on_lost
         self._phases_ms: dict[str, float] = {}
         self._restart: _Restart | None = None  # until the function has been entered again
         self._seen_at = 0.0
@@ -88,18 +98,16 @@ class Account:
         incident = incidents.describe(restart.agreement, restart.before, after, restart.phases_ms)
         writes = after is None or after.rank == 0
         log.log(logging.WARNING if writes else logging.INFO, "%s", incident)
-        if self._collector is not None and writes:
+        if self._directories is not None and writes:
             with logged("writing the incident"):
-                incidents.write(incident, self._collector.directory(incident.iteration))
-        if self._tell is not None:
+                self._write(incident, self._directories.of(incident.iteration))
+        if self._on_incident is not None:
             with logged("on_incident"):
-                self._tell(incident)
+                self._on_incident(incident)
 
-
-@contextlib.contextmanager
-def logged(what: str) -> Iterator[None]:
-    """An ``Exception`` inside is logged and ends there: ``what`` is not worth failing for."""
-    try:
-        yield
-    except Exception as error:
-        log.warning("%s failed: %s: %s", what, type(error).__name__, error, exc_info=True)
+    def _write(self, incident: Incident, directory: Path) -> None:
+        incidents.write(incident, directory)
+        if self._on_lost is not None and incident.rank is not None:
+            for fault in incident.faults:
+                if fault.gone:
+                    self._on_lost(directory, fault.initial_rank, fault.summary)

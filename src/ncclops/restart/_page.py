@@ -58,11 +58,6 @@ class Page:
     finished = _Slot(11)  # 1: the main process left the wrapper in good order
     timeouts_stamp = _Slot(12)  # wall time of the change that soft_s and hard_s come from
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
-    # How the guardian has the stacks of all threads dumped: see forensics.silent.StackDumper.
-    witness_tid = _Slot(14)
-    witness_signal = _Slot(15)
-    witness_stacks_fd = _Slot(16)
-    main_thread = _Slot(17)  # its identity, below 2**53 as addresses are
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _BYTES)

@@ -15,6 +15,7 @@ ring. If no main process is left, nobody is left who would have to know. See doc
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -25,14 +26,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ncclops.capture.outside_view import Observer
 from ncclops.restart._page import Page, Watch
 from ncclops.restart._wire import Message, Peer, receive_packet
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
+from ncclops.restart.snapshots import OutsideView, Progress
 
 log = logging.getLogger("ncclops.restart.guardian")
+
+T = TypeVar("T")
 
 # A main process that has not confirmed a report by then is dead, stopped or holds its GIL.
 _CONFIRM_WITHIN_S = 1.0
@@ -96,12 +99,10 @@ class Guardian:
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
         self._forgive_until = 0.0  # progress clocks are not older than this
-        incidents = config["incident_dir"]
-        self._observer = (
-            Observer(Path(incidents), self._rank, config["main_pid"], self._page)
-            if incidents
-            else None
-        )
+        self._incident_dir: str | None = config["incident_dir"]
+        self._outside_view = _load_outside_view(config)
+        self._silent_in: float | None = None  # the iteration; one look in each is enough
+        self._stacks: str | None = None  # as of that look
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -177,11 +178,11 @@ class Guardian:
             what = _describe(timeout)
             log.warning("soft timeout: %s", what)
             self._report("soft-timeout", what, gone=False, timeout=timeout)
-            if self._observer is not None and self._is_deaf():
-                self._observer.look_at_silent(what)
+            if self._is_unresponsive():
+                self._look_at_silent(what)
 
-    def _is_deaf(self) -> bool:
-        """Whether no Python thread runs there, so that it will not take its picture by itself."""
+    def _is_unresponsive(self) -> bool:
+        """Whether no Python thread runs there, so that it cannot take a snapshot of itself."""
         soft_s, _ = self._page.timeouts()
         return time.monotonic() - self._page.watchdog_tick > soft_s / 2
 
@@ -191,8 +192,7 @@ class Guardian:
             why = _describe(timeout)
             log.warning("ending the main process: %s", why)
             self._ended_for = timeout
-            if self._observer is not None:
-                self._observer.look_at_silent(why)
+            self._look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
@@ -220,10 +220,8 @@ class Guardian:
         ended_for = self._ended_for
         cause = f"hard timeout: {_describe(ended_for)}" if ended_for else "the process died"
         log.warning("main process gone: %s", cause)
-        stacks = None
-        if self._observer is not None:
-            self._observer.look_at_dead(cause)
-            stacks = self._observer.stacks if ended_for is not None else None
+        self._look(lambda view: view.main_ended(self._directory(), self._progress(), cause))
+        stacks = self._stacks if ended_for is not None else None
         self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
         self._forward_all()
         self._done = self._ring.idle
@@ -265,11 +263,43 @@ class Guardian:
             self._link = None
 
     def _on_observe(self, message: Message) -> None:
-        if self._observer is not None:
-            self._observer.look(message["iteration"])
+        directory = self._directory(message["iteration"])
+        self._look(lambda view: view.iteration_failed(directory, self._progress()))
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True
+
+    # --- snapshots ----------------------------------------------------------------------------
+
+    def _look(self, look: Callable[[OutsideView], T]) -> T | None:
+        """``look`` at the main process from here, where there is something to do that with."""
+        if self._outside_view is None:
+            return None
+        try:
+            return look(self._outside_view)
+        except Exception:
+            log.exception("the view of the main process from outside failed")
+            return None
+
+    def _look_at_silent(self, reason: str) -> None:
+        if self._silent_in != self._page.iteration:
+            self._silent_in = self._page.iteration
+            directory, progress = self._directory(), self._progress()
+            self._stacks = self._look(lambda view: view.main_silent(directory, progress, reason))
+
+    def _directory(self, iteration: int | None = None) -> Path | None:
+        """Of the incident that ends ``iteration``, by default the present one."""
+        # When a monitor process that has just started looks, another iteration may have begun.
+        iteration = int(self._page.iteration) if iteration is None else iteration
+        first = int(self._page.incidents_from)
+        if self._incident_dir is None or iteration < 0 or not first:
+            return None
+        return Path(self._incident_dir) / str(first - 1 + iteration)
+
+    def _progress(self) -> Progress:
+        now, page = time.monotonic(), self._page
+        ping_s = round(now - page.ping, 3) if page.ping else None
+        return Progress(round(now - page.main_beat, 3), round(now - page.watchdog_tick, 3), ping_s)
 
     # --- reports ------------------------------------------------------------------------------
 
@@ -406,6 +436,21 @@ class Guardian:
             self._selector.unregister(peer)
         except (KeyError, ValueError):
             return
+
+
+def _load_outside_view(config: dict[str, Any]) -> OutsideView | None:
+    """What takes snapshots here, see ``snapshots.OutsideViewSource``."""
+    if config["outside_view"] is None:
+        return None
+    factory, arguments = config["outside_view"]
+    try:
+        module, _, name = factory.partition(":")
+        make = getattr(importlib.import_module(module), name)
+        view: OutsideView = make(config["rank"], config["main_pid"], **arguments)
+        return view
+    except Exception:
+        log.exception("%s cannot be used for snapshots", factory)
+        return None
 
 
 def main() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclops.record import incidents
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
 from ncclops.restart.exception import Escalation
@@ -119,17 +120,40 @@ def _unknown(agreement: Agreement, before: State) -> Fault:
     )
 
 
+class IncidentDirectories:
+    """Where the incidents of one call are written: a directory with a number for each.
+
+    Numbers go on over calls and attempts: ``first``, which all ranks have to agree on, is that of
+    the incident which ends iteration 0.
+    """
+
+    def __init__(self, parent: Path, first: int) -> None:
+        self.first = first
+        self._parent = parent
+
+    def of(self, iteration: int) -> Path:
+        """The directory of the incident that ends ``iteration``."""
+        return self._parent / str(self.first + iteration)
+
+
+def free_number(parent: Path) -> int:
+    """A number for which there is no directory in ``parent`` yet."""
+    try:
+        names = os.listdir(parent)  # noqa: PTH208 - names are all that is wanted
+    except OSError:
+        return 0
+    return max((int(name) for name in names if name.isdecimal()), default=-1) + 1
+
+
 def write(incident: Incident, directory: Path) -> Path:
     """Write ``incident.json`` in ``directory``, whole or not at all; returns the path.
 
-    A rank that left writes ``left-rank<initial>.json`` next to it. A lost rank of which nobody has
-    left a picture, as its node is gone, gets the reason for that.
+    A rank that left writes ``left-rank<initial>.json`` next to it. Raises ``OSError``.
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
     path = directory / f"{name}.json"
-    incidents.write_json(path, incident.to_dict())
-    for fault in incident.faults:
-        rank_dir = incidents.rank_dir(directory, fault.initial_rank)
-        if fault.gone and incident.rank is not None and not rank_dir.exists():
-            incidents.add_missing(rank_dir, fault.summary, list(incidents.PICTURE))
+    directory.mkdir(parents=True, exist_ok=True)
+    draft = directory / f".{path.name}.{os.getpid()}.partial"
+    draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
+    draft.replace(path)
     return path

@@ -6,9 +6,21 @@ the nearest ancestor, and to no other handler: neither into the application's fi
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 _NAME = "ncclops.restart"
+
+
+@contextlib.contextmanager
+def logged(what: str) -> Iterator[None]:
+    """An ``Exception`` inside is logged and goes no further: ``what`` is not worth failing for."""
+    try:
+        yield
+    except Exception as error:
+        text = "%s failed: %s: %s"
+        logging.getLogger(_NAME).warning(text, what, type(error).__name__, error, exc_info=True)
 
 
 def set_up_logging(rank: int) -> None:

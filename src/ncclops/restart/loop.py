@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from torch import distributed
 
-from ncclops.restart._account import Account, logged
+from ncclops.restart._account import Account
 from ncclops.restart._chains import Causes, comes_from_restart
 from ncclops.restart._group_release import keep_backends_longer_than_groups
 from ncclops.restart._heap import freeze_heap, release
@@ -45,6 +45,7 @@ from ncclops.restart.exception import (
     TimeoutError,  # noqa: A004 - the public API's name
 )
 from ncclops.restart.health_check import HealthCheck
+from ncclops.restart.log import logged
 from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreLost
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
@@ -93,7 +94,8 @@ class RestartLoop:
         self._call = call
         self.session = Session(settings, state)
         self._page = self.session.guardian.page
-        self._account = Account(self.session.collector, settings.on_incident)
+        session = self.session
+        self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
 
     @property

@@ -24,6 +24,7 @@ from typing import Any
 import ncclops
 from ncclops.restart._page import Page, create_page_fd
 from ncclops.restart._wire import receive_packet
+from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
 
@@ -45,6 +46,7 @@ class GuardianSettings:
     logfile: str | None
     pidfile: str | None
     incident_dir: str | None
+    outside_view: OutsideViewSource | None
 
 
 class MonitorProcess:
@@ -174,6 +176,7 @@ class MonitorProcess:
             "logfile": settings.logfile,
             "main_pid": os.getpid(),
             "incident_dir": settings.incident_dir,
+            "outside_view": settings.outside_view,
             "log_level": log.getEffectiveLevel(),
         }
 

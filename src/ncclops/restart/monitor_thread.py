@@ -40,7 +40,7 @@ class Completed:
 class Aborted:
     """A fault was seen at monotonic time ``seen_at``; the groups are aborted and main is out.
 
-    ``collect_s`` is what the picture of this rank took before that.
+    ``collect_s`` is what the snapshot of this rank took before that.
     """
 
     seen_at: float
@@ -92,7 +92,7 @@ class MonitorThread:
         abort_timeout: timedelta,
         wake: int | None,
         unblock: Callable[[FrameType], None],
-        collect: Callable[[int], float] | None = None,
+        take_snapshot: Callable[[int], object] | None = None,
     ) -> None:
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
@@ -105,7 +105,7 @@ class MonitorThread:
         self._abort_timeout = abort_timeout
         self._wake = wake
         self._unblock = unblock
-        self._collect = collect
+        self._take_snapshot = take_snapshot
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
         self._thread.start()
@@ -142,7 +142,7 @@ class MonitorThread:
             self.fault_seen_in = task.iteration
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
-            collect_s = self._take_picture(task.iteration)
+            collect_s = self._collect(task.iteration)
             abort_s = self._leave(task.state)
             self.news.put(Aborted(seen_at, abort_s, collect_s))
         agreement, placement = self._ledger.wait_for_agreement(
@@ -159,13 +159,14 @@ class MonitorThread:
                 if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
                     raise
 
-    def _take_picture(self, iteration: int) -> float:
-        """Of this rank as the fault has found it: nothing is aborted yet. The seconds it took."""
-        collect_s = 0.0
-        if self._collect is not None:
-            with _guarded("collecting"):
-                collect_s = self._collect(iteration)
-        return collect_s
+    def _collect(self, iteration: int) -> float:
+        """Take a snapshot of this rank before anything is aborted; the seconds that it took."""
+        if self._take_snapshot is None:
+            return 0.0
+        started = time.monotonic()
+        with _guarded("taking a snapshot of this rank"):
+            self._take_snapshot(iteration)
+        return time.monotonic() - started
 
     def _leave(self, state: FrozenState | None) -> float:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""

@@ -22,18 +22,20 @@ from typing import Any
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.capture.incident_snapshots import Collector
 from ncclops.restart import _gloo_sockets, _store_ops
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
+from ncclops.restart.log import logged
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.planning import choose_assigner
 from ncclops.restart.progress_watchdog import ProgressWatchdog
 from ncclops.restart.reporter import Reporter
 from ncclops.restart.settings import Settings
+from ncclops.restart.snapshots import OutsideViewSource, RankSnapshots, registered
 from ncclops.restart.state import State
 from ncclops.restart.store import PrefixStore, another_connection
 
@@ -42,6 +44,9 @@ log = logging.getLogger("ncclops.restart")
 # How many of the following ranks a guardian knows in advance: with its main process dead there
 # is nobody it could ask.
 _KNOWN_SUCCESSORS = 3
+
+# A snapshot that is not written by then is on a disk that hangs.
+_FINISH_SNAPSHOTS_WITHIN_S = 5.0
 
 # The calls of wrapped functions in this process, in their order, which all ranks share.
 _calls = itertools.count()
@@ -71,7 +76,10 @@ class Session:
         self._addresses: list[list[Any]] = []
         with contextlib.ExitStack() as stack:
             stack.callback(_gloo_sockets.release_gloo_connections)
-            self.guardian = MonitorProcess(_guardian_settings(settings, self._rank))
+            self._snapshots, view = _start_snapshots(settings, self._rank)
+            if self._snapshots is not None:
+                stack.callback(_close_snapshots, self._snapshots)
+            self.guardian = MonitorProcess(_guardian_settings(settings, self._rank, view))
             stack.callback(self.guardian.stop)
             page = self.guardian.page
             page.iteration, page.number = INITIAL, state.rank
@@ -84,9 +92,7 @@ class Session:
             page.touch()  # rank 0 may have let us wait for longer than a timeout
             # Until it has met the others a guardian could only do harm: it comes up while they do.
             self.guardian.start()
-            self.collector = self._collector()
-            if self.collector is not None:
-                stack.callback(self.collector.close, 5)
+            self.incidents = self._incident_directories()
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
@@ -115,7 +121,7 @@ class Session:
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
                 unblock=self._unblock,
-                collect=self.collector.collect if self.collector is not None else None,
+                take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
             stack.callback(self.monitor.stop, 1)
             self._stack = stack.pop_all()
@@ -144,14 +150,15 @@ class Session:
             self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
         return PrefixStore(self._prefix, store)
 
-    def _collector(self) -> Collector | None:
-        """Takes this rank's pictures, where incidents are wanted; all ranks number them alike."""
+    def _incident_directories(self) -> IncidentDirectories | None:
+        """Where incidents are written, if anywhere; all ranks number them alike."""
         if self.settings.incident_dir is None:
             return None
-        collector = Collector(Path(self.settings.incident_dir), self._rank, self.guardian)
-        _store_ops.publish(self.store, "incidents-from", str(collector.free_number()))
-        collector.number_from(int(self.store.get("incidents-from")))
-        return collector
+        parent = Path(self.settings.incident_dir)
+        _store_ops.publish(self.store, "incidents-from", str(free_number(parent)))
+        directories = IncidentDirectories(parent, int(self.store.get("incidents-from")))
+        self.guardian.page.incidents_from = directories.first + 1
+        return directories
 
     def _ledger(self, store: Store) -> Ledger:
         return Ledger(store, self._world_size, self.assigner.planner)
@@ -194,8 +201,9 @@ class Session:
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
         self._iteration = iteration
-        if self.collector is not None:
-            self.collector.begin()
+        if self._snapshots is not None:
+            with logged("preparing snapshots"):
+                self._snapshots.iteration_begins()
         # A loss that was reported too late for the agreement is a fault of the new iteration.
         for rank, fault in list(self._reported.items()):
             if rank not in agreement.gone:
@@ -205,9 +213,22 @@ class Session:
                 del self._reported[rank]
 
     def note_exit(self, error: BaseException) -> None:
-        """The main thread has left the function with ``error``, which this rank's picture shows."""
-        if self.collector is not None:
-            self.collector.left_by = error
+        """The main thread has left the function with ``error``; the snapshot shows where."""
+        if self._snapshots is not None:
+            with logged("noting the exception for a snapshot"):
+                self._snapshots.function_left(error)
+
+    def _take_snapshot(self, iteration: int) -> None:
+        """Monitor thread; the monitor process looks at the main process at the same time."""
+        assert self._snapshots is not None and self.incidents is not None
+        self.guardian.send({"op": "observe", "iteration": iteration})
+        self._snapshots.take(self.incidents.of(iteration))
+
+    def record_lost(self, directory: Path, rank: int, reason: str) -> None:
+        """Have the snapshot hook note in the incident's directory that ``rank`` was lost."""
+        if self._snapshots is not None:
+            with logged("recording a lost rank"):
+                self._snapshots.record_lost(directory, rank, reason)
 
     @property
     def iteration(self) -> int:
@@ -312,7 +333,29 @@ class Session:
         self.guardian.send({"op": "addresses", "addresses": chosen})
 
 
-def _guardian_settings(settings: Settings, rank: int) -> GuardianSettings:
+def _start_snapshots(
+    settings: Settings, rank: int
+) -> tuple[RankSnapshots | None, OutsideViewSource | None]:
+    """The hook that was handed in, where incidents are wanted, and its part for the guardian."""
+    factory = settings.snapshots or registered()
+    if factory is None or settings.incident_dir is None:
+        return None, None
+    try:
+        snapshots = factory(rank)
+        return snapshots, snapshots.outside_view()
+    except Exception as error:
+        log.warning("incidents will have no snapshots: %s", error, exc_info=True)
+        return None, None
+
+
+def _close_snapshots(snapshots: RankSnapshots) -> None:
+    with logged("finishing snapshots"):
+        snapshots.close(_FINISH_SNAPSHOTS_WITHIN_S)
+
+
+def _guardian_settings(
+    settings: Settings, rank: int, outside_view: OutsideViewSource | None
+) -> GuardianSettings:
     def with_rank(path: str | None) -> str | None:
         return path.replace("{rank}", str(rank)) if path is not None else None
 
@@ -326,6 +369,7 @@ def _guardian_settings(settings: Settings, rank: int) -> GuardianSettings:
         logfile=with_rank(settings.monitor_process_logfile),
         pidfile=with_rank(settings.monitor_process_pidfile),
         incident_dir=settings.incident_dir,
+        outside_view=outside_view,
     )
 
 

@@ -18,6 +18,7 @@ from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Incident
 from ncclops.restart.initialize import Initialize
 from ncclops.restart.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
+from ncclops.restart.snapshots import SnapshotFactory
 from ncclops.restart.store import StoreMixin, TCPStore
 from ncclops.restart.terminate import Terminate
 
@@ -56,6 +57,7 @@ class Settings:
     terminate: Terminate | None = None
     on_incident: Callable[[Incident], object] | None = None
     incident_dir: str | None = None
+    snapshots: SnapshotFactory | None = None
     env_rendezvous: bool = True
 
     def __post_init__(self) -> None:
@@ -121,8 +123,10 @@ def _check_types(settings: Settings) -> None:
     factory = settings.store_factory
     if not (isinstance(factory, type) and issubclass(factory, StoreMixin)):
         raise TypeError(f"store_factory must be a subclass of store.StoreMixin, not {factory!r}")
-    if settings.on_incident is not None and not callable(settings.on_incident):
-        raise TypeError(f"on_incident must be callable, not {settings.on_incident!r}")
+    for name in ("on_incident", "snapshots"):
+        value = getattr(settings, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable or None, not {value!r}")
 
 
 def _expected_type(field: dataclasses.Field[Any]) -> tuple[type, ...] | None:

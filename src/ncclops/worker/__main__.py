@@ -12,6 +12,7 @@ if not sys.flags.safe_path:
 import os
 from functools import partial
 
+from ncclops import capture
 from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
@@ -31,6 +32,7 @@ from ncclops.worker.timeout_phases import Windows
 
 parent_death.tie_to_agent()
 snapshot_server.start_worker(os.environ, RUN_DIR)
+capture.install()
 agent_commands.listen()
 agent_commands.on("abort", last_resort.abort_groups)
 optimizer_steps.count()
