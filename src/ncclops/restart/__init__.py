@@ -11,6 +11,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ncclops.restart import abort as abort
+    from ncclops.restart import attribution as attribution
+    from ncclops.restart import completion as completion
+    from ncclops.restart import compose as compose
+    from ncclops.restart import exception as exception
+    from ncclops.restart import finalize as finalize
+    from ncclops.restart import health_check as health_check
+    from ncclops.restart import incident as incident
+    from ncclops.restart import initialize as initialize
+    from ncclops.restart import monitor_process as monitor_process
+    from ncclops.restart import monitor_thread as monitor_thread
+    from ncclops.restart import nested_restarter as nested_restarter
+    from ncclops.restart import param_utils as param_utils
+    from ncclops.restart import progress_watchdog as progress_watchdog
+    from ncclops.restart import rank_assignment as rank_assignment
+    from ncclops.restart import rank_filter as rank_filter
+    from ncclops.restart import sibling_monitor as sibling_monitor
+    from ncclops.restart import snapshots as snapshots
+    from ncclops.restart import state as state
+    from ncclops.restart import store as store
+    from ncclops.restart import terminate as terminate
+    from ncclops.restart import utils as utils
+    from ncclops.restart import wrap as wrap
     from ncclops.restart.compose import Compose
     from ncclops.restart.incident import Incident
     from ncclops.restart.state import FrozenState, Mode, State
@@ -55,12 +78,14 @@ _SUBMODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers have the imports above, and find names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        if name in _SUBMODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

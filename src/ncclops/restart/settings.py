@@ -6,59 +6,56 @@ import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import distributed
 
-from ncclops.restart.abort import Abort, AbortTorchDistributed
+from ncclops.restart.abort import Abort
 from ncclops.restart.completion import Completion
-from ncclops.restart.compose import Compose
 from ncclops.restart.finalize import Finalize
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Incident
 from ncclops.restart.initialize import Initialize
-from ncclops.restart.rank_assignment import ActivateAllRanks, RankAssignment, ShiftRanks
+from ncclops.restart.rank_assignment import RankAssignment
 from ncclops.restart.snapshots import SnapshotFactory
-from ncclops.restart.store import StoreMixin, TCPStore
+from ncclops.restart.store import StoreMixin
 from ncclops.restart.terminate import Terminate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The parameters of ``Wrapper``; see there for what each means.
+    """The parameters of ``Wrapper``; see there for what each means, and for the defaults.
 
     Raises ``TypeError`` on a value of a wrong type and ``ValueError`` on values that do not go
     together, naming the parameters and their values.
     """
 
-    store_factory: type[StoreMixin] = TCPStore
-    store_kwargs: dict[str, Any] | None = None
-    initialize: Initialize | None = None
-    abort: Abort | None = dataclasses.field(default_factory=AbortTorchDistributed)
-    finalize: Finalize | None = None
-    health_check: HealthCheck | None = None
-    rank_assignment: RankAssignment = dataclasses.field(
-        default_factory=lambda: cast(RankAssignment, Compose(ActivateAllRanks(), ShiftRanks()))
-    )
-    monitor_thread_interval: timedelta = timedelta(seconds=1)
-    monitor_process_interval: timedelta = timedelta(seconds=1)
-    heartbeat_interval: timedelta = timedelta(seconds=1)
-    progress_watchdog_interval: timedelta = timedelta(seconds=1)
-    soft_timeout: timedelta = timedelta(seconds=60)
-    hard_timeout: timedelta = timedelta(seconds=90)
-    heartbeat_timeout: timedelta = timedelta(seconds=30)
-    barrier_timeout: timedelta = timedelta(seconds=120)
-    completion_timeout: timedelta = timedelta(seconds=120)
-    last_call_wait: timedelta = timedelta(seconds=0)
-    termination_grace_time: timedelta = timedelta(seconds=5)
-    monitor_process_logfile: str | None = None
-    monitor_process_pidfile: str | None = None
-    completion: Completion | None = None
-    terminate: Terminate | None = None
-    on_incident: Callable[[Incident], object] | None = None
-    incident_dir: str | None = None
-    snapshots: SnapshotFactory | None = None
-    env_rendezvous: bool = True
+    store_factory: type[StoreMixin]
+    store_kwargs: dict[str, Any] | None
+    initialize: Initialize | None
+    abort: Abort | None
+    finalize: Finalize | None
+    health_check: HealthCheck | None
+    rank_assignment: RankAssignment
+    completion: Completion | None
+    terminate: Terminate | None
+    soft_timeout: timedelta
+    hard_timeout: timedelta
+    heartbeat_timeout: timedelta
+    barrier_timeout: timedelta
+    completion_timeout: timedelta
+    last_call_wait: timedelta
+    termination_grace_time: timedelta
+    monitor_thread_interval: timedelta
+    monitor_process_interval: timedelta
+    heartbeat_interval: timedelta
+    progress_watchdog_interval: timedelta
+    monitor_process_logfile: str | None
+    monitor_process_pidfile: str | None
+    on_incident: Callable[[Incident], object] | None
+    incident_dir: str | None
+    snapshots: SnapshotFactory | None
+    env_rendezvous: bool
 
     def __post_init__(self) -> None:
         _check_types(self)

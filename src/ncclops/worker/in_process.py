@@ -97,7 +97,7 @@ class _Attempts:
         wrapped = wrapper(attempt)
         self._observer = own_wrapper.watch(self._windows, leaves_script=True)
         try:
-            return bool(wrapped())  # type: ignore[call-arg]
+            return bool(wrapped())
         finally:
             self._windows.begin_iteration()  # whatever comes now is not under the restart core
 

@@ -1,0 +1,231 @@
+"""``CallWrapper``: what a wrapped function may ask of the restart core while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from ncclops.restart._page import Page, Watch
+from ncclops.restart.environment_notes import environment_notes
+from ncclops.restart.health_check import HealthCheck
+from ncclops.restart.log import set_up_logging
+from ncclops.restart.loop import RestartLoop
+from ncclops.restart.session import Session
+from ncclops.restart.settings import Settings
+from ncclops.restart.state import State
+
+log = logging.getLogger("ncclops.restart")
+
+T = TypeVar("T")
+
+
+class CallWrapper:
+    """One call of a wrapped function, handed to a parameter that is annotated with this type."""
+
+    def __init__(
+        self, name: str, settings: Settings, restart_health_check: HealthCheck | None
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._restart_health_check = restart_health_check
+        self._loop: RestartLoop | None = None
+        self._phases: list[tuple[float, float]] = []
+
+    def __enter__(self) -> CallWrapper:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                f"{self._name}() is wrapped for restarts and was called in thread "
+                f"{threading.current_thread().name!r}: call it in the main thread, the only one "
+                "that can be interrupted when another rank fails"
+            )
+        if distributed.is_available() and distributed.is_initialized():
+            raise ValueError(
+                "torch.distributed is initialised before the wrapped function was entered: "
+                "call init_process_group() inside the function, which has to be able to do it again"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def run(self, call: Callable[[], T]) -> T | None:
+        """Run ``call`` until it has ended well on all ranks. Once; for ``Wrapper``."""
+        settings = self._settings
+        state = State.from_env()
+        set_up_logging(state.initial_rank)
+        if state.initial_rank == 0:
+            _warn_once()
+        check = self._restart_health_check or settings.health_check
+        self._loop = RestartLoop(settings, state, call, check)
+        value: T | None = self._loop.run()
+        return value
+
+    @property
+    def iteration(self) -> int:
+        """The restart iteration, 0 at first."""
+        return self._loop.iteration if self._loop is not None else 0
+
+    def ping(self) -> None:
+        """Report progress. The first ping in an iteration arms the timeouts for the next one.
+
+        Costs well under a microsecond: it writes the time to memory.
+        """
+        self._page.ping = time.monotonic()
+
+    def request_restart(self, reason: str, hung: int | None = None) -> None:
+        """Have all ranks restart, for ``reason``. From any thread; returns at once.
+
+        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
+        one that hangs; otherwise the restart counts as requested by this rank.
+        """
+        self._session.request_restart(reason, hung)
+
+    def beat(self) -> None:
+        """Report progress like the automatic heartbeat, from any thread: nothing is armed.
+
+        For what trains outside the main thread, which then only waits and would look stuck.
+        """
+        self._page.main_beat = time.monotonic()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether this rank's guardian is there, or being replaced."""
+        return self._session.guardian.pid is not None
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A section that a restart does not cut: the termination waits for its end.
+
+        Once the termination has begun, entering raises ``RankShouldRestart`` at once. Re-entrant.
+        The hard timeout still applies.
+        """
+        if self._loop is None:
+            raise RuntimeError("atomic() is for use inside the wrapped function")
+        with self._loop.session.interrupter.atomic():
+            yield
+
+    # --- timeouts -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def phase(
+        self, name: str, *, soft_timeout: timedelta, hard_timeout: timedelta
+    ) -> Iterator[None]:
+        """A phase with its own timeouts on this rank, such as the compilation before step 1.
+
+        The timeouts of before apply again when it ends, counted from then. Phases nest.
+        Raises ``ValueError`` unless ``soft_timeout < hard_timeout``.
+        """
+        self.begin_phase(name, soft_timeout=soft_timeout, hard_timeout=hard_timeout)
+        try:
+            yield
+        finally:
+            self.end_phase()
+
+    def begin_phase(self, name: str, *, soft_timeout: timedelta, hard_timeout: timedelta) -> None:
+        """Like entering ``phase``. A phase ends with its iteration at the latest."""
+        self._check_timeouts(soft_timeout, hard_timeout)
+        page = self._page
+        if not page.phase_soft_s:
+            self._phases.clear()  # what an interrupted iteration has left behind
+        self._phases.append((page.phase_soft_s, page.phase_hard_s))
+        self._set_phase(soft_timeout.total_seconds(), hard_timeout.total_seconds())
+        log.info("phase %s: timeouts %s and %s", name, soft_timeout, hard_timeout)
+
+    def end_phase(self) -> None:
+        """Like leaving ``phase``. Raises ``RuntimeError`` outside of any."""
+        if not self._phases or not self._page.phase_soft_s:
+            raise RuntimeError("end_phase() without begin_phase() in this iteration")
+        self._set_phase(*self._phases.pop())
+
+    def _set_phase(self, soft_s: float, hard_s: float) -> None:
+        page = self._page
+        self._restart_clocks()
+        page.phase_soft_s, page.phase_hard_s = soft_s, hard_s
+
+    def set_timeouts(self, *, soft_timeout: timedelta, hard_timeout: timedelta) -> None:
+        """Change the timeouts of *all* ranks from now on; any one rank may call it.
+
+        The change travels from guardian to guardian and arrives within milliseconds; it does not
+        wait for that. It lasts until the next change. If several ranks change at the same time,
+        the latest one by the wall clock stands. A phase keeps its own timeouts.
+        Raises ``ValueError`` unless ``soft_timeout < hard_timeout < barrier_timeout``.
+        """
+        self._check_timeouts(soft_timeout, hard_timeout)
+        barrier_timeout = self._settings.barrier_timeout
+        if not hard_timeout < barrier_timeout:
+            raise ValueError(f"hard_timeout < barrier_timeout: {hard_timeout=}, {barrier_timeout=}")
+        soft_s, hard_s = soft_timeout.total_seconds(), hard_timeout.total_seconds()
+        stamp = time.time()
+        self._page.change_timeouts(soft_s, hard_s, stamp)
+        message = {"op": "timeouts", "soft_s": soft_s, "hard_s": hard_s, "stamp": stamp}
+        self._session.guardian.send(message)
+
+    @staticmethod
+    def _check_timeouts(soft_timeout: timedelta, hard_timeout: timedelta) -> None:
+        if not timedelta(0) < soft_timeout < hard_timeout:
+            raise ValueError(f"0 < soft_timeout < hard_timeout: {soft_timeout=}, {hard_timeout=}")
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """No timeouts inside, and fresh ones afterwards. Exceptions and deaths still restart."""
+        self._disable_hang_protection()
+        try:
+            yield
+        finally:
+            self._enable_hang_protection()
+
+    def _disable_hang_protection(self) -> None:
+        self._page.watch = Watch.OFF
+
+    def _enable_hang_protection(self) -> None:
+        self._restart_clocks()
+        self._page.watch = Watch.SOFT_AND_HARD
+
+    def _restart_clocks(self) -> None:
+        page = self._page
+        armed = page.ping
+        page.touch()
+        if armed:
+            page.ping = time.monotonic()
+
+    # --- the rest -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Drop what the call held. The loop has released threads and guardian when it ended."""
+        self._loop = None
+
+    @property
+    def _session(self) -> Session:
+        if self._loop is None:
+            raise RuntimeError("this is for use inside the wrapped function")
+        return self._loop.session
+
+    @property
+    def _page(self) -> Page:
+        page: Page = self._session.guardian.page
+        return page
+
+
+@functools.cache
+def _warn_once() -> None:
+    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    numbers = (int(version[1]), int(version[2])) if version else (0, 0)
+    for note in environment_notes(os.environ, numbers, torch.cuda.is_available()):
+        log.warning("%s", note)

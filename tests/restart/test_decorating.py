@@ -1,0 +1,83 @@
+"""Which functions a Wrapper takes, and from where they may be called."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ncclops import restart as inprocess
+
+
+async def asynchronous() -> None: ...
+
+
+def generating() -> Iterator[int]:
+    yield 1
+
+
+async def generating_asynchronously() -> AsyncIterator[int]:
+    yield 1
+
+
+class AsynchronousTrainer:
+    async def __call__(self) -> None: ...
+
+
+class Trainer:
+    def __call__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (asynchronous, "asynchronous is an async function"),
+        (functools.partial(asynchronous), "async function"),
+        (AsynchronousTrainer(), "async function"),
+        (generating, "generating is a generator function"),
+        (generating_asynchronously, "generator function"),
+    ],
+)
+def test_a_function_that_runs_nothing_when_called_is_refused_at_decoration(
+    function: Callable[[], Any], kind: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{kind}.*nothing could be restarted; wrap a function"):
+        inprocess.Wrapper()(function)
+
+
+@functools.wraps(asynchronous)
+def running_asynchronous() -> None:
+    asyncio.run(asynchronous())
+
+
+@pytest.mark.parametrize("function", [running_asynchronous, Trainer(), Trainer().__call__, print])
+def test_what_runs_when_called_is_taken(function: Callable[[], Any]) -> None:
+    assert callable(inprocess.Wrapper()(function))
+
+
+def test_a_disabled_wrapper_takes_anything() -> None:
+    assert inprocess.Wrapper(enabled=False)(asynchronous) is asynchronous
+
+
+def test_a_call_outside_the_main_thread_is_refused() -> None:
+    entered: list[bool] = []
+    wrapped = inprocess.Wrapper()(lambda: entered.append(True))
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            wrapped()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="trainer")
+    thread.start()
+    thread.join(60)
+    (error,) = errors
+    assert "was called in thread 'trainer': call it in the main thread" in str(error)
+    assert not entered
