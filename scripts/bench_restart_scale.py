@@ -242,10 +242,10 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
     """One rank's step from a barrier to its new number."""
     from torch import distributed as dist
 
+    from ncclops.restart._planning import choose_assigner
     from ncclops.restart.agreement import Arrival
     from ncclops.restart.attribution import Fault, FaultKind
     from ncclops.restart.ledger import Ledger
-    from ncclops.restart.planning import choose_assigner
     from ncclops.restart.state import State
 
     world = given["ranks"]

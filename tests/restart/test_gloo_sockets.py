@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.restart._gloo_sockets import _pointer_registration
-from ncclops.restart._sockets import duplicate_socket
+from ncclops.restart._process import duplicate_socket
 
 
 @pytest.mark.parametrize(("how", "end"), [("collective", "raised"), ("rendezvous", "")])

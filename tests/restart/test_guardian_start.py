@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.restart._wire import Peer, receive_packet
+from ncclops.restart._monitor_link import Peer, receive_packet
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
 

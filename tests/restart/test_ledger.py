@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.restart import ledger as ledgers
+from ncclops.restart._planning import PlannedAssigner
 from ncclops.restart.agreement import INITIAL, Arrival, numbers_claimed_and_left
 from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
 from ncclops.restart.compose import Compose
 from ncclops.restart.ledger import Ledger
-from ncclops.restart.planning import PlannedAssigner
 from ncclops.restart.rank_assignment import ActivateAllRanks, FillGaps, ShiftRanks
 from ncclops.restart.store import PrefixStore
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.restart import _roll
+from ncclops.restart import _arrival_bitmap
+from ncclops.restart._planning import PlannedAssigner
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.compose import Compose
 from ncclops.restart.ledger import Ledger
-from ncclops.restart.planning import PlannedAssigner
 from ncclops.restart.rank_assignment import ActivateAllRanks, ShiftRanks
 
 RANKS = 5
@@ -33,8 +33,8 @@ NOBODY: frozenset[int] = frozenset()
 @pytest.fixture(autouse=True, scope="module")
 def _small_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_roll, "RANKS_PER_KEY", 2)
-        patch.setattr(_roll, "LOSS", 1 << 2)
+        patch.setattr(_arrival_bitmap, "RANKS_PER_KEY", 2)
+        patch.setattr(_arrival_bitmap, "LOSS", 1 << 2)
         yield
 
 

@@ -1,20 +1,135 @@
-"""What a rank assignment is: the classes that the shipped ones and a user's own derive from."""
+"""What a rank assignment is: its base classes, and the keys by which it groups ranks.
+
+The wrapper gathers keys along with a barrier; ``gather_keys`` serves an assignment that is called
+by itself or from a user's own ``RankAssignment``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import json
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ncclops.restart._gather import gather_keys
-from ncclops.restart._keys import KeyFunction
-from ncclops.restart._world import Placement, World
-from ncclops.restart.exception import RestartError
+from ncclops.restart._world import Keys, Placement, World
+from ncclops.restart.exception import (
+    RestartError,
+    TimeoutError,  # noqa: A004 - that is its public name
+)
 from ncclops.restart.state import State
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+
+KeyOrFn = str | Callable[[State], object] | Callable[[int, int], object]
+KeyFunction = Callable[[State], str]
+
+
+def as_key_function(key_or_fn: KeyOrFn) -> KeyFunction:
+    """The key function that ``key_or_fn`` stands for; its result is made text with ``str``.
+
+    A function of two parameters gets ``(rank, world_size)``, as older code expects, with a
+    ``DeprecationWarning``. Raises ``TypeError`` for what is neither text nor callable.
+    """
+    if isinstance(key_or_fn, str):
+        return _Constant(key_or_fn)
+    if not callable(key_or_fn):
+        raise TypeError(f"key_or_fn must be a str or a function of State, not {key_or_fn!r}")
+    if _required_parameters(key_or_fn) != 2:
+        return _OfState(key_or_fn)
+    warnings.warn(
+        "key_or_fn(rank, world_size) is deprecated: write a function of one State, such as "
+        "lambda state: state.rank // 8",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return _OfRank(key_or_fn)
+
+
+def as_of_launch(key: KeyFunction) -> KeyFunction:
+    """``key`` evaluated with the numbers a rank had at launch, so that its answer never changes."""
+    return _OfLaunch(key)
+
+
+# Classes rather than closures, because callbacks are pickled on their way into mp.spawn.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    key: str
+
+    def __call__(self, state: State) -> str:  # noqa: ARG002 - a constant
+        return self.key
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfState:
+    function: Callable[..., Any]
+
+    def __call__(self, state: State) -> str:
+        return str(self.function(state))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfRank:
+    function: Callable[..., Any]
+
+    def __call__(self, state: State) -> str:
+        return str(self.function(state.rank, state.world_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfLaunch:
+    key: KeyFunction
+
+    def __call__(self, state: State) -> str:
+        return self.key(State(rank=state.initial_rank, world_size=state.initial_world_size))
+
+
+def _required_parameters(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some built-in functions do not tell
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
+
+
+def gather_keys(
+    store: Store, prefix: str, rank: int, alive: Sequence[int], keys: Keys, timeout: timedelta
+) -> dict[int, Keys]:
+    """The keys of all ``alive`` ranks, by rank. Called by each of them with its own ``keys``.
+
+    ``prefix`` must be the same on all of them and not have been used before on this store.
+    Raises ``exception.TimeoutError`` naming the ranks whose keys were not there in time.
+    """
+    names = {peer: f"{prefix}/keys/{peer}" for peer in alive}
+    collected = f"{prefix}/collected"
+    store.set(names[rank], json.dumps(keys))
+    if rank == min(alive):
+        _wait(store, names, timeout)
+        found = {peer: json.loads(store.get(name)) for peer, name in names.items()}
+        store.set(collected, json.dumps(list(found.items())))
+    # Twice the time: the collecting rank may itself wait nearly as long for the slowest.
+    _wait(store, {min(alive): collected}, 2 * timeout)
+    return {peer: tuple(found) for peer, found in json.loads(store.get(collected))}
+
+
+def _wait(store: Store, names: dict[int, str], timeout: timedelta) -> None:
+    try:
+        store.wait(list(names.values()), timeout)
+    except RuntimeError as error:  # DistStoreError and its kinds are RuntimeErrors
+        missing = [rank for rank, name in names.items() if not store.check([name])]
+        raise TimeoutError(
+            f"rank assignment waited {timeout.total_seconds():g} s for ranks {missing[:16]}: "
+            "they died or are stuck before it"
+        ) from error
+
 
 GATHER_TIMEOUT = timedelta(seconds=60)  # the default of FilterCountGroupedByKey in the public API
 

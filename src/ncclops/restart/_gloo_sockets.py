@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ncclops.restart._sockets import duplicate_socket
+from ncclops.restart._process import duplicate_socket
 
 _FDS = Path("/proc/self/fd")
 _FDINFO = Path("/proc/self/fdinfo")

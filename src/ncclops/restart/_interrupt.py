@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from ncclops.restart._chains import comes_from_restart
+from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
 log = logging.getLogger("ncclops.restart")

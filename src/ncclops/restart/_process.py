@@ -1,4 +1,7 @@
-"""What this process holds, and whether it may be copied with a plain ``fork``."""
+"""What this process holds: memory, sockets, garbage; and whether a plain ``fork`` may copy it.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from ncclops.restart.attribution import chain_of
 
 # An interpreter with torch and little else has 0.1 to 0.3 GiB of memory of its own. Below this a
 # fork takes milliseconds (page tables) and garbage that is never collected does not matter.
@@ -75,3 +82,48 @@ def _end() -> NoReturn:
 def _own_bytes() -> int:
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def duplicate_socket(fd: int) -> socket.socket | None:
+    """A handle of our own on the socket ``fd``; ``None`` when it is no socket, or closed by now.
+
+    It keeps referring to the same socket even if the number is reused meanwhile.
+    """
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+
+
+_is_frozen = False
+
+
+def freeze_heap() -> None:
+    """Exempt all that exists before the first iteration from garbage collection.
+
+    A full collection over what torch has loaded takes tens of milliseconds, and each restart
+    needs one, to release what the abandoned iteration holds. What was frozen is not looked at.
+
+    Garbage that is frozen stays for good. A process that may hold much is therefore collected
+    completely before; in a small one only what is young, so that the start costs nothing.
+    """
+    global _is_frozen
+    if not _is_frozen:
+        _is_frozen = True
+        gc.collect(2 if holds_much() else 1)
+        gc.freeze()
+
+
+def release(error: BaseException | None) -> None:
+    """Let go of what the abandoned iteration's frames hold: activations, optimizers, groups.
+
+    ``error`` and what it is chained to stay, with their tracebacks but without local variables.
+    """
+    for link in chain_of(error):
+        traceback.clear_frames(link.__traceback__)
+    gc.collect()

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from ncclops.restart._page import Page, Watch
+from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart.environment_notes import environment_notes
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.log import set_up_logging

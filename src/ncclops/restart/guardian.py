@@ -28,8 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ncclops.restart._page import Page, Watch
-from ncclops.restart._wire import Message, Peer, receive_packet
+from ncclops.restart._monitor_link import Message, Page, Peer, Watch, receive_packet
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
 from ncclops.restart.snapshots import OutsideView, Progress
 

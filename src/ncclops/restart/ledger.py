@@ -14,7 +14,7 @@ key                       meaning
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed``         how many active ranks came back from the function
 ``<k>/roll/<g>``          which ranks of group *g* reached the barrier at the end of *k*, and how
-                          many of them were reported gone meanwhile: one number, see ``_roll``
+                          many of them were reported gone meanwhile: see ``_arrival_bitmap``
 ``<k>/arrivals`` (log)    what ranks have to say when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
@@ -41,13 +41,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store
 
-from ncclops.restart import _roll, _store_ops
+from ncclops.restart import _arrival_bitmap as bitmap
 from ncclops.restart._world import World
 from ncclops.restart.agreement import (
     INITIAL,
@@ -99,11 +99,11 @@ class Ledger:
     def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
         """Count the losses that are in the log and in no agreement; end the barrier if due."""
         lost = self._ranks_gone() - set(gone_before)
-        for group, count in Counter(map(_roll.group_of, lost)).items():
+        for group, count in Counter(map(bitmap.group_of, lost)).items():
             key = _roll_key(iteration, group)
-            uncounted = count - _roll.losses(self._store.add(key, 0))
+            uncounted = count - bitmap.losses(self._store.add(key, 0))
             if uncounted > 0:
-                self._store.add(key, uncounted * _roll.LOSS)
+                self._store.add(key, uncounted * bitmap.LOSS)
         self._try_to_agree(iteration, gone_before)
 
     # --- the outcome of an iteration ----------------------------------------------------------
@@ -123,10 +123,10 @@ class Ledger:
         """Enter the barrier at the end of ``iteration``; the last one publishes the agreement."""
         if arrival.keys or self._planner is None:
             self._append(f"{iteration}/arrivals", arrival.to_json())
-        group = _roll.group_of(arrival.initial_rank)
-        number = self._store.add(_roll_key(iteration, group), _roll.arrival(arrival.initial_rank))
-        expected = _roll.expected(group, self._initial_world_size, gone_before)
-        if _roll.may_be_complete(number, expected):
+        group = bitmap.group_of(arrival.initial_rank)
+        number = self._store.add(_roll_key(iteration, group), bitmap.arrival(arrival.initial_rank))
+        expected = bitmap.expected(group, self._initial_world_size, gone_before)
+        if bitmap.may_be_complete(number, expected):
             self._try_to_agree(iteration, gone_before)
 
     def wait_for_agreement(
@@ -173,14 +173,14 @@ class Ledger:
     def _roll_call(self, iteration: int, gone_before: Collection[int]) -> set[int] | None:
         """Who has arrived; ``None`` if it is plain from the numbers that somebody has yet to."""
         size = self._initial_world_size
-        counts = {g: _roll.expected(g, size, gone_before) for g in _roll.groups(size)}
+        counts = {g: bitmap.expected(g, size, gone_before) for g in bitmap.groups(size)}
         expected = {group: count for group, count in counts.items() if count}
         keys = [_roll_key(iteration, group) for group in expected]
-        numbers = _store_ops.read_counts(self._store, keys)
-        if numbers is None or not all(map(_roll.may_be_complete, numbers, expected.values())):
+        numbers = _read_counts(self._store, keys)
+        if numbers is None or not all(map(bitmap.may_be_complete, numbers, expected.values())):
             return None
         roll = zip(expected, numbers, strict=True)
-        return {rank for group, number in roll for rank in _roll.arrived(group, number)}
+        return {rank for group, number in roll for rank in bitmap.arrived(group, number)}
 
     def _ranks_gone(self) -> set[int]:
         return set(map(int, self._read("gone/ranks")))
@@ -198,17 +198,24 @@ class Ledger:
         agreed = agreement.to_json()
         values = {key: json.dumps([agreed, placements]) for key, placements in blocks.items()}
         # The world last, where a store sets them one by one: with it, the plan is whole.
-        _store_ops.set_many(self._store, values | {f"{iteration}/world": plan.world})
+        _set_many(self._store, values | {f"{iteration}/world": plan.world})
 
     def _forget(self, iteration: int) -> None:
         # Nobody reads it any more: a rank is never more than one iteration behind the others.
         names = ("faults", "outcome", "completed", "arrivals", "done", "world")
         keys = [f"{iteration}/{name}" for name in names]
-        for group in _roll.groups(self._initial_world_size):
+        for group in bitmap.groups(self._initial_world_size):
             keys += [_roll_key(iteration, group), f"{iteration}/placements/{group}"]
         for key in keys:
             with contextlib.suppress(Exception):  # some stores cannot delete
                 self._store.delete_key(key)
+
+    # --- numbers that all ranks have to know alike ---------------------------------------------
+
+    def agree_on(self, name: str, proposal: int) -> int:
+        """The number that the first rank has proposed under ``name``."""
+        self._publish(name, str(proposal))
+        return int(self._store.get(name))
 
     # --- leaving the wrapper ------------------------------------------------------------------
 
@@ -240,16 +247,16 @@ class Ledger:
     # --- the operations underneath ------------------------------------------------------------
 
     def _publish(self, key: str, value: str) -> None:
-        _store_ops.publish(self._store, key, value)
+        _publish(self._store, key, value)
 
     def _wait(self, key: str, timeout: timedelta) -> str:
-        return _store_ops.wait(self._store, key, timeout)
+        return _wait(self._store, key, timeout)
 
     def _append(self, key: str, line: str) -> None:
-        _store_ops.append(self._store, key, line)
+        _append(self._store, key, line)
 
     def _read(self, key: str) -> list[str]:
-        return _store_ops.read_log(self._store, key)
+        return _read_log(self._store, key)
 
 
 def _roll_key(iteration: int, group: int) -> str:
@@ -257,4 +264,85 @@ def _roll_key(iteration: int, group: int) -> str:
 
 
 def _placements_key(iteration: int, initial_rank: int) -> str:
-    return f"{iteration}/placements/{_roll.group_of(initial_rank)}"
+    return f"{iteration}/placements/{bitmap.group_of(initial_rank)}"
+
+
+# --- operations of a store ------------------------------------------------------------------------
+#
+# TCPStore has them (``append``, ``compare_set``); FileStore and stores written in Python have them
+# not at all, or not atomically, and get them built from ``add``, which every store has.
+
+
+def _append(store: Store, key: str, line: str) -> None:
+    """Add ``line`` to the log at ``key``; concurrent appends all survive, in some order."""
+    if _is_extended(store):
+        store.append(key, line + "\n")
+    else:
+        slot = store.add(f"{key}/slots", 1)
+        store.set(f"{key}/slot/{slot}", line)
+
+
+def _read_log(store: Store, key: str) -> list[str]:
+    """The lines of the log at ``key``, none if nobody has written."""
+    if _is_extended(store):
+        return store.get(key).decode().splitlines() if store.check([key]) else []
+    slots = [f"{key}/slot/{slot}" for slot in range(1, store.add(f"{key}/slots", 0) + 1)]
+    # A slot that is taken and still empty belongs to a writer that has not counted it yet, or
+    # that died and will be reported: either way a later event reads the log again.
+    return [store.get(slot).decode() for slot in slots if store.check([slot])]
+
+
+def _publish(store: Store, key: str, value: str) -> None:
+    """Set ``key`` unless somebody has set it already: the first value stands."""
+    try:
+        # The second time for those who wait already: not every server of torch 2.5 tells them of
+        # a compare_set. It changes nothing, whoever came first.
+        store.set(key, store.compare_set(key, "", value).decode())
+    except (RuntimeError, NotImplementedError) as error:
+        if _is_extended(store):
+            raise
+        if not _lacks_compare_set(error):
+            raise
+        if store.add(f"{key}/claims", 1) == 1:
+            store.set(key, value)
+
+
+def _wait(store: Store, key: str, timeout: timedelta) -> str:
+    """The value of ``key`` once it has one. Raises what the store raises when that is late."""
+    if not _is_extended(store):
+        store.wait([key], timeout)
+        return str(store.get(key).decode())
+    # Their get waits by itself: one message less.
+    usual = store.timeout
+    store.set_timeout(timeout)
+    try:
+        return str(store.get(key).decode())
+    finally:
+        store.set_timeout(usual)
+
+
+def _read_counts(store: Store, keys: Sequence[str]) -> list[int] | None:
+    """What was added up under each of ``keys``; ``None`` if one of them is still without."""
+    if not store.check(list(keys)):
+        return None
+    if _is_extended(store):
+        return list(map(int, store.multi_get(list(keys))))
+    return [store.add(key, 0) for key in keys]
+
+
+def _set_many(store: Store, values: Mapping[str, str]) -> None:
+    """Set all of ``values``, in one message where the store can."""
+    if _is_extended(store):
+        store.multi_set(list(values), list(values.values()))
+        return
+    for key, value in values.items():
+        store.set(key, value)
+
+
+def _is_extended(store: Store) -> bool:
+    return bool(store.has_extended_api())
+
+
+def _lacks_compare_set(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, NotImplementedError) or "assert" in text or "not implemented" in text

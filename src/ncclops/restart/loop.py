@@ -27,13 +27,12 @@ from typing import Any, NoReturn
 from torch import distributed
 
 from ncclops.restart._account import Account
-from ncclops.restart._chains import Causes, comes_from_restart
 from ncclops.restart._group_release import keep_backends_longer_than_groups
-from ncclops.restart._heap import freeze_heap, release
-from ncclops.restart._page import Watch
+from ncclops.restart._monitor_link import Watch
+from ncclops.restart._process import freeze_heap, release
 from ncclops.restart.abort import forget_failed_groups
 from ncclops.restart.agreement import INITIAL, Arrival
-from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.attribution import Causes, Fault, FaultKind, comes_from_restart
 from ncclops.restart.env_rendezvous import env_leads_to
 from ncclops.restart.exception import (
     HealthCheckError,

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ncclops
-from ncclops.restart._page import Page, create_page_fd
-from ncclops.restart._wire import receive_packet
+from ncclops.restart._monitor_link import Page, create_page_fd, receive_packet
 from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")

@@ -27,18 +27,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ncclops.restart import _renumber, _tree
+from ncclops.restart import _tree, _world
 from ncclops.restart._assignment import (
     GATHER_TIMEOUT,
+    KeyFunction,
+    KeyOrFn,
     PlannedAssignment,
     RankAssignment,
     RankAssignmentCtx,
     RankDiscarded,
     RankFilter,
+    as_key_function,
+    as_of_launch,
 )
-from ncclops.restart._keys import KeyFunction, KeyOrFn, as_key_function, as_of_launch
-from ncclops.restart._plan import assign, keys_change, local_keys, plan, supports_global_plan
-from ncclops.restart._topology import Layer, LayerFlag, Topology
+from ncclops.restart._planning import assign, keys_change, local_keys, plan, supports_global_plan
+from ncclops.restart._tree import Layer, LayerFlag, Topology
 from ncclops.restart._world import Placement, World, placements
 from ncclops.restart.state import Mode
 
@@ -76,7 +79,7 @@ class ShiftRanks(PlannedAssignment):
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
-        return _renumber.shift(world)
+        return _world.shift(world)
 
 
 class FillGaps(PlannedAssignment):
@@ -89,7 +92,7 @@ class FillGaps(PlannedAssignment):
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
-        return _renumber.fill_gaps(world)
+        return _world.fill_gaps(world)
 
 
 class ActivateAllRanks(PlannedAssignment, RankFilter):
@@ -97,7 +100,7 @@ class ActivateAllRanks(PlannedAssignment, RankFilter):
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
-        return _renumber.activate_all(world)
+        return _world.activate_all(world)
 
 
 class MaxActiveWorldSize(PlannedAssignment, RankFilter):
@@ -113,7 +116,7 @@ class MaxActiveWorldSize(PlannedAssignment, RankFilter):
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
-        return _renumber.limit_active(world, self.max_active_world_size)
+        return _world.limit_active(world, self.max_active_world_size)
 
 
 class ActiveWorldSizeDivisibleBy(PlannedAssignment, RankFilter):
@@ -129,7 +132,7 @@ class ActiveWorldSizeDivisibleBy(PlannedAssignment, RankFilter):
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
-        return _renumber.round_active(world, self.divisor)
+        return _world.round_active(world, self.divisor)
 
 
 class FilterCountGroupedByKey(PlannedAssignment):
@@ -161,7 +164,7 @@ class FilterCountGroupedByKey(PlannedAssignment):
 
     def plan(self, world: World, column: int = 0) -> World:
         """See ``PlannedAssignment.plan``."""
-        return _renumber.drop_groups(world, column, self.condition)
+        return _world.drop_groups(world, column, self.condition)
 
 
 class FilterGroupedByKey(FilterCountGroupedByKey):

@@ -22,8 +22,9 @@ from typing import Any
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets, _store_ops
+from ncclops.restart import _gloo_sockets
 from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart._planning import choose_assigner
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.incident import IncidentDirectories, free_number
@@ -31,7 +32,6 @@ from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
-from ncclops.restart.planning import choose_assigner
 from ncclops.restart.progress_watchdog import ProgressWatchdog
 from ncclops.restart.reporter import Reporter
 from ncclops.restart.settings import Settings
@@ -92,9 +92,9 @@ class Session:
             page.touch()  # rank 0 may have let us wait for longer than a timeout
             # Until it has met the others a guardian could only do harm: it comes up while they do.
             self.guardian.start()
-            self.incidents = self._incident_directories()
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
+            self.incidents = self._incident_directories()
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
             stack.callback(self.reporter.stop, 5)
             self.watchdog = ProgressWatchdog(
@@ -155,8 +155,8 @@ class Session:
         if self.settings.incident_dir is None:
             return None
         parent = Path(self.settings.incident_dir)
-        _store_ops.publish(self.store, "incidents-from", str(free_number(parent)))
-        directories = IncidentDirectories(parent, int(self.store.get("incidents-from")))
+        first = self.ledger.agree_on("incidents-from", free_number(parent))
+        directories = IncidentDirectories(parent, first)
         self.guardian.page.incidents_from = directories.first + 1
         return directories
 

@@ -34,8 +34,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.restart._process import fork_detached, fork_is_safe
-from ncclops.restart._sockets import duplicate_socket
+from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe
 
 # The ranks of a large job may take this long to come up before the first one connects.
 _FIRST_CLIENT_WITHIN_S = 600.0

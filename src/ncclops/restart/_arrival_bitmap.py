@@ -1,15 +1,17 @@
-"""Who has come to a barrier, told by one addition a rank: forty ranks share one number.
+"""Which ranks have arrived at a barrier, as bits of numbers that forty ranks share.
 
 Bit *i* of a group's number stands for the group's rank *i*, which sets it when it arrives. The bits
-from 40 on count the group's ranks that were lost. So whoever adds to a number learns from the
-answer whether its group may be complete, and only the last of each group look at all of them.
+from 40 on count the group's ranks that were lost. A rank sets its bit by adding to the number, and
+the store answers with the sum, which shows whether the group may be complete: so arriving is one
+message, and only the last rank of each group reads the other groups' numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-# 23 bits are left for losses, which are counted too often only by those who count at once.
+# The store adds in 64 bits with a sign: 23 are left for losses. Only ranks that count the same loss
+# at the same moment count it twice.
 RANKS_PER_KEY = 40
 LOSS = 1 << RANKS_PER_KEY
 
@@ -41,7 +43,7 @@ def losses(number: int) -> int:
 
 
 def may_be_complete(number: int, expected: int) -> bool:
-    """False if somebody has yet to come; true proves nothing, see ``losses``."""
+    """False if a rank has yet to arrive; true proves nothing, as losses may be counted twice."""
     return (number & (LOSS - 1)).bit_count() + losses(number) >= expected
 
 
