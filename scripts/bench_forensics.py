@@ -171,7 +171,7 @@ def said(pair: dict[str, dict[str, Any]], mode: str) -> str:
 
 
 def run_workers(
-    given: dict[str, Any], ranks: int, tell: Callable[[], None] | None = None, **env: str
+    given: dict[str, Any], ranks: int, tell: Callable[[], None] | None = None, /, **env: str
 ) -> None:
     """Run this file as ``ranks`` workers; all are gone afterwards. ``tell`` is called meanwhile."""
     port = free_port()

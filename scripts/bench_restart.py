@@ -89,7 +89,8 @@ class Bench:
 
     def close(self) -> None:
         """End the zygotes."""
-        for process in [*self._zygotes.values(), *self._spawned]:
+        processes: list[subprocess.Popen[Any]] = [*self._zygotes.values(), *self._spawned]
+        for process in processes:
             process.kill()
             process.wait()
 

@@ -79,7 +79,7 @@ def main() -> None:
 def first_time() -> bool:
     """Whether this process has not failed yet: the environment of the run outlives no restart."""
     seen = getattr(torch, "_example_has_failed", False)
-    torch._example_has_failed = True  # type: ignore[attr-defined] # modules stay imported
+    torch._example_has_failed = True  # modules stay imported
     return not seen
 
 

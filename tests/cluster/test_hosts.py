@@ -151,7 +151,9 @@ def test_a_spare_takes_the_place_of_a_lost_host(job: Job) -> None:
     assert "in reserve: h2" in job.hosts.output("h0")
     job.hosts.cut("h0")
     assert [job.exit_code(host) for host in ("h1", "h2")] == [0, 0]
-    assert job.trained() == (STEPS, pytest.approx(right_weight(), rel=1e-9))
+    steps, weight = job.trained()
+    assert steps == STEPS
+    assert weight == pytest.approx(right_weight(), rel=1e-9)
     assert "on 2 ranks" in job.hosts.output("h1")  # not fewer than before
     assert "rank 1 of 2: done" in job.hosts.output("h2")
 

@@ -24,7 +24,7 @@ from tests.conftest import LIMIT_S
 Result = TypeVar("Result")
 
 
-def event(name: str, ts: float, rank: int | None = None, **fields: Any) -> dict[str, Any]:
+def event(name: str, ts: float, rank: int | None = None, /, **fields: Any) -> dict[str, Any]:
     return {"ts": ts, "event": name, "rank": rank, "node": socket.gethostname(), **fields}
 
 

@@ -39,7 +39,7 @@ def test_anybody_with_the_socket_can_read(shared: Agent) -> None:
 
 
 def test_curl_reads_status_and_metrics(shared: Agent) -> None:
-    ask = ["curl", "-sS", "--fail", "--unix-socket", shared.run / "control/http.sock"]
+    ask = ["curl", "-sS", "--fail", "--unix-socket", str(shared.run / "control/http.sock")]
     for path, expected in (("/status", "ncclops.status/1"), ("/metrics", "ncclops_restarts_total")):
         curl = subprocess.run(
             [*ask, f"http://localhost{path}"],

@@ -28,7 +28,8 @@ def facts(*events: dict[str, Any], world_size: int = 2) -> RunFacts:
 
 
 def rank(number: int, **fields: Any) -> RankStatus:
-    return RankStatus(**{"rank": number, "host": "n01", "phase": "training"} | fields)
+    given: dict[str, Any] = {"rank": number, "host": "n01", "phase": "training"}
+    return RankStatus(**given | fields)
 
 
 def run(*ranks: RankStatus, **fields: Any) -> RunStatus:
@@ -240,6 +241,7 @@ def test_what_happens_on_another_node_is_told_but_neither_counted_nor_a_rank_of_
     facts.add({"ts": 2.0, "event": "fault", "rank": 3, "node": "n01", "cause": "x", "on": "n02"})
     facts.add({"ts": 3.0, "event": "classified", "rank": 0, "node": "n01", "class": "peer-exit"})
     assert (list(facts.ranks), facts.faults) == ([0], {})
+    assert facts.last_fault is not None
     assert (facts.last_fault.rank, facts.interrupted) == (3, True)
     facts.add({"ts": 4.0, "event": "fault", "node": "n01", "cause": "node-lost", "on": "n02"})
     assert facts.faults == {"node-lost": 1}

@@ -193,8 +193,8 @@ def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Mak
 
 def test_who_called_the_line_is_told_with_it(make: Make) -> None:
     """A line in a helper says little by itself."""
-    files = (("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply"))
-    files += (("comm.py", "sync_gradients"),)
+    files = [("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply")]
+    files.append(("comm.py", "sync_gradients"))
     trace = "".join(
         f'  File "/home/user/{file}", line {line}, in {name}\n'
         for line, (file, name) in enumerate(files, 1)

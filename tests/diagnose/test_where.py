@@ -13,7 +13,8 @@ import pytest
 
 from ncclops.record import incidents
 from tests.conftest import CompletedText
-from tests.diagnose.conftest import DEADLINE_S, LINE_OF, Background, read, until
+from tests.diagnose.conftest import DEADLINE_S, LINE_OF, read, until
+from tests.launch.conftest import Background
 
 Ncclops = Callable[..., CompletedText]
 Profile = Callable[..., Path]
@@ -46,7 +47,7 @@ def until_the_others_wait(ncclops: Ncclops, run: Path, *ranks: int) -> dict[str,
         return seen if all(doing[rank] == "all_reduce" for rank in ranks) else None
 
     until((run.parent.parent / "faulted").exists, "the fault")
-    return until(looked, "the others to wait")  # type: ignore[no-any-return]
+    return until(looked, "the others to wait")
 
 
 @pytest.mark.slow

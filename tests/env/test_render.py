@@ -60,7 +60,7 @@ def test_awkward_values_survive_a_real_sh_exactly() -> None:
 
 # What a POSIX environment can hold: any text without NUL.
 @settings(max_examples=15)
-@given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))))
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_value_survives_a_real_sh(value: str) -> None:
     environ = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
     script = to_sh(plan_setting({"VALUE": value}), environ, FILL)

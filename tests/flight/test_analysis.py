@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ncclops.flight import judge
@@ -14,7 +16,7 @@ WORLD = dumps.WORLD
 DP, TP = ("1", "dp"), ("2", "tp")
 
 
-def done(first: int, last: int, **more: object) -> list[dict]:
+def done(first: int, last: int, **more: Any) -> list[dict[str, Any]]:
     return [entry(seq, **more) for seq in range(first, last + 1)]
 
 
@@ -73,7 +75,7 @@ def test_a_device_that_did_not_start_is_named() -> None:
         ({"op": "nccl:broadcast", "sizes": [[9]], "line": 61}, "order-mismatch"),
     ],
 )
-def test_kinds_of_disagreement(odd: dict, kind: str) -> None:
+def test_kinds_of_disagreement(odd: dict[str, Any], kind: str) -> None:
     """What differs decides; two calls that have nothing in common are out of order."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled", line=60)] for r in range(4)}
     ranks[3] = [*done(1, 4), entry(5, **{"state": "scheduled", "line": 62, **odd})]
@@ -117,9 +119,11 @@ def test_two_against_two_go_by_what_is_usual() -> None:
         ("gloo:scatter", {0: [[2, 4]], 1: []}),
     ],
 )
-def test_uneven_operations_may_differ(op: str, sizes: dict) -> None:
+def test_uneven_operations_may_differ(op: str, sizes: dict[int, list[list[int]]]) -> None:
     """Where each rank gives or takes its own share, sizes say nothing."""
-    taken = {"output_sizes": [[4]], "output_dtypes": ["Float"]} if "scatter" in op else {}
+    taken: dict[str, Any] = (
+        {"output_sizes": [[4]], "output_dtypes": ["Float"]} if "scatter" in op else {}
+    )
     ranks = {r: [entry(1, op=op, sizes=size, **taken), *done(2, 3)] for r, size in sizes.items()}
     assert not report(ranks).is_bad
 
@@ -145,7 +149,7 @@ def test_a_disagreement_that_was_survived_does_not_explain_a_later_hang() -> Non
 def test_deadlock_over_two_groups() -> None:
     """The device of each holds the one that the other waits for."""
     both = {DP: [0, 1], TP: [0, 1]}
-    first = {"state": "scheduled"}
+    first: dict[str, Any] = {"state": "scheduled"}
     found = report(
         {
             0: [entry(3, group=DP, record_id=8, **first), entry(4, group=TP, record_id=9, **first)],
@@ -250,7 +254,10 @@ def test_a_rank_that_ended_well_left_its_peers_waiting() -> None:
     """One step less: it did not die, it is done."""
     made = dumps.evidence({r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)})
     made.rank(2).ended, made.rank(2).ended_well = "its process has ended (exit code 0)", True
-    made.ranks[0].record.ranks_of[WORLD] = made.ranks[1].record.ranks_of[WORLD] = (0, 1, 2)
+    for rank in (0, 1):
+        record = made.ranks[rank].record
+        assert record is not None
+        record.ranks_of[WORLD] = (0, 1, 2)
     finding = judge(made).findings[0]
     assert (finding.kind, finding.culprits) == ("never-arrived", (2,))
 
@@ -258,7 +265,9 @@ def test_a_rank_that_ended_well_left_its_peers_waiting() -> None:
 def test_one_call_more_than_anybody_else() -> None:
     """All others have finished: the one that still calls is the odd one."""
     made = dumps.evidence({0: [*done(1, 4), entry(5, state="scheduled", line=60)]})
-    made.ranks[0].record.ranks_of[WORLD] = (0, 1, 2)
+    record = made.ranks[0].record
+    assert record is not None
+    record.ranks_of[WORLD] = (0, 1, 2)
     for rank in (1, 2):
         made.rank(rank).ended, made.rank(rank).ended_well = "exited with code 0", True
     finding = judge(made).findings[0]

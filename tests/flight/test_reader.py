@@ -251,7 +251,7 @@ def test_what_is_no_dump_is_one_clear_line(tmp_path: Path, content: bytes, why: 
         {"time_created_ns": "soon"},
     ],
 )
-def test_wrong_types_name_the_entry(tmp_path: Path, change: dict) -> None:
+def test_wrong_types_name_the_entry(tmp_path: Path, change: dict[str, Any]) -> None:
     """One wrong value in thousands of entries."""
     made = dumps.dump([entry(1), entry(2) | change])
     (tmp_path / "trace_rank_0.json").write_text(json.dumps(made))
@@ -334,7 +334,9 @@ FIELDS = sorted(entry(1))
     ),
     config=VALUES,
 )
-def test_wrong_values_are_read_or_refused(scratch: Path, changes: list[dict], config: Any) -> None:
+def test_wrong_values_are_read_or_refused(
+    scratch: Path, changes: list[dict[str, Any]], config: Any
+) -> None:
     """Well-formed JSON with values of any type in any place; what is read can be judged."""
     made = hung()
     made[0]["entries"] += [entry(9) | change for change in changes]

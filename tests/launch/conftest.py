@@ -86,7 +86,7 @@ def only_run(tmp_path: Path) -> Callable[[], Run]:
     return find
 
 
-Background = subprocess.Popen[bytes]
+Background = subprocess.Popen[Any]  # text or bytes, as the test has it with its streams
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def background(tmp_path: Path) -> Iterator[Callable[..., Background]]:
     for process in started:
         process.kill()
         process.wait(LIMIT_S)
-    for process in marked(mark):
-        process.kill()
+    for left in marked(mark):
+        left.kill()
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
 from ncclops.launch.options import (
-    Shown,
-    Target,
     check_target,
     parse_nproc,
     parse_shown,

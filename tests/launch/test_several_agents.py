@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
     )
     assert "soft 45s" in str(said)
     for run in job.runs:  # both agents were told, and both tell their workers
-        (told,) = job.until(lambda run=run: run.named("control"))
+        (told,) = job.until(partial(run.named, "control"))
         assert (told["action"], told["soft"], told["told"]) == ("tighten-timeouts", 45.0, True)
 
     done = ncclops("stop", "node-1", "--reason", "drain")

@@ -47,7 +47,8 @@ def test_a_stop_on_demand_is_a_success_if_all_came_to_an_end_in_good_order() -> 
 
 
 def test_a_killed_launcher_is_a_failure_not_an_interruption() -> None:
-    outcome, code, reason = judge([ending(0)], stopped_by=signal.SIGTERM, launcher_lost=True)
+    by = StopRequest(reason="SIGTERM", grace=timedelta(seconds=1), signum=signal.SIGTERM)
+    outcome, code, reason = judge([ending(0)], stopped_by=by, launcher_lost=True)
     assert (outcome, code) == ("failed", 1)
     assert "launcher was killed" in reason
 

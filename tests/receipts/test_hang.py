@@ -26,7 +26,7 @@ SIMULATION = REPOSITORY / "scripts" / "simulate_hangs.py"
 
 def ages(default: timedelta, **changes: timedelta | None) -> dict[Kind, timedelta]:
     """Every receipt's age; by name another one, or None for one that cannot be read."""
-    values = {kind: default for kind in Kind if kind is not Kind.PHASE}
+    values: dict[Kind, timedelta] = {kind: default for kind in Kind if kind is not Kind.PHASE}
     values |= {Kind[name.upper()]: age for name, age in changes.items() if age is not None}
     unknown = {Kind[name.upper()] for name, age in changes.items() if age is None}
     return {kind: age for kind, age in values.items() if kind not in unknown}
@@ -117,7 +117,11 @@ def test_compile_and_declared_phases_have_windows_of_their_own() -> None:
     silent = ages(timedelta(minutes=40))
     assert verdict(sample(ages=silent, in_collective=False)).hung
     assert not verdict(sample(ages=silent, in_collective=False, warming_up=True)).hung
-    phase = {"phase": "checkpoint", "phase_limit": timedelta(hours=1), "ages": silent}
+    phase: dict[str, Any] = {
+        "phase": "checkpoint",
+        "phase_limit": timedelta(hours=1),
+        "ages": silent,
+    }
     result = verdict(sample(**phase, phase_age=timedelta(minutes=40)), inside(1))
     assert not result.hung
     assert "rank 0: in checkpoint, declared for up to 1h" in result.reason

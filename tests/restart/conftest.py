@@ -193,6 +193,7 @@ class Job:
             connection.pid
             for connection in listening
             if connection.status == psutil.CONN_LISTEN
+            and connection.laddr
             and connection.laddr.port == self.port
             and connection.pid is not None
         ]

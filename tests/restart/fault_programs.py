@@ -19,6 +19,7 @@ from scenarios import FAST, HANG, Worker, seconds
 from ncclops import restart as inprocess
 from ncclops.restart import session
 from ncclops.restart.state import FrozenState
+from ncclops.restart.store import another_connection
 
 
 def dying(worker: Worker) -> Any:
@@ -120,13 +121,12 @@ def raising_in_clean_up(worker: Worker) -> Any:
 def connecting_while_another_thread_does(worker: Worker) -> Any:
     """Rank 0 waits in vain, on a store that it has connected to while its reporter did."""
     connecting = threading.Event()
-    original = session.another_connection
 
     def slowly(store: dist.Store) -> dist.Store:
         if threading.current_thread() is not threading.main_thread():
             connecting.set()
             time.sleep(0.5)  # for the main thread, which tells nobody that it waits for its turn
-        return original(store)
+        return another_connection(store)
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.note("entered", iteration=call.iteration)
@@ -138,7 +138,7 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
         worker.join()
         return worker.finish(call)
 
-    session.another_connection = slowly
+    session.another_connection = slowly  # type: ignore[attr-defined] # looked up there
     return worker.wrap(main, **FAST)()
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from ncclops import restart as inprocess
 from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
 
-seconds = lambda number: timedelta(seconds=number)  # noqa: E731
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
 
 
 class Worker:
@@ -70,7 +73,7 @@ class Worker:
         return f"rank {self.rank} of iteration {call.iteration}"
 
 
-SCENARIOS = {}
+SCENARIOS: dict[str, Callable[[Worker], Any]] = {}
 
 
 def scenario(fn: Any) -> Any:
@@ -94,7 +97,7 @@ def run(name: str, rank: int, directory: Path, parameters: dict[str, Any]) -> No
 
 
 def _chain(error: BaseException | None) -> list[str]:
-    chain = []
+    chain: list[str] = []
     while error is not None and len(chain) < 10:
         chain.append(f"{type(error).__name__}: {error}")
         error = error.__cause__ or error.__context__

@@ -295,4 +295,4 @@ def test_the_base_store_names_no_critical_rank_and_a_users_may() -> None:
         critical_ranks = (0,)
 
     assert inprocess.store.StoreMixin().critical_ranks == ()
-    assert inprocess.store.critical_ranks(Mine()) == (0,)  # type: ignore[arg-type]
+    assert inprocess.store.critical_ranks(Mine()) == (0,)

@@ -103,10 +103,15 @@ class _Hand:
                 callback()
 
 
+def _address_of(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()
+    return host, port
+
+
 def test_a_neighbour_that_accepts_until_it_is_gone_is_lost() -> None:
     hand = _Hand()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        hand.ring.add_candidates([Address(1, *listener.getsockname(), "token")], 0.0)
+        hand.ring.add_candidates([Address(1, *_address_of(listener), "token")], 0.0)
         for _ in range(3):  # the connections that a process may take on its way out
             hand.serve()
             listener.accept()[0].close()
@@ -123,7 +128,7 @@ def test_a_neighbour_that_accepts_until_it_is_gone_is_lost() -> None:
 def test_a_stranger_that_takes_connections_and_closes_them_is_not_lost() -> None:
     hand = _Hand()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        hand.ring.add_candidates([Address(1, *listener.getsockname(), "token")], 0.0)
+        hand.ring.add_candidates([Address(1, *_address_of(listener), "token")], 0.0)
         for _ in range(10):
             if not hand.ring.idle:
                 hand.serve()

@@ -282,7 +282,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def findings(nvml: Path, script: str, sysfs: Path = Path("/nowhere"), **env: str) -> list[str]:
+def findings(nvml: Path, script: str, sysfs: Path = Path("/nowhere"), /, **env: str) -> list[str]:
     """Run ``script`` where the stub is NVML. It calls ``report(check)`` and changes ``os.environ``.
 
     A process of its own, because a process loads the library once.

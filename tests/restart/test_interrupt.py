@@ -81,7 +81,7 @@ def swallow(_: Interrupter) -> None:
                 pass
 
 
-def swallow_a_few_times(_: Interrupter) -> None:
+def swallow_a_few_times(interrupter: Interrupter) -> None:
     for _ in range(3):
         try:
             while True:
@@ -97,7 +97,7 @@ class Stubborn:
         time.sleep(0.2)
 
 
-def collect(_: Interrupter) -> None:
+def collect(interrupter: Interrupter) -> None:
     while True:
         Stubborn()
         for _ in range(2_000_000):

@@ -265,7 +265,7 @@ def test_numbers_that_make_no_sense_are_refused(make: Callable[[], object]) -> N
 
 def test_a_key_is_text_or_a_function() -> None:
     with pytest.raises(TypeError, match=r"key_or_fn.*3"):
-        FilterCountGroupedByKey(3, bool)  # type: ignore[arg-type]
+        FilterCountGroupedByKey(3, bool)
 
 
 def test_older_two_argument_keys_work_with_a_warning() -> None:

@@ -44,6 +44,11 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
+def wrapper_of(**parameters: Any) -> inprocess.Wrapper:
+    """With parameters that a type checker would refuse, as a user without one may give them."""
+    return inprocess.Wrapper(**parameters)
+
+
 @pytest.mark.parametrize(("low", "high"), ORDERED)
 @pytest.mark.parametrize("excess_s", [0, 7])
 def test_each_inconsistent_pair_is_named_with_its_values(
@@ -52,7 +57,7 @@ def test_each_inconsistent_pair_is_named_with_its_values(
     limit = getattr(inprocess.Wrapper(), high)
     value_s = limit.total_seconds() + excess_s
     with pytest.raises(ValueError) as refused:
-        inprocess.Wrapper(**{low: seconds(value_s)})
+        wrapper_of(**{low: seconds(value_s)})
     text = str(refused.value)
     assert f"{low} < {high}" in text
     assert f"{low}={value_s:g} s" in text
@@ -74,7 +79,7 @@ def test_a_pair_in_order_is_accepted(low: str, high: str) -> None:
         durations[low] = min(barely, durations["heartbeat_timeout"] - timedelta(microseconds=1))
     else:
         durations[low] = barely
-    wrapper = inprocess.Wrapper(**durations)
+    wrapper = wrapper_of(**durations)
     assert getattr(wrapper, low) < getattr(wrapper, high)
 
 
@@ -89,25 +94,25 @@ def test_all_pairs_that_are_wrong_are_reported_at_once() -> None:
 @pytest.mark.parametrize("value", [60, 1.5, "60s", None])
 def test_a_duration_is_a_timedelta(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} must be timedelta.*{re.escape(repr(value))}"):
-        inprocess.Wrapper(**{name: value})
+        wrapper_of(**{name: value})
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 def test_no_duration_is_negative(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=-1 s must not be negative"):
-        inprocess.Wrapper(**{name: seconds(-1)})
+        wrapper_of(**{name: seconds(-1)})
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
 @pytest.mark.parametrize("value", [print, "name", inprocess.rank_assignment.ShiftRanks()])
 def test_a_callback_is_of_its_own_class(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be .* or None, not "):
-        inprocess.Wrapper(**{name: value})
+        wrapper_of(**{name: value})
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_callback_may_be_left_out(name: str) -> None:
-    assert getattr(inprocess.Wrapper(**{name: None}), name) is None
+    assert getattr(wrapper_of(**{name: None}), name) is None
 
 
 @pytest.mark.parametrize(
@@ -128,19 +133,19 @@ def test_a_callback_may_be_left_out(name: str) -> None:
 )
 def test_every_other_parameter_has_a_type(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be ") as refused:
-        inprocess.Wrapper(**{name: value})
+        wrapper_of(**{name: value})
     assert repr(value) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["monitor_process_logfile", "monitor_process_pidfile"])
 def test_the_guardians_files_have_absolute_paths(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='log-{{rank}}' must be an absolute path"):
-        inprocess.Wrapper(**{name: "log-{rank}"})
+        wrapper_of(**{name: "log-{rank}"})
 
 
 def test_a_parameter_that_does_not_exist_is_named() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'soft_time'"):
-        inprocess.Wrapper(soft_time=seconds(1))
+        wrapper_of(soft_time=seconds(1))
 
 
 def test_disabled_gives_the_function_back() -> None:

@@ -58,10 +58,11 @@ def test_the_function_sees_the_active_numbers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_advance_forgets_the_exception_and_nothing_else() -> None:
-    state = State(rank=1, world_size=2, mode=Mode.ACTIVE, active_rank=1, active_world_size=2)
-    state.fn_exception = RuntimeError("boom")
+    fault = RuntimeError("boom")
+    state = State(1, 2, mode=Mode.ACTIVE, active_rank=1, active_world_size=2, fn_exception=fault)
     state.advance()
-    assert (state.iteration, state.fn_exception) == (1, None)
+    assert state.iteration == 1
+    assert state.fn_exception is None
     assert (state.mode, state.active_rank) == (Mode.ACTIVE, 1)
 
 

@@ -49,7 +49,7 @@ def main() -> None:
             os._exit(0)
 
 
-def _work(request: dict, scenarios: Any) -> None:
+def _work(request: dict[str, Any], scenarios: Any) -> None:
     directory, rank = Path(request["directory"]), request["rank"]
     log = os.open(directory / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

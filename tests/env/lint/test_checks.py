@@ -32,7 +32,7 @@ HOST = Host(
 )
 
 
-def found(where: Circumstances = NOWHERE, **environ: str) -> dict[str, Finding]:
+def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, Finding]:
     return {finding.rule: finding for finding in lint(of_environment(environ), where)}
 
 
