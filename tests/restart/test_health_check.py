@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
+from ncclops.host.nvml import visible_device
 from ncclops.restart import health_check
 from ncclops.restart._device_health import (
     Finding,
@@ -25,7 +26,6 @@ from ncclops.restart._device_health import (
     judge_links,
     judge_ports,
     nearest,
-    visible_device,
 )
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import HealthCheckError, RestartError

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-Value = TypeVar("Value")
+from ncclops.host import nvml
 
 # Bits of NVML's clock event reasons. Idle and clocks set by an application are no complaint.
 _REASONS = {
@@ -67,97 +66,55 @@ class GpuHealth:
 
 
 def visible_device(local_rank: int, environ: Mapping[str, str] = os.environ) -> int | str | None:
-    """The GPU that CUDA numbers ``local_rank``: NVML's index, or a UUID; None if there is none.
-
-    NVML counts all GPUs of the node, whatever ``CUDA_VISIBLE_DEVICES`` says.
-    """
-    setting = environ.get("CUDA_VISIBLE_DEVICES")
-    if setting is None:
-        return local_rank
-    entries = [entry.strip() for entry in setting.split(",")]
-    if local_rank >= len(entries):
-        return None
-    entry = entries[local_rank]
-    if entry.isdecimal():
-        return int(entry)
-    return entry if entry.startswith(("GPU-", "MIG-")) else None
+    """The GPU that CUDA numbers ``local_rank``: NVML's number or UUID; None if there is none."""
+    return nvml.visible_device(local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def read_gpu(device: int | str) -> GpuHealth:
-    """Look at ``device`` (NVML's index, or a UUID). Without NVML or the GPU everything is None."""
-    with _nvml() as nvml:
-        handle = None if nvml is None else _ask(nvml, lambda: _handle(nvml, device))
-        if nvml is None or handle is None:
+    """Look at ``device`` (NVML's number, or a UUID). Without NVML or the GPU all else is None."""
+    with nvml.session() as found:
+        if isinstance(found, nvml.Unavailable):
             return GpuHealth(device=device)
-        return _read(nvml, handle, device)
+        try:
+            gpu = found.device(device)
+            if isinstance(gpu, nvml.Unavailable):
+                return GpuHealth(device=device)
+            return _read(gpu, device)
+        except nvml.GpuLostError:
+            return GpuHealth(device=device)
 
 
 def is_active(device: int | str) -> bool | None:
-    """Whether kernels have run on ``device`` in the last moments; None where nobody can say."""
+    """Whether kernels have run on ``device`` in the last moments; None where nothing can say."""
     percent = read_gpu(device).utilization_percent
     return None if percent is None else percent > 0
 
 
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    try:
-        import pynvml
+def _read(gpu: nvml.Device, device: int | str) -> GpuHealth:
+    constants = gpu.nvml.bindings
 
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no library, no driver, no permission: no NVML
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        _ask(pynvml, pynvml.nvmlShutdown)
+    def errors(kind: int) -> Any:
+        return gpu.ask("nvmlDeviceGetTotalEccErrors", kind, constants.NVML_VOLATILE_ECC)
 
-
-def _ask(nvml: Any, question: Callable[[], Value]) -> Value | None:
-    # AttributeError: a release of the bindings or of the driver without this question.
-    try:
-        return question()
-    except (nvml.NVMLError, AttributeError):
-        return None
-
-
-def _handle(nvml: Any, device: int | str) -> Any:
-    if isinstance(device, int):
-        return nvml.nvmlDeviceGetHandleByIndex(device)
-    return nvml.nvmlDeviceGetHandleByUUID(device.encode())
-
-
-def _read(nvml: Any, handle: Any, device: int | str) -> GpuHealth:
-    def ask(name: str, *arguments: Any) -> Any:
-        return _ask(nvml, lambda: getattr(nvml, name)(handle, *arguments))
-
-    def errors(kind: str) -> Any:
-        return _ask(
-            nvml,
-            lambda: nvml.nvmlDeviceGetTotalEccErrors(
-                handle, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC
-            ),
-        )
-
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # the name up to driver 535
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    utilization = ask("nvmlDeviceGetUtilizationRates")
+        reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    utilization = gpu.ask("nvmlDeviceGetUtilizationRates")
     return GpuHealth(
         device=device,
-        name=_text(ask("nvmlDeviceGetName")),
-        uuid=_text(ask("nvmlDeviceGetUUID")),
+        name=gpu.ask("nvmlDeviceGetName"),
+        uuid=gpu.ask("nvmlDeviceGetUUID"),
         utilization_percent=None if utilization is None else utilization.gpu,
         throttle_reasons=None if reasons is None else _reasons(reasons),
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-        ecc_corrected=errors("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
-        ecc_uncorrected=errors("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=gpu.ask("nvmlDeviceGetClockInfo", constants.NVML_CLOCK_SM),
+        sm_clock_max_mhz=gpu.ask("nvmlDeviceGetMaxClockInfo", constants.NVML_CLOCK_SM),
+        pcie_width=gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_max=gpu.ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_generation=gpu.ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_generation_max=gpu.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        ecc_corrected=errors(constants.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        ecc_uncorrected=errors(constants.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        temperature_c=gpu.ask("nvmlDeviceGetTemperature", constants.NVML_TEMPERATURE_GPU),
     )
 
 
@@ -167,7 +124,3 @@ def _reasons(bits: int) -> tuple[str, ...]:
 
 def _below(value: int | None, best: int | None, share: float) -> bool:
     return value is not None and best is not None and value < best * share
-
-
-def _text(value: Any) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value

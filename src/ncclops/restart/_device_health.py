@@ -121,27 +121,6 @@ def nearest(gpu: PurePath, nics: Mapping[str, PurePath]) -> list[str]:
     return sorted(name for name, count in shared.items() if count == best and best > 0)
 
 
-def visible_device(index: int, visible_devices: str | None) -> int | str | None:
-    """What CUDA's device ``index`` is to NVML: its number or UUID; ``None`` where there is none.
-
-    ``visible_devices`` is ``CUDA_VISIBLE_DEVICES``; NVML itself does not heed it. Where a single
-    device is visible it is meant whatever the index, because launchers that bind one GPU to each
-    rank still count the ranks of a node.
-    """
-    if visible_devices is None:
-        return index
-    entries = [entry.strip() for entry in visible_devices.split(",") if entry.strip()]
-    if len(entries) == 1:
-        index = 0
-    if not 0 <= index < len(entries):
-        return None
-    entry = entries[index]
-    if entry.startswith(("GPU-", "MIG-")):
-        return entry
-    # CUDA ends the list at the first entry that is no device, such as -1.
-    return int(entry) if entry.isdecimal() else None
-
-
 def _went_down(before: Port, now: Port) -> bool:
     counts: Sequence[int | None] = (before.link_downed, now.link_downed)
     return None not in counts and before.link_downed != now.link_downed

@@ -1,50 +1,34 @@
 """Measuring the GPU through NVML and NICs through sysfs. "Not available" is a value here.
 
-The only module of the restart core that touches NVML. Everything may hang on a sick machine;
-callers bound it with a deadline.
+Everything may hang on a sick machine; callers bound it with a deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
+from ncclops.host.nvml import Device, GpuLostError, Unavailable, session, text
 from ncclops.restart._device_health import GpuReading, Port, nearest
 
-T = TypeVar("T")
+__all__ = [
+    "GpuLostError",
+    "NotAvailableError",
+    "gpu_pci_path",
+    "nics_near",
+    "read_gpu",
+    "read_links",
+    "read_ports",
+]
 
 
 class NotAvailableError(Exception):
     """NVML cannot tell; the message says why. Not a sign of a sick GPU."""
 
 
-class GpuLostError(Exception):
-    """NVML cannot reach the GPU any more, or refuses to before a reset."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NvmlDevice:
-    """One GPU while an NVML session lasts."""
-
-    nvml: Any
-    handle: Any
-
-    def ask(self, question: Callable[[], T]) -> T | None:
-        """The answer, or ``None`` where this GPU or driver does not know the question."""
-        try:
-            return question()
-        except self.nvml.NVMLError as error:
-            if error.value in _lost_codes(self.nvml):
-                raise
-            return None
-
-
 @contextlib.contextmanager
-def nvml_device(selector: int | str | None) -> Iterator[NvmlDevice]:
+def nvml_device(selector: int | str | None) -> Iterator[Device]:
     """The GPU of the given NVML number or UUID.
 
     Raises ``NotAvailableError`` where there is no NVML or no such GPU, and ``GpuLostError`` when
@@ -52,21 +36,11 @@ def nvml_device(selector: int | str | None) -> Iterator[NvmlDevice]:
     """
     if selector is None:
         raise NotAvailableError("this rank has no GPU of its own that is visible")
-    try:
-        import pynvml
-    except ImportError:
-        raise NotAvailableError("pynvml is not installed (package nvidia-ml-py)") from None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NotAvailableError(f"NVML is not available: {error}") from error
-    try:
-        yield NvmlDevice(pynvml, _handle(pynvml, selector))
-    except pynvml.NVMLError as error:
-        raise GpuLostError(f"the GPU does not answer: {error}") from error
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    with session() as nvml:
+        device = nvml if isinstance(nvml, Unavailable) else nvml.device(selector)
+        if isinstance(device, Unavailable):
+            raise NotAvailableError(device.reason)
+        yield device
 
 
 def read_gpu(selector: int | str | None) -> GpuReading:
@@ -78,10 +52,9 @@ def read_gpu(selector: int | str | None) -> GpuReading:
 def read_links(selector: int | str | None) -> dict[int, bool]:
     """Whether each NVLink that the GPU has is active. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
-        nvml = device.nvml
         states = {
-            link: device.ask(partial(nvml.nvmlDeviceGetNvLinkState, device.handle, link))
-            for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+            link: device.ask("nvmlDeviceGetNvLinkState", link)
+            for link in range(device.nvml.bindings.NVML_NVLINK_MAX_LINKS)
         }
     return {link: bool(active) for link, active in states.items() if active is not None}
 
@@ -89,12 +62,11 @@ def read_links(selector: int | str | None) -> dict[int, bool]:
 def gpu_pci_path(selector: int | str | None, sysfs: Path) -> Path:
     """Where the GPU is in the PCI tree. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
-        info = device.ask(lambda: device.nvml.nvmlDeviceGetPciInfo(device.handle))
+        info = device.ask("nvmlDeviceGetPciInfo")
         if info is None:
             raise NotAvailableError("NVML does not tell the PCI address of the GPU")
-        text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
     # NVML writes the domain with 8 digits, sysfs with 4: 00000000:18:00.0 is 0000:18:00.0.
-    domain, rest = text.lower().split(":", 1)
+    domain, rest = text(info.busId).lower().split(":", 1)
     return (sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}").resolve()
 
 
@@ -130,33 +102,17 @@ def _port(port: Path) -> Port:
     return Port(active, downed)
 
 
-def _handle(nvml: Any, selector: int | str) -> Any:
-    try:
-        if isinstance(selector, int):
-            return nvml.nvmlDeviceGetHandleByIndex(selector)
-        return nvml.nvmlDeviceGetHandleByUUID(selector)
-    except nvml.NVMLError as error:
-        if error.value in _lost_codes(nvml):
-            raise
-        raise NotAvailableError(f"NVML does not know GPU {selector}: {error}") from error
-
-
-def _recovery_action(device: NvmlDevice) -> int | None:
-    nvml = device.nvml
+def _recovery_action(device: Device) -> int | None:
+    nvml = device.nvml.bindings
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)  # older nvidia-ml-py
     if field is None:
         return None
-    values = device.ask(lambda: nvml.nvmlDeviceGetFieldValues(device.handle, [field]))
+    values = device.ask("nvmlDeviceGetFieldValues", [field])
     if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal)
 
 
-def _remap_failed(device: NvmlDevice) -> bool | None:
-    rows = device.ask(lambda: device.nvml.nvmlDeviceGetRemappedRows(device.handle))
+def _remap_failed(device: Device) -> bool | None:
+    rows = device.ask("nvmlDeviceGetRemappedRows")
     return None if rows is None else bool(rows[3])
-
-
-def _lost_codes(nvml: Any) -> tuple[int, ...]:
-    """Errors that speak of the GPU itself rather than of what it can tell."""
-    return (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)

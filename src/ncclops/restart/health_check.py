@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.host.nvml import visible_device
 from ncclops.restart._deadline import current_cuda_device, run_within
 from ncclops.restart._device_health import (
     Finding,
@@ -20,7 +21,6 @@ from ncclops.restart._device_health import (
     judge_gpu,
     judge_links,
     judge_ports,
-    visible_device,
 )
 from ncclops.restart._device_readings import (
     GpuLostError,

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ncclops.env.snapshot import FILE_NAME
+from ncclops.host import nvml
 from ncclops.host.gpu_readings import visible_device
 
 
@@ -17,12 +17,12 @@ class GpuMemory:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._nvml = _start_nvml()
+        self._nvml = nvml.start()
         self._devices: dict[int, int | str | None] = {}
 
     def gib(self, rank: int) -> float | None:
         """GiB in use on the GPU of ``rank``, by whoever uses it."""
-        if self._nvml is None:
+        if isinstance(self._nvml, nvml.Unavailable):
             return None
         if rank not in self._devices:
             self._devices[rank] = self._device(rank)
@@ -36,25 +36,12 @@ class GpuMemory:
         return None
 
 
-def _start_nvml() -> Any:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no library, no driver, no permission: no NVML
-        return None
-    return pynvml
-
-
-def _used_gib(nvml: Any, device: int | str | None) -> float | None:
+def _used_gib(found: nvml.Nvml, device: int | str | None) -> float | None:
     if device is None:
         return None
     try:
-        if isinstance(device, int):
-            handle = nvml.nvmlDeviceGetHandleByIndex(device)
-        else:
-            handle = nvml.nvmlDeviceGetHandleByUUID(device.encode())
-        used_bytes: int = nvml.nvmlDeviceGetMemoryInfo(handle).used
-        return round(used_bytes / 2**30, 3)
-    except nvml.NVMLError:
+        gpu = found.device(device)
+        memory = gpu.ask("nvmlDeviceGetMemoryInfo") if isinstance(gpu, nvml.Device) else None
+    except nvml.GpuLostError:
         return None
+    return None if memory is None else round(memory.used / 2**30, 3)
