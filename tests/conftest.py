@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,6 +108,22 @@ def ncclops_in_process(tmp_path: Path) -> Callable[..., CompletedText]:
         return subprocess.CompletedProcess(command, code, _written(stdout), _written(stderr))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for LD_LIBRARY_PATH with a libnvidia-ml.so.1 that obeys NVML_STUB_* variables.
+
+    For processes that a test starts: a process loads the library once.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the NVML stand-in with")
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).parent / "restart" / "nvml_stub.c"
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=120)
+    return folder
 
 
 def _written(stream: io.TextIOWrapper) -> str:

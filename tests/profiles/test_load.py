@@ -171,14 +171,17 @@ def test_the_lane_is_chosen_by_nodes_gpus_and_fabric() -> None:
 
 
 def test_overlays_alone_are_put_on_the_chosen_lane() -> None:
-    assert with_lane(["debug-bootstrap"], nnodes=1, gpus=8, rdma=False) == (
+    assert with_lane(["debug-bootstrap"], lambda: "single-node-h200") == (
         "single-node-h200",
         "debug-bootstrap",
     )
-    assert with_lane(["base", "debug-bootstrap"], nnodes=1, gpus=8, rdma=False) == (
-        "base",
-        "debug-bootstrap",
-    )
+
+
+def test_with_a_lane_named_this_host_is_not_looked_at() -> None:
+    def choose() -> str:
+        raise AssertionError("asked for a lane")
+
+    assert with_lane(["base", "debug-bootstrap"], choose) == ("base", "debug-bootstrap")
 
 
 def test_a_lane_says_when_the_number_of_nodes_is_wrong() -> None:

@@ -1,6 +1,7 @@
-/* A stand-in for libnvidia-ml.so.1 on machines without a GPU: four devices, whose state is read
+/* A stand-in for libnvidia-ml.so.1 on machines without a GPU: devices whose state is read
  * from environment variables at every call, so that a test can change it between two checks.
  *
+ *   NVML_STUB_COUNT     how many devices there are, up to 16; unset: 4
  *   NVML_STUB_INIT      return code of nvmlInit (9: driver not loaded)
  *   NVML_STUB_LOST      return code of every query of a device (15: GPU is lost)
  *   NVML_STUB_RECOVERY  recovery action; unset: the field is not supported
@@ -24,14 +25,16 @@ static int number(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-static int handles[4];
+static int handles[16];
+
+static unsigned count(void) { return (unsigned)number("NVML_STUB_COUNT", 4); }
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return number("NVML_STUB_INIT", SUCCESS); }
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { (void)code; return "stub error"; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    if (index >= 4) return INVALID_ARGUMENT;
+    if (index >= count()) return INVALID_ARGUMENT;
     *device = &handles[index];
     return number("NVML_STUB_LOST", SUCCESS);
 }
@@ -39,6 +42,22 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     if (strncmp(uuid, "GPU-stub-", 9) != 0) return NOT_FOUND;
     return nvmlDeviceGetHandleByIndex_v2((unsigned)atoi(uuid + 9), device);
+}
+
+int nvmlDeviceGetCount_v2(unsigned *found) {
+    *found = count();
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    (void)device;
+    snprintf(name, length, "NVIDIA Stub");
+    return number("NVML_STUB_LOST", SUCCESS);
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    snprintf(version, length, "570.86");
+    return SUCCESS;
 }
 
 int nvmlDeviceGetPciInfo_v3(void *device, struct pci *info) {

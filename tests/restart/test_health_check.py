@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -269,17 +268,9 @@ def test_what_was_not_checked_is_logged_once(caplog: pytest.LogCaptureFixture) -
 # --- a machine with NVML: the library is played by a stub -------------------------------------
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libnvidia-ml.so.1 that obeys NVML_STUB_* variables."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the NVML stand-in with")
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("nvml_stub.c")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=120)
-    return folder
+@pytest.fixture
+def nvml(nvml_stub: Path) -> Path:
+    return nvml_stub
 
 
 def findings(nvml: Path, script: str, sysfs: Path = Path("/nowhere"), /, **env: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ncclops.env.host import gpu_count, has_rdma, installed_nccl, installed_torch
+from ncclops.env.host import has_rdma, installed_nccl, installed_torch
 from ncclops.env.plan import Action, Change, Overrides, Plan, PlanContext, compute_plan
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "Plan",
     "PlanContext",
     "compute_plan",
-    "gpu_count",
     "has_rdma",
     "installed_nccl",
     "installed_torch",

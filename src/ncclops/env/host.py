@@ -1,4 +1,7 @@
-"""What the environment plan needs to know about this host, read without torch and NVML."""
+"""What the environment plan needs to know about this host, read without torch.
+
+GPUs are counted in ``ncclops.host.gpus``.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,6 @@ def installed_nccl() -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def gpu_count(root: Path = Path("/")) -> int:
-    """NVIDIA GPUs that the driver shows, 0 without a driver."""
-    listed = root / "proc/driver/nvidia/gpus"
-    if listed.is_dir():
-        return len(list(listed.iterdir()))
-    # Containers may hide /proc/driver while they hand in the devices.
-    return len(list((root / "dev").glob("nvidia[0-9]*")))
 
 
 def has_rdma(root: Path = Path("/")) -> bool:

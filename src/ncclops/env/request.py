@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from ncclops.env.host import gpu_count, has_rdma
+from ncclops.env.host import has_rdma
 from ncclops.env.plan import Overrides
 from ncclops.errors import UsageError
-from ncclops.profiles import Profile, load_profiles, with_lane
+from ncclops.host.gpus import find_gpus
+from ncclops.profiles import Profile, choose_profile, load_profiles, with_lane
 
 
 def resolve_profile(
@@ -19,13 +20,15 @@ def resolve_profile(
     ``say`` gets a line when one was chosen. Raises ``ProfileError`` for one that is unknown or
     invalid.
     """
-    named = tuple(refs or ())
-    gpus, rdma = gpu_count(), has_rdma()
-    chosen = with_lane(named, nnodes=nnodes, gpus=gpus, rdma=rdma)
-    if chosen != named:
-        here = f"{nnodes} node{'s' * (nnodes != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
-        say(f"profile {chosen[0]} (chosen: {here})")
-    return load_profiles(chosen)
+
+    def choose() -> str:
+        gpus = find_gpus()
+        lane = choose_profile(nnodes=nnodes, gpus=gpus.count, rdma=has_rdma())
+        here = f"{nnodes} node{'s' * (nnodes != 1)}, {gpus.count} GPU{'s' * (gpus.count != 1)}"
+        say(f"profile {lane} (chosen: {here})")
+        return lane
+
+    return load_profiles(with_lane(tuple(refs or ()), choose))
 
 
 def parse_overrides(

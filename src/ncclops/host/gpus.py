@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ncclops.host import nvml
@@ -32,8 +33,15 @@ class Gpus:
 
 
 def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Gpus:
-    """GPUs that NVML knows and ``CUDA_VISIBLE_DEVICES`` of ``environ`` leaves visible."""
-    setting = environ.get("CUDA_VISIBLE_DEVICES")
+    """GPUs that NVML knows and ``CUDA_VISIBLE_DEVICES`` of ``environ`` leaves visible.
+
+    Looked up once in a process: the GPUs of a node stay, and starting NVML takes a moment.
+    """
+    return _find(environ.get("CUDA_VISIBLE_DEVICES"), root)
+
+
+@cache
+def _find(setting: str | None, root: Path) -> Gpus:
     with nvml.session() as found:
         if isinstance(found, nvml.Unavailable):
             names = _visible(["GPU"] * _driver_files(root), setting)

@@ -48,6 +48,8 @@ def prepare(request: Request) -> Prepared:
     remarks = list(request.remarks)
     _check_overrides(request.overrides)
     gpus = find_gpus()
+    if gpus.remark:
+        remarks.append(gpus.remark)
     nproc, remark = options.parse_nproc(request.nproc, gpus.count)
     if remark:
         remarks.append(remark)

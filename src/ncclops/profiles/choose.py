@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +50,13 @@ def choose_profile(*, nnodes: int, gpus: int, rdma: bool) -> str:
 
 
 def with_lane(
-    refs: Sequence[str], *, nnodes: int, gpus: int, rdma: bool, cwd: Path | None = None
+    refs: Sequence[str], choose: Callable[[], str], *, cwd: Path | None = None
 ) -> tuple[str, ...]:
-    """``refs``, preceded by the chosen lane when all of them are overlays (or there are none)."""
+    """``refs``, preceded by a lane when all of them are overlays (or there are none).
+
+    ``choose`` names that lane; it is called only where one is needed, since it asks the driver.
+    """
     kinds = [read(find(ref, cwd=cwd)).content.kind for ref in refs]
     if "lane" in kinds:
         return tuple(refs)
-    return (choose_profile(nnodes=nnodes, gpus=gpus, rdma=rdma), *refs)
+    return (choose(), *refs)

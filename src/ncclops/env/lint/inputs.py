@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ncclops.env.host import describe_host, gpu_count
+from ncclops.env.host import describe_host
 from ncclops.env.lint.model import Circumstances, Setting, Settings
 from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
+from ncclops.host.gpus import find_gpus
 from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile
 
 Linted = tuple[Settings, Circumstances]
@@ -50,7 +51,8 @@ def of_environ(environ: Mapping[str, str], where: Circumstances) -> Linted:
     """An environment on this host, with what NCCL adds from its configuration files."""
     effective = dict(environ) | {item.name: item.value for item in from_files(environ).values()}
     settings = Settings(Setting(name, value) for name, value in effective.items())
-    return settings, replace(where, host=describe_host(effective), gpus=gpu_count() > 0)
+    gpus = find_gpus(effective).count > 0
+    return settings, replace(where, host=describe_host(effective), gpus=gpus)
 
 
 def of_profile(profile: Profile, environ: Mapping[str, str], where: Circumstances) -> Linted:
