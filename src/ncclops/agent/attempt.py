@@ -182,8 +182,8 @@ class RunningAttempt:
             self._scene.say(f"processes that SIGKILL did not end: {survivors}")
         diagnosis = await asyncio.to_thread(
             self._scan.finish,
-            self.team.failed_statuses(),
-            {} if self.hang is None else self.hang.lines(),
+            self.team.failed_exits(),
+            self.hang,
             starting_up=not self.team.bootstrapped,
         )
         self._scene.collect_receipts()

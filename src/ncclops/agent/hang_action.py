@@ -34,10 +34,6 @@ class Hang:
     ranks: tuple[int, ...]
     reason: str
 
-    def lines(self) -> dict[int, str]:
-        """What the classifier reads, by rank."""
-        return dict.fromkeys(self.ranks, f"ncclops: hang: {self.reason}")
-
 
 class HangAction:
     """Acts on verdicts about ``team``. ``give_up`` is called where the attempt cannot go on."""

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ncclops.agent.hang_action import Hang
+from ncclops.agent.workers import Exit
 from ncclops.classify import Report, Scanner, Verdict
 from ncclops.classify.model import Stats
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record.tail import GrowthWatch
 
 _CHUNK = 1 << 20
-# Where the evidence says that exit statuses come from; in torchelastic's words, for the classifier.
-_EXITS = "exit status"
-_HANGS = "hang watch"
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ class LiveScan:
         self._thread.start()
 
     def finish(
-        self, statuses: Mapping[int, int], hangs: Mapping[int, str], *, starting_up: bool
+        self, exits: Mapping[int, Exit], hang: Hang | None, *, starting_up: bool
     ) -> Diagnosis:
         """Read to the end and judge. Blocks until that is done.
 
-        ``statuses`` are the exit statuses of ranks that failed, evidence like any line: a crash
-        in native code leaves nothing else. ``hangs`` is what the hang watch says about ranks.
+        ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
+        nothing else. ``hang`` is what the hang watch has found.
         ``starting_up``: the workers never got as far as a process group.
         """
         self._finishing.set()
@@ -67,10 +66,11 @@ class LiveScan:
             file.close()
         if self._scanner is None or self._failure is not None:
             return Diagnosis(_unknown(self._failure), steps=0)
-        for rank, status in statuses.items():
-            self._scanner.feed(rank, _EXITS, f"exitcode  : {status} (rank {rank})\n".encode())
-        for rank, line in hangs.items():
-            self._scanner.feed(rank, _HANGS, f"{line}\n".encode())
+        for rank, end in exits.items():
+            self._scanner.add_exit(rank, code=end.code, signal=end.signal)
+        if hang is not None:
+            for rank in hang.ranks:
+                self._scanner.add_hang(rank, hang.reason)
         return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ncclops.agent.workers import signal_name
+from ncclops.classify.wording import signal_name
 from ncclops.host import prctl, process_tree
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from ncclops.agent.workers import Worker
+from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.outcome import Ending
 from ncclops.decision.retrying import Escalated
 
@@ -70,10 +70,10 @@ class Team:
         rest = [worker for worker in self.workers if worker not in self.ended]
         return [self._ending(worker) for worker in (*self.ended, *rest)]
 
-    def failed_statuses(self) -> dict[int, int]:
-        """Exit statuses of the ranks that failed by themselves."""
+    def failed_exits(self) -> dict[int, Exit]:
+        """How the ranks ended that failed by themselves."""
         return {
-            worker.rank: worker.exit.status
+            worker.rank: worker.exit
             for worker in self.ended
             if worker.exit is not None
             and not worker.exit.ok

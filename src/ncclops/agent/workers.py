@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.agent.store import StoreAddress
+from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.variables import ORDERS_FD
 
@@ -78,22 +79,17 @@ class Exit:
 
     code: int | None
     signal: str | None
-    status: int  # as Popen has it: the code, or the signal's number below zero
 
     @property
     def ok(self) -> bool:
         return self.code == 0
 
     def __str__(self) -> str:
-        return f"exit code {self.code}" if self.signal is None else self.signal
+        return exit_status(self.code, self.signal)
 
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` and so on; real-time signals have numbers only."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    def describe(self) -> str:
+        """Such as ``exited with code 1`` or ``was killed by SIGKILL``."""
+        return describe_exit(self.code, self.signal)
 
 
 class Worker:
@@ -158,9 +154,9 @@ class Worker:
         code = self._process.wait()
         self.ended = time.monotonic()
         if code >= 0:
-            self.exit = Exit(code, None, code)
+            self.exit = Exit(code, None)
         else:
-            self.exit = Exit(None, signal_name(-code), code)
+            self.exit = Exit(None, signal_name(-code))
         os.close(self.pidfd)
         self._orders.close()
         return self.exit

@@ -8,6 +8,7 @@ site's file is one clear line and never a signature that silently matches nothin
 from __future__ import annotations
 
 import re
+import signal
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ _TEXTS = (
     "id", "class", "role", "pattern", "unless", "certainty", "phase", "cleared_by", "retry",
     "retry_after_progress", "summary",
 )  # fmt: skip
-_KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown"})
+_KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang"})
+ANY_FAILURE = "nonzero"
 # A shorter literal brings half of any log to the pattern stage.
 _SHORTEST_LITERAL = 4
 
@@ -76,6 +78,15 @@ class SignatureSet:
     @cached_property
     def matcher(self) -> Matcher:
         return build_matcher([literal.encode() for literal in self.literals])
+
+    def of_exit(self, code: int | None, signal: str | None) -> list[Signature]:
+        """The signatures for a process that ended with ``code``, or was killed by ``signal``."""
+        names = {signal} if signal is not None else {str(code), *([ANY_FAILURE] if code else [])}
+        return [signature for signature in self.signatures if signature.exits & names]
+
+    def of_hang(self) -> list[Signature]:
+        """The signatures for a rank that the launcher has found hung."""
+        return [signature for signature in self.signatures if signature.hang]
 
     def match_line(self, line: str) -> list[Signature]:
         """Every signature that matches one line; for tests and for trying out a new one."""
@@ -166,6 +177,8 @@ def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> S
         references=lists["references"],
         examples=lists["examples"],
         near_misses=lists["near_misses"],
+        exits=frozenset(map(str, entry.get("exits", ()))),
+        hang=entry.get("hang", False),
     )
 
 
@@ -205,6 +218,18 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
         entry.get("teardown", False), bool
     ):
         yield "tier must be a whole number and teardown true or false"
+    if not isinstance(entry.get("hang", False), bool):
+        yield "hang must be true or false"
+    exits = entry.get("exits", [])
+    if not isinstance(exits, list) or not all(map(_is_exit, exits)):
+        names = f"names of signals, exit codes from 1 to 255, or {ANY_FAILURE!r}"
+        yield f"exits must be a list of {names}"
+
+
+def _is_exit(value: object) -> bool:
+    if isinstance(value, int):
+        return 0 < value < 256
+    return value == ANY_FAILURE or value in signal.Signals.__members__
 
 
 def _problems_of_literals(entry: dict[str, Any]) -> Iterator[str]:

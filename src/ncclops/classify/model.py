@@ -73,6 +73,8 @@ class Signature:
     ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, nothing
     short of a whole run of steps (the default), or ``never``.
     ``teardown``: a consequence when any other failure precedes it in the same log.
+    ``exits``: how a worker ended, told as a value and not by a line: signal names, exit codes, or
+    ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, told the same way.
     """
 
     id: str
@@ -96,6 +98,8 @@ class Signature:
     references: tuple[str, ...]
     examples: tuple[str, ...]
     near_misses: tuple[str, ...]
+    exits: frozenset[str] = frozenset()
+    hang: bool = False
     origin: str = "shipped"
 
     @staticmethod
@@ -136,7 +140,7 @@ Stamp = tuple[int | None, int, int, float]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A line on which a signature matched.
+    """A line on which a signature matched, or a fact that it names.
 
     ``rank`` is who the line is about (None: it does not say), ``steps_before`` the number of
     step marks this source had shown by then, ``process`` the (host, pid) that NCCL prints.
@@ -158,7 +162,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line that speaks for the verdict; ``line`` is 1-based."""
+    """A line that speaks for the verdict; ``line`` is 1-based.
+
+    A fact that was told as a value has the name of its source as ``file`` (``exit status``,
+    ``hang watch``) and ``line`` 1.
+    """
 
     file: str
     line: int

@@ -31,7 +31,7 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
     crashes = _crashes_of_teardown(candidates, seen)
     ordered = sorted(candidates, key=lambda hit: _rank_key(hit, crashes, seen))
     if not ordered:
-        verdict = verdict_without_failure(seen) if stats.bytes else nothing_read()
+        verdict = nothing_read() if seen.is_empty else verdict_without_failure(seen)
         return Report(verdict, (), stats, notes)
     leader = ordered[0]
     verdict = verdict_on(leader, ordered, context, seen)

@@ -1,4 +1,4 @@
-"""The scanner: bytes of many ranks in, hits of signatures out.
+"""The scanner: bytes of many ranks, and facts about them, in; hits of signatures out.
 
 It is fed live by the launcher (``feed``) and from files by ``inputs.classify_paths``; both go
 the same way. Memory is bounded: of equal hits of one rank in one source the first few and the
@@ -29,6 +29,7 @@ from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.progress import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.ranking import judge
+from ncclops.classify.wording import describe_exit
 
 # How far back a line without a time looks for one.
 _LOOK_BACK = 8192
@@ -46,7 +47,8 @@ _KEPT_GROUPS = 200_000
 _COMMUNICATOR = "context-communicator-rank"
 _SUMMARY_RANK = "context-elastic-rank"
 _ROOT_CAUSE = "context-elastic-root-cause"
-_SUMMARY_EXIT = "elastic-exit"
+# Where the evidence says that a fact comes from.
+EXITS, HANGS = "exit status", "hang watch"
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Scanner:
         self._first_failed: int | None = None
         self._order = 0
         self._bytes = 0
+        self._is_empty = True
         self._began = time.monotonic()
 
     def feed(self, rank: int | None, stream: str, data: bytes) -> None:
@@ -119,10 +122,24 @@ class Scanner:
         """
         source = self._source(rank, stream)
         self._bytes += len(data)
+        self._is_empty = self._is_empty and not data
         source.settle()
         for block, first_line in source.cutter.push(data):
             self._read_block(source, block, first_line)
             source.offset += len(block)
+
+    def add_exit(self, rank: int, *, code: int | None = None, signal: str | None = None) -> None:
+        """The process of ``rank`` has failed: with exit ``code``, or killed by ``signal``.
+
+        ``signal`` is its name, such as ``SIGKILL``. Evidence like any line: a crash in native
+        code leaves nothing else.
+        """
+        how = describe_exit(code, signal)
+        self._add_fact(rank, EXITS, f"rank {rank} {how}", self._signatures.of_exit(code, signal))
+
+    def add_hang(self, rank: int, reason: str) -> None:
+        """The launcher has found that ``rank`` hangs; ``reason``: the evidence, for people."""
+        self._add_fact(rank, HANGS, reason, self._signatures.of_hang())
 
     def verdict(self, notes: Iterable[str] = (), *, starting_up: bool | None = None) -> Report:
         """The verdict on all that was fed so far, lines without an end included.
@@ -170,6 +187,7 @@ class Scanner:
             lives=[source.life for source in self._sources.values()],
             first_failed_rank=self._first_failed,
             starting_up=starting_up,
+            is_empty=self._is_empty,
         )
 
     def _with_rank(self, hit: Hit) -> Hit:
@@ -243,6 +261,13 @@ class Scanner:
                 matched.append(Match(compiled.signature, found.start(), culprit))
         return strongest_on_line(matched)
 
+    def _add_fact(self, rank: int, name: str, text: str, signatures: list[Signature]) -> None:
+        self._is_empty = False
+        now = self._clock() if self._clock else None
+        fact = Line(text, 1, rank, stamps.stamp_of(now) if now else None, steps_before=0)
+        for match in strongest_on_line([Match(each, 0, None) for each in signatures]):
+            self._keep(self._source(rank, name), match, fact)
+
     def _learn(self, source: _Source, signature: Signature, text: str) -> None:
         if signature.id == _COMMUNICATOR:
             self._learn_process(text)
@@ -265,7 +290,7 @@ class Scanner:
     def _keep(self, source: _Source, match: Match, line: Line) -> None:
         signature = match.signature
         rank = line.rank if match.culprit is None else match.culprit
-        if rank is None and signature.id.startswith(_SUMMARY_EXIT):
+        if rank is None and signature.exits:
             rank = source.summary_rank
         group = (signature.id, source.number, rank)
         if group not in self._hits and len(self._hits) >= _KEPT_GROUPS:

@@ -114,14 +114,11 @@ class MultiNode:
         lines = last_lines(run.stderr_log(worker.rank), _TOLD_LINES) or last_lines(
             run.stdout_log(worker.rank), _TOLD_LINES
         )
-        how = f"exited with code {worker.exit.code}"
-        if worker.exit.signal is not None:
-            how = f"was killed by {worker.exit.signal}"
         self._peers.post(
             "failed" if fatal else "fault",
             node=self._rank,
             rank=worker.rank,
-            how=how,
+            how=worker.exit.describe(),
             # The first one tells what happened; a node that goes down has many that tell the same.
             lines=lines if fatal or self._told == 1 else [],
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from ncclops.classify import wording
 from ncclops.errors import NcclopsError, NotNeeded
 from ncclops.goodput import Goodput
 
@@ -15,13 +16,6 @@ Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
 SIGNAL_EXIT_BASE = 128
-
-_SIGNAL_HINTS = {
-    "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
-    "SIGSEGV": "a crash in native code",
-    "SIGABRT": "a native library gave up, often the NCCL watchdog: look for it in the log",
-    "SIGBUS": "often a full /dev/shm",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +47,7 @@ class Ending:
 
     def how(self) -> str:
         """In words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
-        if self.signal:
-            return f"was killed by {self.signal}"
-        return "did not end" if self.exit_code is None else f"exited with code {self.exit_code}"
+        return wording.describe_exit(self.exit_code, self.signal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +68,7 @@ class FirstFailure:
             headline += f" after {ending.seconds:.1f}s"
         if self.message:
             headline += f": {self.message}"
-        elif hint := _SIGNAL_HINTS.get(ending.signal or ""):
+        elif hint := wording.signal_hint(ending.signal):
             headline += f" ({hint})"
         return headline
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ncclops.classify import wording
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,17 @@ class Decision:
 
     what: str
     why: str
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker's process ended: with exit ``code``, or killed by ``signal`` (its name)."""
+
+    code: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        return wording.exit_status(self.code, self.signal)
 
 
 def read_events(run: Path) -> list[dict[str, Any]]:
@@ -36,19 +48,18 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     return events
 
 
-def exit_status(events: list[dict[str, Any]], rank: int, not_before: float) -> int | None:
-    """How the worker of ``rank`` ended after that time, as a shell has it: signals below zero."""
+def worker_end(events: list[dict[str, Any]], rank: int, not_before: float) -> WorkerEnd | None:
+    """How the worker of ``rank`` ended after that time; None without a record of it."""
     for event in events:
         if (
             event.get("event") == "worker-exited"
             and event.get("rank") == rank
             and event["ts"] >= not_before
         ):
-            code, name = event.get("exit_code"), event.get("signal")
-            if code is not None:
-                return int(code)
-            named = signal.Signals.__members__.get(str(name))
-            return None if named is None else -named.value
+            code, signal = event.get("exit_code"), event.get("signal")
+            if code is None and signal is None:
+                return None
+            return WorkerEnd(None if code is None else int(code), signal and str(signal))
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ncclops.diagnose.incident_events import WorkerEnd
 from ncclops.record import incidents
 
 # Of each log; a failure is at its end.
@@ -18,25 +19,25 @@ _LOGS = ("stderr.log", "stdout.log")
 
 
 def classify_rank(
-    run: Path, incident: Path, rank: int, *, said: str | None, status: int | None
+    run: Path, incident: Path, rank: int, *, said: str | None, end: WorkerEnd | None
 ) -> dict[str, Any] | None:
     """The classifier's verdict with its evidence lines; None where nothing is known of it.
 
-    ``said`` is the exception that the rank reported, ``status`` its exit status (a signal below
-    zero) if it has ended. Logs are read from where they stood at the incident before this one.
+    ``said`` is the exception that the rank reported, ``end`` how it ended, if it has.
+    Logs are read from where they stood at the incident before this one.
     """
     from ncclops.classify import Scanner
 
     scanner = Scanner()
     skipped: dict[str, int] = {}
-    for path, start, end in _windows(run, incident, rank, ended=status is not None):
-        data, lines_before = _read(path, start, end)
+    for path, start, stop in _windows(run, incident, rank, ended=end is not None):
+        data, lines_before = _read(path, start, stop)
         skipped[str(path)] = lines_before
         scanner.feed(rank, str(path), data)
     if said:
         scanner.feed(rank, "exception", said.encode() + b"\n")
-    if status is not None:
-        scanner.feed(rank, "exit status", f"exitcode  : {status} (rank {rank})\n".encode())
+    if end is not None:
+        scanner.add_exit(rank, code=end.code, signal=end.signal)
     report = scanner.verdict()
     if report.verdict.class_ in ("unknown", "healthy"):
         return None

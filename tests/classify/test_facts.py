@@ -1,0 +1,101 @@
+"""What is known as a value, and not by a line: how a process ended, a hang that was found."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.classify import Scanner
+from ncclops.classify.loader import parse_signatures
+from ncclops.errors import UsageError
+
+SIGNATURE = """
+[[signature]]
+id = "mine"
+class = "user-error"
+role = "cause"
+literals = ["none of it"]
+{}
+retry = "fix-code"
+summary = "it is mine"
+remedy = ["look"]
+examples = ["none of it"]
+near_misses = ["some of it"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "class_", "signature"),
+    [
+        (1, None, "peer-exit", "elastic-exit-1"),
+        (137, None, "peer-exit", "elastic-exit-1"),
+        (None, "SIGKILL", "host-oom", "elastic-exit-9"),
+        (None, "SIGBUS", "host-oom", "elastic-exit-7"),
+        (None, "SIGSEGV", "process-crash", "elastic-exit-11"),
+        (None, "SIGILL", "process-crash", "elastic-exit-11"),
+        (None, "SIGFPE", "process-crash", "elastic-exit-11"),
+        (None, "SIGABRT", "peer-exit", "elastic-exit-6"),
+        (None, "SIGTERM", "peer-exit", "elastic-exit-15"),
+    ],
+)
+def test_an_exit_alone_is_classified(
+    code: int | None, signal: str | None, class_: str, signature: str
+) -> None:
+    scanner = Scanner()
+    scanner.add_exit(3, code=code, signal=signal)
+    report = scanner.verdict()
+    assert (report.verdict.class_, report.verdict.signature) == (class_, signature)
+    assert report.verdict.rank == 3
+    (evidence,) = report.evidence
+    assert (evidence.file, evidence.line, evidence.rank) == ("exit status", 1, 3)
+    assert evidence.text.startswith("rank 3 ")
+
+
+@pytest.mark.parametrize(("code", "signal"), [(0, None), (None, "SIGUSR1"), (None, "signal 40")])
+def test_an_end_that_proves_nothing_is_unknown_and_no_empty_input(
+    code: int | None, signal: str | None
+) -> None:
+    scanner = Scanner()
+    scanner.add_exit(0, code=code, signal=signal)
+    verdict = scanner.verdict().verdict
+    assert verdict.class_ == "unknown"
+    assert "empty" not in verdict.summary
+    assert "empty" in Scanner().verdict().verdict.summary
+
+
+def test_what_the_rank_wrote_explains_how_it_ended() -> None:
+    scanner = Scanner()
+    scanner.feed(1, "stderr", b"torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n")
+    scanner.add_exit(1, code=1)
+    assert scanner.verdict().verdict.class_ == "gpu-oom"
+
+
+def test_a_segfault_leads_over_the_peers_that_it_took_along() -> None:
+    scanner = Scanner()
+    scanner.add_exit(0, code=1)
+    scanner.add_exit(1, signal="SIGSEGV")
+    verdict = scanner.verdict().verdict
+    assert (verdict.class_, verdict.rank) == ("process-crash", 1)
+
+
+@pytest.mark.parametrize("reason", ["rank 1: step counter stale for more than 30m", "any words"])
+def test_a_hang_is_known_whatever_its_reason_says(reason: str) -> None:
+    scanner = Scanner()
+    scanner.add_hang(1, reason)
+    report = scanner.verdict()
+    assert report.verdict.signature == "ncclops-hang"
+    assert (report.verdict.class_, report.verdict.rank) == ("watchdog-timeout", 1)
+    assert [(each.file, each.text) for each in report.evidence] == [("hang watch", reason)]
+
+
+def test_a_sites_own_signature_may_claim_an_exit_code() -> None:
+    (mine,) = parse_signatures(SIGNATURE.format("exits = [77, 'SIGUSR2']"), "mine.toml")
+    assert mine.exits == {"77", "SIGUSR2"}
+    assert not mine.hang
+
+
+@pytest.mark.parametrize(
+    "line", ["exits = [0]", "exits = [256]", "exits = ['SIGNAL']", "exits = 77", "hang = 1"]
+)
+def test_what_is_no_exit_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match=r"signature 'mine': (exits must be|hang must be)"):
+        parse_signatures(SIGNATURE.format(line), "mine.toml")
