@@ -82,7 +82,11 @@ def run_dir(tmp_path: Path) -> Path:
         "rank_before": 0,
         "rank": 0,
     }
-    left = incident | {"summary": "x.RestartAbort: escalation to stop: it goes on", "at": 122.0}
+    left = incident | {
+        "at": 122.0,
+        "raised": {"name": "RestartAbort", "bases": ["BaseException"]},
+        "escalation": {"to": "stop", "reason": "it goes on", "failure": None},
+    }
     for number, record in (("0", incident), ("1", left), ("2", {"cause": "nobody knows"})):
         write(run / "incidents" / number / "incident.json", record)
     verdict = {

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.decision.retrying import Escalated, respawned_for
+from ncclops.record.variables import RESPAWNED_FOR
+from ncclops.restart.attribution import Fault, FaultKind, Raised
+from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
-from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
+from ncclops.worker.escalation import Repetition, as_exception
 from tests.conftest import CompletedText
 from tests.launch.conftest import Run
 
@@ -29,18 +32,23 @@ def incident(
     line: int = 7,
     at: float = LATER,
     iteration: int = 1,
+    escalation: Escalation | None = None,
 ) -> Incident:
-    raised = kind is not FaultKind.SOFT_TIMEOUT
-    text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}' if raised else None
+    """One rank's exception at ``line``, or its hang."""
+    raised = text = None
+    if kind is not FaultKind.SOFT_TIMEOUT:
+        name = summary.partition(":")[0].rpartition(".")[2]
+        raised = Raised(name, (), "train.py", line, "step")
+        text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}'
     fault = Fault(
         kind=kind, initial_rank=3, rank=3, iteration=iteration, at=at, summary=summary,
-        traceback=text,
+        traceback=text, raised=raised, escalation=escalation,
     )  # fmt: skip
     return Incident(
         iteration=iteration, cause=kind.value, summary=summary, first_faulty_rank=3,
         faulty_ranks=(3,), ranks_lost=(), exception=summary if raised else None, traceback=text,
         faults=(fault,), world_size_before=4, world_size=4, initial_rank=0, rank_before=0, rank=0,
-        at=at, phases_ms={},
+        at=at, phases_ms={}, raised=raised, escalation=escalation,
     )  # fmt: skip
 
 
@@ -93,7 +101,9 @@ def test_what_new_processes_have_not_mended_stops_the_job_at_once() -> None:
     first = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
     assert first is not None
     assert first.failure is not None
-    told = failure_as_text(first.failure)
+    told = respawned_for(Escalated(to="respawn", reason=first.reason, failure=first.failure))[
+        RESPAWNED_FOR
+    ]
     second = after((BROKEN, None), respawned_for=told)
     assert second is not None
     assert second.to == "stop"
@@ -145,13 +155,29 @@ def test_early_failures_are_final_in_place(summary: str, way: str) -> None:
     assert after((incident(summary), 10)) is None, "hours later it is worth another try"
 
 
-def test_what_one_rank_knows_the_others_follow() -> None:
-    """The rank that leaves says why in its exception, which is in everybody's incident."""
-    own = Escalation("respawn", "open files grew by 300")
-    text = f"ncclops.restart.exception.RestartAbort: {own.as_exception()}"
-    followed = after((incident(text, kind=FaultKind.LEFT), 10))
-    assert followed is not None
-    assert (followed.to, followed.reason) == ("respawn", "open files grew by 300")
+def test_what_one_rank_asks_for_the_others_follow() -> None:
+    """The rank that leaves has it in its exception, as a value; the text of it says nothing."""
+    own = Escalation("respawn", "open files grew by 300", ("a", "b"))
+    error = as_exception(own)
+    assert isinstance(error, RestartAbort)
+    assert error.escalation == own
+    left = incident("x.RestartAbort: reworded", kind=FaultKind.LEFT, escalation=error.escalation)
+    assert after((left, 10)) == own
+
+
+def test_a_sentence_about_an_escalation_is_none() -> None:
+    text = "x.RestartAbort: escalation to respawn: open files grew by 300"
+    assert after((incident(text, kind=FaultKind.LEFT), 10)) is None
+
+
+def test_a_mistake_is_one_of_pythons_own_exceptions() -> None:
+    """A library's own lookup error may pass: a key that another host has not written yet."""
+    early = {"at": STARTED + 5, "iteration": 0}
+    for name in ("KeyError", "ModuleNotFoundError", "IndentationError"):
+        mistake = after((incident(f"{name}: x", **early), None))  # type: ignore[arg-type]
+        assert mistake is not None
+        assert mistake.to == "stop"
+    assert after((incident("store.KeyMissing: x", **early), None)) is None  # type: ignore[arg-type]
 
 
 class TestRuns:

@@ -88,7 +88,7 @@ def _failed(round_state: RoundState, replaceable: bool, choose: Choose) -> dict[
     progressed = any(record["progressed"] for record in round_state.ended.values())
     decision, following = choose(
         verdict,
-        escalated=None if escalated is None else Escalated(**escalated),
+        escalated=None if escalated is None else Escalated.of(escalated),
         progressed=progressed,
         replaces=replaceable and failure is None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,13 +25,13 @@ class RetryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Escalated:
-    """What the workers have said when restarts in place could not help: ``to`` is ``respawn`` or
-    ``stop``, ``failure`` what new processes are to know of the reason.
+    """What the workers ask for when restarts in place cannot help: ``to`` is ``respawn`` or
+    ``stop``, ``failure`` what happened and where, which new processes compare with theirs.
     """
 
     to: str
     reason: str
-    failure: str | None
+    failure: tuple[str, str] | None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Escalated:
@@ -38,7 +39,9 @@ class Escalated:
         return cls(
             to=str(record.get("to")),
             reason=str(record.get("reason")),
-            failure=None if failure is None else str(failure),
+            failure=(str(failure[0]), str(failure[1]))
+            if isinstance(failure, list | tuple)
+            else None,
         )
 
 
@@ -83,7 +86,7 @@ def next_attempt(
     )
     if not plan.allowed:
         return decision, None
-    told = {RESPAWNED_FOR: escalated.failure} if escalated and escalated.failure else {}
+    told = {} if escalated is None else respawned_for(escalated)
     if decision.action == "retry" or (decision.action == "replace-node" and replaces):
         return decision, _following(decision, told)
     if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
@@ -113,6 +116,11 @@ def _following(decision: Decision, told: Mapping[str, str]) -> NextAttempt:
     return NextAttempt(
         reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **told}
     )
+
+
+def respawned_for(escalated: Escalated) -> dict[str, str]:
+    """The variable by which new processes learn for which failure they were started."""
+    return {} if escalated.failure is None else {RESPAWNED_FOR: json.dumps(escalated.failure)}
 
 
 def start_environ(start: StartRow) -> dict[str, str]:

@@ -1,19 +1,18 @@
 """Incidents that are no faults: ranks that leave because restarts in place cannot help.
 
-What led there is the fault before, and the leaving is what was decided on it.
+What led there is the fault before, and the leaving is what was decided on it. Records of versions
+that wrote no ``raised`` and ``escalation`` count as faults.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ncclops.record import incidents
 
-# What a rank raises to leave; see ncclops.worker.escalation, which needs torch.
-_LEAVING = re.compile(r"RestartAbort: escalation to (?:respawn|stop): ")
+_LEFT_BY = "RestartAbort"  # ncclops.restart.exception, which nothing here needs
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -24,7 +23,9 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 def is_leaving(record: Mapping[str, Any]) -> bool:
     """Whether the incident is about an earlier one."""
-    return _LEAVING.search(str(record.get("summary"))) is not None
+    raised = record.get("raised")
+    left = isinstance(raised, dict) and raised.get("name") == _LEFT_BY
+    return left and record.get("escalation") is not None
 
 
 def fault_before(parent: Path, number: int) -> int | None:

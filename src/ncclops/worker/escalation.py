@@ -1,7 +1,8 @@
 """Whether another restart in place can help, and what may if it cannot: new processes, or nothing.
 
 Pure: from incidents, which all ranks get alike, to a decision. A rank that knows more (its memory,
-its guardian) decides by itself, and says so with an exception; the others read it in the incident.
+its monitor process) decides by itself and leaves with ``RestartAbort``; the others find its
+``Escalation`` in the incident.
 """
 
 from __future__ import annotations
@@ -9,14 +10,10 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from dataclasses import dataclass
-from typing import Literal
 
-from ncclops.restart.attribution import FaultKind
-from ncclops.restart.exception import RestartAbort
+from ncclops.restart.attribution import FaultKind, Raised
+from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
-
-Way = Literal["respawn", "stop"]
 
 # The same exception at the same place so often without a new step: a restart in place changes
 # nothing about it.
@@ -31,6 +28,13 @@ _MISTAKES = (
     ImportError,
     SyntaxError,
     NotImplementedError,
+)
+# Python's own classes only: libraries derive theirs for what may pass (a key that is not yet in a
+# remote store).
+_MISTAKE_NAMES = frozenset(
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, _MISTAKES)
 )
 _UNKNOWN = "unknown place"
 _EARLY_S = 300.0
@@ -56,28 +60,20 @@ _POISONED = re.compile(
     r"|NvlinkUncorrectable|ContextIsDestroyed))",
     re.DOTALL,
 )
-_SAID_BY_A_RANK = re.compile(r"RestartAbort: escalation to (respawn|stop): (.*)")
 
 
-@dataclass(frozen=True)
-class Escalation:
-    """Restarts in place end here. ``failure`` is the exception and its place, where it is one."""
-
-    to: Way
-    reason: str
-    failure: tuple[str, str] | None = None
-
-    def as_exception(self) -> RestartAbort:
-        """Takes this rank out; the others read in the incident why, and follow."""
-        return RestartAbort(f"escalation to {self.to}: {self.reason}")
+def as_exception(escalation: Escalation) -> RestartAbort:
+    """What takes this rank out; the others find ``escalation`` in the incident, and follow."""
+    text = f"escalation to {escalation.to}: {escalation.reason}"
+    return RestartAbort(text, escalation=escalation)
 
 
 class Repetition:
     """Takes note of incidents; ``escalation`` is None as long as restarts in place may help.
 
     ``started`` is when this attempt began, in seconds since the epoch. ``respawned_for`` is the
-    failure for which an earlier attempt has asked for new processes, as :func:`failure_as_text`
-    put it: once more, and they have not helped either.
+    failure for which an earlier attempt has asked for new processes, as the variable
+    ``RESPAWNED_FOR`` has it: once more, and they have not helped either.
     """
 
     def __init__(self, started: float, respawned_for: str | None) -> None:
@@ -90,10 +86,10 @@ class Repetition:
 
     def count(self, incident: Incident, highest_step: int | None) -> None:
         """How an iteration ended; ``highest_step`` is the highest that any has reached here."""
-        said = _said_by_a_rank(incident) or _poisoned(incident)
-        this = _place(incident)
-        if said is not None or this is None:
-            self._last, self.escalation = None, said
+        asked = incident.escalation or _poisoned(incident)
+        this = _failure_of(incident)
+        if asked is not None or this is None:
+            self._last, self.escalation = None, asked
             return
         self._times = self._times + 1 if self._is_again(this, highest_step) else 1
         self._last, self._last_step = this, highest_step
@@ -105,7 +101,7 @@ class Repetition:
     def _decide(self, incident: Incident, this: tuple[str, str]) -> Escalation | None:
         what = f"{this[0]} ({this[1]})"
         early = incident.at - self._started < _EARLY_S
-        if early and _is_mistake(this[0]):
+        if early and incident.raised is not None and incident.raised.name in _MISTAKE_NAMES:
             return Escalation("stop", f"{what}: a mistake in the script", this)
         if early and incident.iteration == 0 and _is_startup_failure(incident):
             return Escalation("respawn", f"{what}: a failure to start", this)
@@ -117,25 +113,11 @@ class Repetition:
         return None
 
 
-def failure_as_text(failure: tuple[str, str]) -> str:
-    """For the variable by which the next attempt learns of it."""
-    return json.dumps(failure)
-
-
 def _failure(text: str | None) -> tuple[str, str] | None:
     if not text:
         return None
     what, where = json.loads(text)
     return str(what), str(where)
-
-
-def _said_by_a_rank(incident: Incident) -> Escalation | None:
-    for fault in incident.faults:
-        said = _SAID_BY_A_RANK.search(fault.summary)
-        if said is not None:
-            to: Way = "respawn" if said[1] == "respawn" else "stop"
-            return Escalation(to, said[2])
-    return None
 
 
 def _poisoned(incident: Incident) -> Escalation | None:
@@ -155,26 +137,24 @@ def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
     return this[1] == last[1] or _UNKNOWN in (this[1], last[1])
 
 
-def _is_mistake(exception: str) -> bool:
-    # A syntax error comes with its place in front: `File "train.py", line 3 … SyntaxError: …`.
-    named = re.findall(r"\b([A-Z]\w+):", exception)
-    name = named[-1] if exception.startswith("File ") and named else exception.partition(":")[0]
-    kind = getattr(builtins, name, None)
-    return isinstance(kind, type) and issubclass(kind, _MISTAKES)
-
-
 def _is_startup_failure(incident: Incident) -> bool:
-    text = f"{incident.exception} {incident.traceback}"
+    text = f"{incident.exception} {incident.traceback}"  # NCCL's words, not ours
     return any(words in text for words in _STARTUP_WORDS)
 
 
-def _place(incident: Incident) -> tuple[str, str] | None:
-    """The exception's name, and where it was raised; a hang and its rank; None for what ends by
+def _failure_of(incident: Incident) -> tuple[str, str] | None:
+    """What happened and where: an exception's line, or a hang's rank. None for what ends by
     itself, such as ranks that are lost one by one.
     """
-    if incident.exception is None:
-        hang = incident.cause == FaultKind.SOFT_TIMEOUT.value
-        return (f"{incident.cause}", f"rank {incident.first_faulty_rank}") if hang else None
-    lines = [line.strip() for line in (incident.traceback or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    return str(incident.exception), places[-1] if places else _UNKNOWN
+    if incident.exception is not None:
+        return str(incident.exception), _place(incident.raised)
+    if incident.cause == FaultKind.SOFT_TIMEOUT.value:
+        return incident.cause, f"rank {incident.first_faulty_rank}"
+    return None
+
+
+def _place(raised: Raised | None) -> str:
+    if raised is None or raised.file is None:
+        return _UNKNOWN
+    function = f", in {raised.function}" if raised.function else ""
+    return f"{raised.file}:{raised.line}{function}"

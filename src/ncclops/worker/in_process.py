@@ -12,7 +12,7 @@ from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
-from ncclops.restart.exception import RestartAbort, RestartError, StoreGone
+from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
 from ncclops.timeouts.limits import Limits
 from ncclops.worker import (
@@ -25,7 +25,7 @@ from ncclops.worker import (
     spares,
     stopping,
 )
-from ncclops.worker.escalation import Escalation, Repetition, failure_as_text
+from ncclops.worker.escalation import Repetition, as_exception
 from ncclops.worker.resources import Balance, measure
 from ncclops.worker.timeout_phases import Windows
 
@@ -136,7 +136,7 @@ class _Attempts:
     def _check_resources(self, call: restart.CallWrapper) -> None:
         """Leave where a restart in place would not get far: without a guardian, or on a pile."""
         if call.iteration > 0 and not call.is_guarded:
-            _escalate(Escalation("respawn", "no guardian watches over this rank any more"))
+            _escalate(Escalation("respawn", "monitor process lost"))
         usage = measure()
         exceeded = self._balance.start(usage)
         if self._balance.grown:
@@ -165,6 +165,10 @@ def _obey(call: restart.CallWrapper) -> None:
 
 def _escalate(escalation: Escalation) -> NoReturn:
     """Take this rank out of restarts in place, and tell the agent where to go from here."""
-    failure = None if escalation.failure is None else failure_as_text(escalation.failure)
-    worker_record.tell("escalation", to=escalation.to, reason=escalation.reason, failure=failure)
-    raise escalation.as_exception()
+    worker_record.tell(
+        "escalation",
+        to=escalation.to,
+        reason=escalation.reason,
+        failure=escalation.failure,
+    )
+    raise as_exception(escalation)
