@@ -100,6 +100,33 @@ def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Mak
     assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
 
 
+def test_a_rank_that_its_monitor_process_ended_for_silence_was_a_hang(make: Make) -> None:
+    """By the timeout that it exceeded; a summary in the same words alone makes none."""
+    first = fault(1, "died", "rank 1: hard timeout: silent for 3.0 s", gone=True)
+    limit = {"limit": "hard", "limit_s": 3.0, "silent_s": 3.0, "clock": "python"}
+    hang = tell(make({0: calls(), 1: calls()[:2]}, first, timeout=limit), None)
+    assert "its guardian ended it" in hang.sentence
+    assert any("if it hangs again" in step for step in hang.next_steps)
+    death = tell(make({0: calls(), 1: calls()[:2]}, first), None)
+    assert "if it hangs again" not in " ".join(death.next_steps)
+
+
+def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> None:
+    """By its fields: ``raised`` and ``escalation``, whatever the summary says."""
+    run = make({}, fault(1, "exception", "RuntimeError: spoiled"))
+    left = fault(0, "left", "reworded", gone=True) | {"at": time.time() + 1}
+    record = incidents.read_json(run / incidents.INCIDENTS / "0" / incidents.INCIDENT)
+    record |= {"cause": "left", "summary": "reworded", "first_faulty_rank": 0, "faults": [left]}
+    asked = {"to": "respawn", "reason": "it piles up", "failure": None}
+    path = run / incidents.INCIDENTS / "1" / incidents.INCIDENT
+    raised = {"name": "RestartAbort", "bases": ["BaseException"]}
+    incidents.write_json(path, record | {"raised": raised, "escalation": asked})
+    told = tell(run, None)
+    assert (told.number, told.left_in) == (0, 1)
+    incidents.write_json(path, record)
+    assert tell(run, None).number == 1, "a record without the fields is read as it stands"
+
+
 def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> None:
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]

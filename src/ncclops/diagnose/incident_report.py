@@ -10,11 +10,16 @@ from typing import Any
 
 from ncclops.capture.python_stacks import Frame
 from ncclops.diagnose import advice, escalated, log_evidence, places
-from ncclops.diagnose.incident_events import Decision, decision_on, exit_status, read_events
+from ncclops.diagnose.incident_events import (
+    Decision,
+    WorkerEnd,
+    decision_on,
+    read_events,
+    worker_end,
+)
 from ncclops.diagnose.places import Cluster, RankView, shown_ranks
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
-from ncclops.host.process_view import describe_end
 from ncclops.record import incidents
 
 _MISMATCH = "collective-mismatch"  # the classifier's
@@ -28,7 +33,8 @@ class Culprit:
     """The rank that began it, as far as the evidence tells; ``how`` it is known.
 
     ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
-    the line of a helper, and tell themselves apart by who calls it.
+    the line of a helper, and tell themselves apart by who calls it. ``by_recorders``: the flight
+    recorders and stacks name it, as ``how`` says.
     """
 
     rank: int
@@ -36,6 +42,7 @@ class Culprit:
     frame: Frame | None
     how: str
     callers: tuple[Frame, ...] = ()
+    by_recorders: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,20 +111,20 @@ def tell(run: Path, number: int | None) -> Told:
     events = read_events(run)
     recorded = analyse(directory)
     culprit = _culprit(record, views, recorded)
-    failed, status = culprit.rank, None
+    failed, end = culprit.rank, None
     if failed in record.get("ranks_lost", []) and not _is_hang(record):
-        status = exit_status(events, failed, record["at"] - 60)
+        end = worker_end(events, failed, record["at"] - 60)
     found = log_evidence.classify_rank(
         run,
         directory,
         failed,
         said=record.get("traceback") or record.get("exception"),
-        status=status,
+        end=end,
     )
-    sentence = _sentence(record, culprit, views, recorded, status)
-    if recorded is not None and _is_mismatch(recorded) and _failed_of_mismatch(record, found):
+    sentence = _sentence(record, culprit, views, recorded, end)
+    if recorded is not None and recorded.is_mismatch and _failed_of_mismatch(record, found):
         culprit = _recorded_culprit(views, recorded)
-        sentence = recorded.sentence + _consequence(culprit, failed, status)
+        sentence = recorded.sentence + _consequence(culprit, failed, end)
     return Told(
         number=int(directory.name),
         directory=directory,
@@ -157,9 +164,9 @@ def _record(directory: Path) -> dict[str, Any]:
 
 
 def _is_hang(record: dict[str, Any]) -> bool:
-    """Whether a rank stood still; one whose guardian ended it for that is no crash."""
+    """Whether a rank stood still; one that its monitor process ended for that is no crash."""
     return record["cause"] in _HANGS or (
-        record["cause"] == "died" and "hard timeout: " in record["summary"]
+        record["cause"] == "died" and record.get("timeout") is not None
     )
 
 
@@ -195,14 +202,15 @@ def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     rank = recorded.culprits[0]
     view = next((view for view in views if view.rank == rank), None)
     # After a disagreement the rank may have gone on; who never came is where it stands.
-    frame = recorded.frame if _is_mismatch(recorded) else None
+    frame = recorded.frame if recorded.is_mismatch else None
     callers = recorded.callers[:_MOST_CALLERS]
     if frame is None and view is not None:
         frame, callers = view.frame, _callers(view.frame, view.frames)
     how = f"by the flight recorders and stacks: {recorded.kind}"
-    if frame is None and _is_mismatch(recorded) and recorded.others_frame is not None:
+    if frame is None and recorded.is_mismatch and recorded.others_frame is not None:
         how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
-    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
+    host = view.host if view is not None else None
+    return Culprit(rank, host, frame, how, callers, by_recorders=True)
 
 
 def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
@@ -213,20 +221,15 @@ def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
     return _is_hang(record) and recorded.kind != "rank-died"
 
 
-def _is_mismatch(recorded: Recorded) -> bool:
-    """Whether ranks asked for different things, and it is known who is the odd one."""
-    return recorded.hung and bool(recorded.culprits) and recorded.kind.endswith("-mismatch")
-
-
 def _failed_of_mismatch(record: dict[str, Any], found: dict[str, Any] | None) -> bool:
     """Whether the first rank that failed did so because of what another one asked for."""
     return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
 
 
-def _consequence(culprit: Culprit, failed: int, status: int | None) -> str:
+def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
     if failed == culprit.rank:
         return ""  # the recorders tell of its end
-    how = "" if status is None else f" ({_ended(status)})"
+    how = "" if end is None else f" ({end})"
     return f"; rank {failed} failed of it{how}"
 
 
@@ -273,22 +276,21 @@ def _sentence(
     culprit: Culprit,
     views: Sequence[RankView],
     recorded: Recorded | None,
-    status: int | None,
+    end: WorkerEnd | None,
 ) -> str:
     who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" at {culprit.frame}" if culprit.frame is not None else ""
     if _is_hang(record):
         ended = culprit.rank in record.get("ranks_lost", [])
-        said = _hang_sentence(who, culprit, views)
         if recorded is not None and _explains(recorded, record):
-            said = recorded.sentence
-        return said + (_ENDED_IT if ended and not said.endswith(_ENDED_IT) else "")
+            return recorded.sentence + _ENDED_IT * (ended and not recorded.ended_for_silence)
+        return _hang_sentence(who, culprit, views) + _ENDED_IT * ended
     if record["cause"] in ("died", "lost"):
-        how = "" if status is None else f" ({_ended(status)})"
-        return f"{who} is gone{how}: {_after_rank(record['summary'])}" + (at and f"; it was{at}")
+        how = "" if end is None else f" ({end})"
+        return f"{who} is gone{how}: {_detail(record)}" + (at and f"; it was{at}")
     if record.get("exception"):
         return f"{who} raised {record['exception']}{at}"
-    return f"{who}: {_after_rank(record['summary'])}{at}"
+    return f"{who}: {_detail(record)}{at}"
 
 
 def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str:
@@ -315,12 +317,12 @@ def _next_steps(
     recorded: Recorded | None,
 ) -> tuple[str, ...]:
     steps = []
-    if recorded is not None and recorded.kind in culprit.how:
+    if recorded is not None and culprit.by_recorders:
         steps += advice.steps(
             recorded.kind,
             "rank" + "s" * (len(recorded.culprits) > 1) + f" {shown_ranks(recorded.culprits)}",
             None if culprit.frame is None else str(culprit.frame),
-            in_data_loader="data loader" in recorded.sentence,
+            in_data_loader=recorded.in_data_loader,
         )
     steps += found["remedy"] if found else []
     if _is_hang(record):
@@ -337,11 +339,6 @@ def _next_steps(
     return tuple(steps)
 
 
-def _after_rank(summary: str) -> str:
-    """Guardians' summaries begin with the rank."""
-    head, colon, rest = summary.partition(": ")
-    return rest if colon and head.startswith("rank ") else summary
-
-
-def _ended(status: int) -> str:
-    return describe_end(-status if status < 0 else status << 8)
+def _detail(record: dict[str, Any]) -> str:
+    """What happened, without the rank in front; records of older versions have the summary only."""
+    return str(record.get("detail") or record["summary"])

@@ -13,6 +13,8 @@ from ncclops.errors import NcclopsError
 if TYPE_CHECKING:
     from ncclops.flight.analysis_context import Side
 
+MISMATCHES = frozenset(f"{what}-mismatch" for what in ("order", "op", "shape", "dtype", "root"))
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -20,6 +22,8 @@ class Recorded:
 
     ``frame`` is the user's line of the first culprit, where it is known, ``callers`` what called
     that (the innermost first), and ``others_frame`` of the ranks that are not to blame.
+    ``in_data_loader``: a culprit stands in its data loader. ``ended_for_silence``: one did not
+    answer, and was ended for that; the sentence says so.
     """
 
     kind: str
@@ -30,6 +34,13 @@ class Recorded:
     frame: Frame | None = None
     callers: tuple[Frame, ...] = ()
     others_frame: Frame | None = None
+    in_data_loader: bool = False
+    ended_for_silence: bool = False
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether ranks asked for different things, and it is known which one differs."""
+        return self.hung and bool(self.culprits) and self.kind in MISMATCHES
 
     def to_json(self) -> dict[str, Any]:
         frames = {
@@ -57,6 +68,8 @@ def analyse(snapshots: Path) -> Recorded | None:
     theirs = [side for side in first.sides if set(side.ranks) & set(first.culprits[:1])]
     others = [side for side in first.sides if side.role == "waiting"]
     frame, *callers = _frames(theirs) or (None,)
+    known = report.evidence.ranks
+    culprits = [known[rank] for rank in first.culprits if rank in known]
     return Recorded(
         first.kind,
         report.sentence,
@@ -66,6 +79,8 @@ def analyse(snapshots: Path) -> Recorded | None:
         frame=frame,
         callers=tuple(each for each in callers if each is not None),
         others_frame=next(iter(_frames(others)), None),
+        in_data_loader=any(one.place and one.place.in_data_loader for one in culprits),
+        ended_for_silence=any(one.ended and one.silent and not one.overrun for one in culprits),
     )
 
 

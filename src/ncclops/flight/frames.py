@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ncclops.flight.model import Frame, Place
+from ncclops.flight.model import DATA_LOADER, Frame, Place
 
 _USER, _PACKAGE, _MACHINERY = range(3)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
@@ -29,12 +29,11 @@ _SHORTENED = re.compile(r"^(?:torch/|(\w+)(?:/\w+)*\.py$)")
 _BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_inductor|_dynamo)/")
 _C10D = "torch/distributed/distributed_c10d.py"
 _LOADER = re.compile(r"(?:^|/)torch/utils/data/")
-_ITS_LOADER = "its data loader"
 _OUR_LOOP = re.compile(r"(?:^|/)ncclops/restart/loop\.py$")
 _FINISHED = "done with the script"
 # What frames below the user's are about, innermost first.
 _ABOUT = (
-    (_LOADER, _ITS_LOADER),
+    (_LOADER, DATA_LOADER),
     (re.compile(r"(?:^|/)torch/distributed/checkpoint/"), "saving or loading a checkpoint"),
     (re.compile(r"(?:^|/)torch/serialization\.py"), "saving or loading a file"),
     (re.compile(r"(?:^|/)torch/_(?:inductor|dynamo)/"), "compiling"),
@@ -94,7 +93,7 @@ def place_of(frames: tuple[Frame, ...]) -> Place:
     below = frames[: frames.index(mine)] if mine is not None else frames
     what = _about(below)
     if what is None and any(_LOADER.search(frame.file) for frame in frames):
-        what = _ITS_LOADER  # a dataset of the user's, read in the main process
+        what = DATA_LOADER  # a dataset of the user's, read in the main process
     if mine is None and any(map(_waits_for_the_end, frames)):
         what = _FINISHED
     return Place(mine, inside=_inside(below), what=what, frames=frames[:32])

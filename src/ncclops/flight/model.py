@@ -160,6 +160,10 @@ class RankRecord:
     entries: int = 0
 
 
+# What ``Place.what`` says of frames in torch's data loader.
+DATA_LOADER = "its data loader"
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a rank's main thread is: the user's innermost frame, and what was found below it.
@@ -175,6 +179,11 @@ class Place:
     what: str | None = None
     frames: tuple[Frame, ...] = ()
     left: str | None = None
+
+    @property
+    def in_data_loader(self) -> bool:
+        """Whether the user's code waits for its data loader."""
+        return self.what == DATA_LOADER
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,12 @@ def is_path(ref: str) -> bool:
     return "/" in ref or ref.endswith(".toml")
 
 
+class ProfileNotFound(ProfileError):
+    """No file is the one that a name or path means."""
+
+
 def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> Path:
-    """The file that ``ref`` means. Raises ``ProfileError`` with the nearest names if none does.
+    """The file that ``ref`` means. Raises ``ProfileNotFound`` with the nearest names if none does.
 
     ``skip`` leaves out files, so that a project's ``single-node-h200`` can extend the shipped
     profile of the same name.
@@ -63,7 +67,7 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
         path = (cwd or Path.cwd()) / Path(ref).expanduser()
         if not path.is_file():
             what = "that is a directory" if path.is_dir() else "there is no such file"
-            raise ProfileError(
+            raise ProfileNotFound(
                 f"profile {ref}: {what}; name a .toml file, or a profile of `ncclops profile list`"
             )
         return path
@@ -72,7 +76,9 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
         if path.is_file() and path not in skip:
             return path
     names = [path.stem for _, path in profile_files(cwd)]
-    raise ProfileError(f"unknown profile {ref!r}{nearest(ref, names)} (see `ncclops profile list`)")
+    raise ProfileNotFound(
+        f"unknown profile {ref!r}{nearest(ref, names)} (see `ncclops profile list`)"
+    )
 
 
 def read(path: Path) -> Loaded:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
-from ncclops.profiles.files import Loaded, find, is_path, read
+from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
     Condition,
@@ -73,10 +73,8 @@ def _read_parent(ref: str, child: Loaded, cwd: Path | None) -> Loaded:
             return read(find(ref, cwd=child.path.parent))
         own = {child.path} if ref == child.name else set()
         return read(find(ref, cwd=cwd, skip=own))
-    except ProfileError as error:
-        if str(error).startswith(("unknown profile", "profile ")):
-            raise ProfileError(f"{child.path}: extends: {error}") from None
-        raise
+    except ProfileNotFound as error:
+        raise ProfileError(f"{child.path}: extends: {error}") from None
 
 
 def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) -> Profile:
