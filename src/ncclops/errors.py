@@ -7,12 +7,18 @@
     ├── PreflightRefused        exit 3   `launch` found a reason not to start
     └── ReceiptMissing          exit 4   workers ended well, the required receipt is not there
 
+Beside them: 70 for a fault of ncclops itself (``EXIT_INTERNAL_ERROR``, as sysexits has it), 130 for
+an interruption (``EXIT_INTERRUPTED``). ``ncclops.cli._exit_codes`` has them by command.
+
 The message of each is one line in three parts: what is wrong, where, and what to do. The
 command line prints it as ``ncclops: error: <message>`` on stderr, without a traceback.
 ``ncclops.restart`` has a tree of its own (it is usable alone); see ``ncclops.restart.exception``.
 """
 
 from __future__ import annotations
+
+EXIT_INTERNAL_ERROR = 70
+EXIT_INTERRUPTED = 130
 
 
 class NcclopsError(Exception):

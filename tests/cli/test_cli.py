@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,12 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CompletedText, clean_environ
+from ncclops.cli._commands import COMMANDS
+from ncclops.cli._exit_codes import TABLE, as_markdown
+from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
+from tests.conftest import REPOSITORY, CompletedText, clean_environ
 
 Ncclops = Callable[..., CompletedText]
 
 # Modules whose import would be felt on every command.
-HEAVY = ("torch", "pydantic", "rich", "numpy", "pynvml", "asyncio")
+HEAVY = (
+    "torch",
+    "pydantic",
+    "rich",
+    "numpy",
+    "pynvml",
+    "asyncio",
+    "hyperscan",
+    "logging",
+    "msgspec",
+)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +42,20 @@ HEAVY = ("torch", "pydantic", "rich", "numpy", "pynvml", "asyncio")
         ("import ncclops.classify", ()),
         ("import ncclops.receipts, ncclops.receipt", ()),
         ("import sys; sys.argv = ['ncclops', '--version']; import ncclops.cli as c; c.app()", ()),
+        ("import sys; sys.argv = ['ncclops', '--help']; import ncclops.cli as c; c.app()", ()),
+        (
+            "import sys; sys.argv = ['ncclops', 'launch', '-h']; import ncclops.cli as c; c.app()",
+            (),
+        ),
+        (
+            "import sys; sys.argv = ['ncclops', 'classify', '/dev/null'];"
+            "import ncclops.cli as c; c.app()",
+            ("logging",),
+        ),
         (
             "import sys; sys.argv = ['ncclops', 'launch', '--dry-run', '/dev/null'];"
             "import ncclops.cli as c; c.app()",
-            ("pydantic", "rich", "pynvml"),
+            ("pydantic", "rich", "pynvml", "logging"),
         ),
     ],
 )
@@ -56,21 +80,149 @@ def test_version_and_module_entry(ncclops: Ncclops) -> None:
     assert ncclops("--version").stdout == f"ncclops {__version__}\n"
 
 
-def test_help_names_every_command(ncclops: Ncclops) -> None:
+def test_help_groups_the_commands(ncclops_in_process: Ncclops) -> None:
     for arguments in ((), ("--help",), ("-h",)):
-        done = ncclops(*arguments)
+        done = ncclops_in_process(*arguments)
         assert done.returncode == 0
-        for command in ("launch", "classify", "receipt", "env", "profile"):
-            assert command in done.stdout
+        panels = {
+            lines[0]: [line.split()[0] for line in lines[1:]]
+            for lines in (part.splitlines() for part in done.stdout.split("\n\n"))
+            if lines[0] in ("Run:", "Diagnose:", "Environment:")
+        }
+        assert list(panels) == ["Run:", "Diagnose:", "Environment:"]
+        assert "launch" in panels["Run:"]
+        assert {"classify", "receipt", "stacks"} <= {*panels["Diagnose:"]}
+        assert panels["Environment:"] == ["env", "profile"]
+
+
+def test_every_command_of_the_table_can_be_loaded(ncclops_in_process: Ncclops) -> None:
+    for command in COMMANDS:
+        done = ncclops_in_process(command.name, "--help")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"Usage: ncclops {command.name} ")
+
+
+def test_a_former_spelling_works_and_is_not_shown(ncclops_in_process: Ncclops) -> None:
+    assert "where" not in ncclops_in_process("--help").stdout.split()
+    now, before = (ncclops_in_process(name, "--limit", "5") for name in ("stacks", "where"))
+    assert (now.returncode, now.stderr) == (before.returncode, before.stderr)
+    assert "--limit 5: " in now.stderr
 
 
 @pytest.mark.parametrize("arguments", [["lunch"], ["--bogus"], ["env", "dif"], ["launch"]])
-def test_wrong_usage_is_one_line_and_exit_2(arguments: list[str], ncclops: Ncclops) -> None:
-    done = ncclops(*arguments)
+def test_wrong_usage_is_one_line_and_exit_2(
+    arguments: list[str], ncclops_in_process: Ncclops
+) -> None:
+    done = ncclops_in_process(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("ncclops: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["lanch"], "did you mean launch?"),
+        (["env", "export", "--format", "jsn"], "choose sh, dotenv or json; did you mean json?"),
+        (["launch", "--restart", "in_process", "x.py"], "did you mean in-process?"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_right_one(
+    arguments: list[str], suggestion: str, ncclops_in_process: Ncclops
+) -> None:
+    done = ncclops_in_process(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.endswith(suggestion + "\n")
+
+
+def test_the_table_of_exit_codes_in_the_contracts_is_the_one_in_the_code() -> None:
+    assert as_markdown() in (REPOSITORY / "docs" / "contracts.md").read_text()
+
+
+def test_every_error_has_its_exit_code_in_the_table() -> None:
+    def below(kind: type[NcclopsError]) -> set[type[NcclopsError]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    own = {each.exit_code for each in below(NcclopsError)} - {0, 1, 2}
+    for code in {*own, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED}:
+        assert any(re.search(rf"\b{code}\b", row.others) for row in TABLE), code
+
+
+def test_quiet_leaves_remarks_out_and_the_answer_in(ncclops_in_process: Ncclops) -> None:
+    usual = ncclops_in_process("env", "diff", "--json")
+    assert usual.stderr.startswith("ncclops: profile ")
+    for arguments in (["-q", "env", "diff", "--json"], ["env", "diff", "-q", "--json"]):
+        quiet = ncclops_in_process(*arguments)
+        assert (quiet.stderr, quiet.stdout) == ("", usual.stdout)
+    by_environment = ncclops_in_process("env", "diff", "--json", env={"NCCLOPS_VERBOSE": "-1"})
+    assert by_environment.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], ["warning", "error"]),
+        (["-q"], ["error"]),
+        (["-v"], ["info", "warning", "error"]),
+        (["-vv"], ["debug", "info", "warning", "error"]),
+    ],
+)
+def test_what_is_logged_goes_to_stderr_from_the_level_that_was_asked_for(
+    options: list[str], said: list[str]
+) -> None:
+    program = (
+        "import logging, sys, ncclops.cli as c; c.run(sys.argv[1:]);"
+        "log = logging.getLogger('ncclops.part');"
+        "[log.log(level, 'words') for level in (10, 20, 30, 40)]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "profile", "list", *options],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines() == [f"ncclops: {level}: ncclops.part: words" for level in said]
+
+
+def test_a_fault_of_our_own_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
+    program = (
+        "import sys; from ncclops import cli; from ncclops.cli import _commands;"
+        "_commands.COMMANDS += (_commands.Command('broken', 'Run', '', 'missing_module:broken'),);"
+        "sys.exit(cli.run(sys.argv[1:]))"
+    )
+
+    def run(*arguments: str) -> CompletedText:
+        return subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=clean_environ({"TMPDIR": str(tmp_path)}),
+            capture_output=True,
+            text=True,
+        )
+
+    done = run("broken")
+    assert (done.returncode, done.stdout) == (EXIT_INTERNAL_ERROR, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ncclops: error: internal error: ModuleNotFoundError: ")
+    (log,) = tmp_path.iterdir()
+    assert str(log) in line
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert "Traceback (most recent call last)" in run("-v", "broken").stderr
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ncclops", "profile", "list"],
+            env=clean_environ(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == EXIT_INTERNAL_ERROR
+    assert done.stderr == (
+        "ncclops: error: cannot write standard output: No space left on device\n"
+    )
 
 
 def test_completion_installs_and_completes(ncclops: Ncclops, tmp_path: Path) -> None:

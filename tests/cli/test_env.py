@@ -171,7 +171,7 @@ def test_a_terminal_shows_every_change_within_its_width(columns: int) -> None:
         (["--set", "A-B=1"], "--set 'A-B': not the name of an environment variable"),
         (["--unset", "X=1"], "--unset 'X=1': not the name"),
         (["--set", "X=1", "--keep", "X"], "X is given with --set and --keep: choose one"),
-        (["--restart", "never"], "--restart never: choose in-process, process, none"),
+        (["--restart", "never"], "--restart never: choose in-process, process or none"),
         (["--nope"], "No such option: --nope"),
     ],
 )

@@ -13,6 +13,12 @@ from tests.conftest import CompletedText
 Run = Callable[..., CompletedText]
 
 
+@pytest.fixture
+def ncclops(ncclops_in_process: Run) -> Run:
+    """Commands that only read need no process of their own."""
+    return ncclops_in_process
+
+
 def test_explain_is_one_screen(ncclops: Run) -> None:
     ran = ncclops("env", "explain", "NCCL_NVLS_ENABLE", env={"NCCL_NVLS_ENABLE": "1"})
     lines = ran.stdout.splitlines()
@@ -83,7 +89,7 @@ def test_lint_of_the_environment_and_of_a_plan(ncclops: Run) -> None:
     [
         (["missing.sh"], "missing.sh: cannot be read: No such file"),
         (["--restart", "never"], "--restart never: choose"),
-        (["--nodes", "3"], "--nodes 3: write one or many"),
+        (["--nodes", "3"], "--nodes 3: choose one or many"),
         (["--uses", "magic"], "--uses magic: choose"),
         (["--torch", "new"], "--torch: 'new' is not a version"),
         (["--format", "toml", "x.sh"], "--format toml: choose"),
@@ -121,7 +127,26 @@ def test_snapshot_and_diff_of_two(ncclops: Run, tmp_path: Path) -> None:
     assert ncclops("env", "diff", "a.json", "a.json", "--exit-code").returncode == 0
 
 
+@pytest.mark.parametrize("options", [["--json"], ["--exit-code"]])
+@pytest.mark.parametrize("names", [["a.json", "b.json"], ["a.json"]])
+def test_compare_is_what_diff_of_two_was(
+    ncclops: Run, names: list[str], options: list[str]
+) -> None:
+    for name, algorithm in (("a.json", "Ring"), ("b.json", "Tree")):
+        ncclops("env", "snapshot", "-o", name, env={"NCCL_ALGO": algorithm})
+    now, before = (ncclops("env", word, *names, *options) for word in ("compare", "diff"))
+    assert (now.stdout, now.returncode) == (before.stdout, before.returncode)
+    assert "NCCL_ALGO" in now.stdout
+
+
 def test_diff_takes_two_environments_or_a_plan(ncclops: Run) -> None:
     ran = ncclops("env", "diff", "a", "b", "-p", "base")
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "takes two environments, or the options of a plan" in ran.stderr
+    assert "two environments are compared by `ncclops env compare A B`" in ran.stderr
+
+
+def test_lint_without_exit_code_only_shows(ncclops: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_text("export NCCL_IB_TC=abc\n")
+    judged, shown = (ncclops("env", "lint", "x.sh", *more) for more in ([], ["--no-exit-code"]))
+    assert (judged.returncode, shown.returncode) == (1, 0)
+    assert judged.stdout == shown.stdout

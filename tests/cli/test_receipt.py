@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import pytest
 from tests.conftest import CompletedText
 
 Ncclops = Callable[..., CompletedText]
+
+
+@pytest.fixture
+def ncclops(ncclops_in_process: Ncclops) -> Ncclops:
+    """Commands that only read need no process of their own."""
+    return ncclops_in_process
+
 
 HEALTHY = """\
 compile_warmup 31.20s
@@ -161,4 +169,26 @@ def test_a_run_of_a_script_that_only_prints(ncclops: Ncclops, run_dir: Path) -> 
 
 
 def test_help_names_the_verdict_s_exit_code(ncclops: Ncclops) -> None:
-    assert "exit 0 when it is healthy" in ncclops("receipt", "check", "--help").stdout
+    assert "exit 0 when it is healthy" in " ".join(
+        ncclops("receipt", "check", "--help").stdout.split()
+    )
+
+
+def test_without_a_path_the_newest_run_is_judged(ncclops: Ncclops, tmp_path: Path) -> None:
+    for number, (name, steps) in enumerate((("old", 1), ("new", 5))):
+        rank = tmp_path / "runs" / name / "ranks" / "0"
+        rank.mkdir(parents=True)
+        (rank / "receipt.jsonl").write_text(records(steps))
+        events = rank.parent.parent / "events.jsonl"
+        events.touch()
+        os.utime(events, (1000 + number, 1000 + number))
+    assert ncclops("receipt", "check").returncode == 0
+    by_id = ncclops("receipt", "check", "old")
+    assert (by_id.returncode, by_id.stdout.startswith("rumour: ")) == (1, True)
+    assert ncclops("receipt", "check", "old", "--no-exit-code").returncode == 0
+
+
+def test_without_a_path_and_a_run_it_is_wrong_usage(ncclops: Ncclops) -> None:
+    done = ncclops("receipt", "check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no runs in runs/" in done.stderr

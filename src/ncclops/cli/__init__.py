@@ -1,42 +1,38 @@
 """The command line: parse, call one function, render. No logic lives here.
 
-One module per command, each imported at start and therefore light: whatever is heavy
-(pydantic, rich, NVML) is imported inside the command's function, and torch never.
+One module per command, imported when that command is called; whatever is heavy (pydantic, rich,
+NVML) is imported inside the command's function, and torch never. The commands are in ``_commands``,
+exit codes in ``_exit_codes``.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
 
 from ncclops._version import __version__
-from ncclops.cli import env as env_commands
-from ncclops.cli import flight as flight_commands
-from ncclops.cli import profile as profile_commands
-from ncclops.cli import receipt as receipt_commands
-from ncclops.cli import store as store_commands
-from ncclops.cli.bundle import bundle
-from ncclops.cli.classify import classify
-from ncclops.cli.incident import incident
-from ncclops.cli.launch import launch
-from ncclops.cli.report import report
-from ncclops.cli.status import status
-from ncclops.cli.stop import stop
-from ncclops.cli.where import where
-from ncclops.errors import NcclopsError
+from ncclops.cli import _verbosity
+from ncclops.cli._commands import CommandTable
+from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
 
+# What a write to a full or broken disk raises, without the name of a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _EPILOG = """
 Start with: ncclops launch --dry-run train.py (what would run, under which environment, and why),
-then: ncclops launch train.py. A torchrun command line works with the first word changed.
+then: ncclops launch train.py. A torchrun command line works with the first word changed. After a
+failure: ncclops diagnose.
 """
 
 app = typer.Typer(
     name="ncclops",
-    rich_markup_mode="rich",
+    cls=CommandTable,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog=_EPILOG,
     context_settings={
@@ -45,20 +41,6 @@ app = typer.Typer(
         "token_normalize_func": lambda token: token.replace("_", "-"),
     },
 )
-# What follows the script belongs to the script, whatever it looks like.
-app.command(context_settings={"allow_interspersed_args": False, "allow_extra_args": True})(launch)
-app.command()(status)
-app.command()(stop)
-app.command()(classify)
-app.command()(incident)
-app.command()(where)
-app.command()(bundle)
-app.command()(report)
-app.add_typer(env_commands.app, name="env")
-app.add_typer(flight_commands.app, name="flight")
-app.add_typer(profile_commands.app, name="profile")
-app.add_typer(receipt_commands.app, name="receipt")
-app.add_typer(store_commands.app, name="store")
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,6 +58,26 @@ def _root(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v",
+            "--verbose",
+            count=True,
+            callback=_verbosity.louder,
+            show_default=False,
+            help="Say more on stderr; twice for debugging. Also after the command's name.",
+        ),
+    ] = 0,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q",
+            "--quiet",
+            callback=_verbosity.quieter,
+            help="Say nothing on stderr but warnings and errors.",
+        ),
+    ] = False,
 ) -> None:
     """Start distributed PyTorch jobs in an environment you can explain, and know how they ended."""
     if context.invoked_subcommand is None:
@@ -88,23 +90,36 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an arrow is no reason to fail
+    sys.exit(run())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code.
+
+    For the main thread: `launch` handles signals.
+    """
+    _verbosity.reset()
     try:
-        code = app(prog_name="ncclops", standalone_mode=False)
+        code = app(arguments, prog_name="ncclops", standalone_mode=False)
         sys.stdout.flush()
     except NcclopsError as error:
-        _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _leave_broken_pipe()
-    except Exception as error:
+        return _leave_broken_pipe()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            return _fail_ourselves(error)
+        return _fail(f"cannot write standard output: {error.strerror}", EXIT_INTERNAL_ERROR)
+    except Exception as error:  # noqa: BLE001 - the boundary of the process; recorded
         # The parser's usage errors. Their class moved between the releases of typer that we
         # accept (it carries its own click since 0.20); that they can word themselves did not.
         format_message = getattr(error, "format_message", None)
-        if format_message is None:
-            raise
-        _fail(format_message(), getattr(error, "exit_code", 2))
-    sys.exit(code if isinstance(code, int) else 0)
+        if format_message is not None:
+            return _fail(format_message(), getattr(error, "exit_code", 2))
+        return _fail_ourselves(error)
+    return code if isinstance(code, int) else 0
 
 
 def _open_missing_streams() -> None:
@@ -115,13 +130,32 @@ def _open_missing_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int) -> int:
     sys.stderr.write(f"ncclops: error: {' '.join(message.split())}\n")
-    sys.exit(code)
+    return code
 
 
-def _leave_broken_pipe() -> NoReturn:
-    # The reader (`| head`) has gone: nobody is left to tell, and Python must not try again
-    # when it flushes at exit.
+def _fail_ourselves(error: Exception) -> int:
+    """One line about a fault of ncclops, and where its traceback is; with ``-v`` here."""
+    import tempfile
+    import traceback
+
+    trace = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="ncclops-error-", suffix=".log", delete=False
+        ) as log:
+            log.write(f"ncclops {__version__}: {sys.argv}\n{trace}")
+        where = f"traceback in {log.name}"
+    except OSError as problem:
+        where = f"the traceback cannot be written ({problem.strerror}): -v shows it"
+    if _verbosity.level() > 0:
+        sys.stderr.write(trace)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return _fail(f"internal error: {what}; {where}; please report it", EXIT_INTERNAL_ERROR)
+
+
+def _leave_broken_pipe() -> int:
+    # The reader (`| head`) has gone, and Python must not try again when it flushes at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
+    return 1

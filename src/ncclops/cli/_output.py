@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ncclops.cli import _verbosity
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,5 +26,6 @@ def stdout_console() -> Console:
 
 
 def note(message: str) -> None:
-    """One line for the person at the terminal, on stderr."""
-    sys.stderr.write(f"ncclops: {message}\n")
+    """One line for the person at the terminal, on stderr; not with ``-q``."""
+    if _verbosity.level() >= 0:
+        sys.stderr.write(f"ncclops: {message}\n")

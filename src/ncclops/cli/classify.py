@@ -28,7 +28,8 @@ def classify(
     exit_code: Annotated[
         bool,
         typer.Option(
-            "--exit-code",
+            "--exit-code/--no-exit-code",
+            show_default=False,
             help="Leave with 0 healthy, 10 may be retried, 11 may not, 12 unknown failure.",
         ),
     ] = False,

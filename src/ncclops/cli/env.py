@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclops.cli import env_audit, env_explain, env_lint, env_snapshot
+from ncclops.cli._options import (
+    RESTART_MODES,
+    ChangedExitCodeOption,
+    JsonOption,
+    RestartMode,
+    one_of,
+    shown,
+)
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
@@ -14,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ncclops.env import Plan
+
+_FORMATS = ("sh", "dotenv", "json")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,14 +53,14 @@ KeepOption = Annotated[
     typer.Option("--keep", metavar="K", help="Leave a variable as it is here."),
 ]
 RestartOption = Annotated[
-    str,
+    RestartMode,
     typer.Option(
         "--restart",
-        metavar="MODE",
-        help="How the job restarts: in-process, process or none. Values depend on it.",
+        parser=one_of("--restart", RESTART_MODES),
+        metavar=shown(RESTART_MODES),
+        help="How the job restarts after a fault; values of variables depend on it.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command()
@@ -59,8 +69,7 @@ def diff(
         list[str] | None,
         typer.Argument(
             metavar="[A [B]]",
-            help="Compare two environments instead: snapshots, run or rank directories, pid:N,"
-            " here. B is this one when it is left out.",
+            hidden=True,  # the former spelling of env compare
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -68,9 +77,7 @@ def diff(
     unset: UnsetOption = None,
     keep: KeepOption = None,
     restart: RestartOption = "in-process",
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 when anything would change.")
-    ] = False,
+    exit_code: ChangedExitCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a profile changes in this environment, and why.
@@ -79,7 +86,9 @@ def diff(
     """
     if two:
         if len(two) > 2 or profile or set_ or unset or keep:
-            raise UsageError("env diff takes two environments, or the options of a plan")
+            raise UsageError(
+                "env diff shows a plan; two environments are compared by `ncclops env compare A B`"
+            )
         env_snapshot.compare(two, as_json=as_json, exit_code=exit_code)
         return
     plan, environ = _plan(profile, set_, unset, keep, restart)
@@ -102,7 +111,13 @@ def export(
     keep: KeepOption = None,
     restart: RestartOption = "in-process",
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="sh, dotenv or json.")
+        str,
+        typer.Option(
+            "--format",
+            parser=one_of("--format", _FORMATS),
+            metavar=shown(_FORMATS),
+            help="What to write.",
+        ),
     ] = "sh",
 ) -> None:
     """Print the environment for a shell to eval, or for another program to read.
@@ -111,8 +126,6 @@ def export(
     """
     from ncclops.env import render
 
-    if format_ not in ("sh", "dotenv", "json"):
-        raise UsageError(f"--format {format_}: choose sh, dotenv or json")
     plan, environ = _plan(profile, set_, unset, keep, restart)
     fill = _current_directory()
     if format_ == "json":
@@ -146,6 +159,7 @@ def exec_(
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
 
 
+app.command(name="compare")(env_snapshot.compare_command)
 app.command()(env_explain.explain)
 app.command()(env_lint.lint)
 app.command()(env_audit.audit)
@@ -157,21 +171,17 @@ def _plan(
     set_: Sequence[str] | None,
     unset: Sequence[str] | None,
     keep: Sequence[str] | None,
-    restart: str,
+    restart: RestartMode,
 ) -> tuple[Plan, dict[str, str]]:
     """The plan over this process's environment, and that environment."""
     import os
 
     from ncclops.env import PlanContext, compute_plan, installed_torch
     from ncclops.env.request import parse_overrides, resolve_profile
-    from ncclops.profiles import RESTART_MODES
 
-    modes = {str(mode): mode for mode in RESTART_MODES}
-    if restart not in modes:
-        raise UsageError(f"--restart {restart}: choose {', '.join(modes)}")
     overrides = parse_overrides(set_, unset, keep)
     environ = dict(os.environ)
-    context = PlanContext(restart=modes[restart], torch=installed_torch())
+    context = PlanContext(restart=restart, torch=installed_torch())
     return compute_plan(resolve_profile(profile, say=note), environ, overrides, context), environ
 
 
@@ -214,7 +224,3 @@ def _current_directory() -> dict[str, str]:
 
     here = str(Path.cwd())
     return {"run_dir": here, "rank_dir": here}
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

@@ -6,12 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ncclops.cli._options import (
+    RESTART_MODES,
+    ExitCodeOption,
+    JsonOption,
+    RestartMode,
+    one_of,
+    shown,
+)
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
     from ncclops.env.lint import Circumstances, Finding
 
+NodeCount = Literal["one", "many"]
+_NODES = ("one", "many")
+_FORMATS = ("shell", "dotenv", "conf", "yaml", "dockerfile")
 _FEATURES = ("fsdp2", "tensor-parallel", "ucc", "torchrun", "ras-polling")
 
 
@@ -30,16 +41,22 @@ def lint(
         typer.Option("--profile", "-p", metavar="NAME|FILE", help="Lint the plan of a profile."),
     ] = None,
     restart: Annotated[
-        str | None,
+        RestartMode | None,
         typer.Option(
             "--restart",
-            metavar="MODE",
-            help="Judge for in-process, process or none; with --profile in-process by default.",
+            parser=one_of("--restart", RESTART_MODES),
+            metavar=shown(RESTART_MODES),
+            help="Judge for this mode; with --profile in-process by default.",
         ),
     ] = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="shell, dotenv, conf, yaml or dockerfile."),
+        typer.Option(
+            "--format",
+            parser=one_of("--format", _FORMATS),
+            metavar=shown(_FORMATS),
+            help="What the files are. Default: by their names and contents.",
+        ),
     ] = None,
     torch: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Judge for this torch, not the one here.")
@@ -48,19 +65,28 @@ def lint(
         str | None, typer.Option(metavar="VERSION", help="Judge for this NCCL, not the one here.")
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(metavar="one|many", help="Whether the job has several nodes.")
+        NodeCount | None,
+        typer.Option(
+            parser=one_of("--nodes", _NODES),
+            metavar=shown(_NODES),
+            help="Whether the job has several nodes.",
+        ),
     ] = None,
     uses: Annotated[
         list[str] | None,
         typer.Option(
-            "--uses", metavar="FEATURE", help=f"What the job uses: {', '.join(_FEATURES)}."
+            "--uses",
+            parser=one_of("--uses", _FEATURES),
+            metavar=shown(_FEATURES),
+            help="What the job uses; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    exit_code: ExitCodeOption = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Find variables that are misspelt, wrong, read by nothing, or wrong in combination.
 
-    Ends with 1 when there is at least one error.
+    Exits with 1 when there is at least one error.
     """
     where = _circumstances(restart, torch, nccl, nodes, uses)
     if files and profile:
@@ -70,41 +96,33 @@ def lint(
         print_json(_document(reports))
     else:
         _print(reports)
-    if any(finding.level == "error" for _, findings in reports for finding in findings):
+    if exit_code and any(
+        finding.level == "error" for _, findings in reports for finding in findings
+    ):
         raise typer.Exit(1)
 
 
 def _circumstances(
-    restart: str | None,
+    restart: RestartMode | None,
     torch: str | None,
     nccl: str | None,
-    nodes: str | None,
+    nodes: NodeCount | None,
     uses: list[str] | None,
 ) -> Circumstances:
     from ncclops.env import installed_nccl, installed_torch
     from ncclops.env.lint import Circumstances
-    from ncclops.profiles import RESTART_MODES
     from ncclops.profiles.versions import release
 
-    modes = {str(mode): mode for mode in RESTART_MODES}
-    if restart is not None and restart not in modes:
-        raise UsageError(f"--restart {restart}: choose {', '.join(modes)}")
-    for feature in uses or ():
-        if feature not in _FEATURES:
-            raise UsageError(f"--uses {feature}: choose {', '.join(_FEATURES)}")
-    counts: dict[str, Literal["one", "many"]] = {"one": "one", "many": "many"}
-    if nodes is not None and nodes not in counts:
-        raise UsageError(f"--nodes {nodes}: write one or many")
     for option, version in (("--torch", torch), ("--nccl", nccl)):
         try:
             release(version or "0")
         except ValueError as error:
             raise UsageError(f"{option}: {error}") from None
     return Circumstances(
-        restart=modes.get(restart or ""),
+        restart=restart,
         torch=torch or installed_torch(),
         nccl=nccl or installed_nccl(),
-        nodes=counts.get(nodes or ""),
+        nodes=nodes,
         uses=frozenset(uses or ()),
     )
 

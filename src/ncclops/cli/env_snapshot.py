@@ -1,4 +1,4 @@
-"""``ncclops env snapshot``, and ``ncclops env diff A B``."""
+"""``ncclops env snapshot`` and ``ncclops env compare``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclops.cli._options import ChangedExitCodeOption, JsonOption
 from ncclops.cli._output import note, print_json
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def snapshot(
         bool, typer.Option("--keep-secrets", help="Leave values that look like secrets in.")
     ] = False,
 ) -> None:
-    """Write this environment down, secrets taken out, for a later `env diff A B`."""
+    """Write this environment down, secrets taken out, for a later `env compare`."""
     import os
     from pathlib import Path
 
@@ -38,6 +39,21 @@ def snapshot(
         raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
     hidden = sum(value == REDACTED for value in taken.variables.values())
     note(f"{output}: {len(taken.variables)} variables, {hidden} of them redacted")
+
+
+def compare_command(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A snapshot, a run or rank directory, pid:N, or here."),
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="[B]", help="The same; default: this environment.")
+    ] = "here",
+    exit_code: ChangedExitCodeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what differs between two environments: variables, and versions where they are known."""
+    compare([a, b], as_json=as_json, exit_code=exit_code)
 
 
 def compare(names: list[str], *, as_json: bool, exit_code: bool) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import ExitCodeOption, run_or_path
 from ncclops.cli._output import note, print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ def _group() -> None:
 @app.command()
 def analyze(
     directory: Annotated[
-        Path,
+        str | None,
         typer.Argument(
-            metavar="DIR",
-            help="A run, an incident, a folder of dumps, or one dump.",
-            show_default=False,
+            metavar="[RUN|PATH]",
+            help="A run, an incident, a folder of dumps, or one dump; default: the newest run in"
+            " runs/.",
         ),
-    ],
+    ] = None,
+    exit_code: ExitCodeOption = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print ncclops.flight/1.")] = False,
     group: Annotated[
         str | None,
@@ -68,14 +69,14 @@ def analyze(
     """
     from ncclops.flight import analyze as analyze_path
 
-    report = analyze_path(directory, group, ras_address=ras, with_torch=with_torch)
+    report = analyze_path(run_or_path(directory), group, ras_address=ras, with_torch=with_torch)
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
     for file, reason in report.evidence.skipped:
         note(f"left out {file}: {reason}")
-    return 1 if report.is_bad else 0
+    return 1 if exit_code and report.is_bad else 0
 
 
 def _print(report: Report) -> None:

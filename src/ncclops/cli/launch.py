@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclops.cli import _output
+from ncclops.cli._options import RESTART_MODES, RestartMode, one_of, shown
 
 if TYPE_CHECKING:
     from ncclops.launch.request import Prepared
-    from ncclops.profiles import RestartMode
-
-
-class Restart(StrEnum):
-    """What happens when a worker fails."""
-
-    IN_PROCESS = "in-process"
-    PROCESS = "process"
-    NONE = "none"
 
 
 # Options of torchrun that a pasted line may carry and that have nothing to act on here.
@@ -29,12 +20,6 @@ TorchrunOnly = Annotated[str | None, typer.Option(hidden=True)]
 _NOTHING_TO_DO = {
     "--monitor-interval": "nothing is polled here",
     "--start-method": "each worker is a new process",
-}
-
-_MODES: dict[Restart, RestartMode] = {
-    Restart.IN_PROCESS: "in-process",
-    Restart.PROCESS: "process",
-    Restart.NONE: "none",
 }
 
 _OURS = "Environment and run"
@@ -90,12 +75,15 @@ def launch(
         ),
     ] = None,
     restart: Annotated[
-        Restart,
+        RestartMode,
         typer.Option(
+            "--restart",
+            parser=one_of("--restart", RESTART_MODES),
+            metavar=shown(RESTART_MODES),
             rich_help_panel=_OURS,
             help="After a fault: go on in the same processes, start new ones, or stop.",
         ),
-    ] = Restart.IN_PROCESS,
+    ] = "in-process",
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -333,7 +321,7 @@ def launch(
             master_port=master_port or 0,
             allowed_differences=tuple(allow_difference or ()),
             nproc=placed.nproc,
-            restart=_MODES[restart],
+            restart=restart,
             max_restarts=placed.max_restarts,
             job_id=rdzv_id,
             run_dir=run_dir,
@@ -368,7 +356,7 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         f"stack     {prepared.stack.line()}",
         f"command   {shlex.join(prepared.argv)}",
         f"workers   {prepared.layout.nproc} on this node, world size {prepared.layout.world_size}",
-        f"restart   {prepared.request.restart}, at most {prepared.request.max_restarts}",
+        f"restart   {prepared.request.mode}, at most {prepared.request.max_restarts}",
         f"timeouts  {timeouts}",
     ]
     typer.echo("\n".join(lines))

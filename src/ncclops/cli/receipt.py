@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import ExitCodeOption, JsonOption, run_or_path
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -23,20 +23,26 @@ def _group() -> None:
 @app.command()
 def check(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A log, a receipt.jsonl or a run directory.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+        str | None,
+        typer.Argument(
+            metavar="[RUN|FILE]",
+            help="A run (directory, id or its beginning), a log or a receipt.jsonl; default: the"
+            " newest run in runs/.",
+        ),
+    ] = None,
+    exit_code: ExitCodeOption = True,
+    as_json: JsonOption = False,
 ) -> int:
-    """Judge a log or a run by the five rules of liveness; exit 0 when it is healthy."""
+    """Judge a log or a run by the five rules of liveness; exit 0 when it is healthy, else 1."""
     from ncclops.receipts.judge import judge
     from ncclops.receipts.sources import load
 
-    receipt = judge(load(path))
+    receipt = judge(load(run_or_path(path)))
     if as_json:
         print_json(receipt.to_json())
     else:
         _print(receipt)
-    return 0 if receipt.verdict == "healthy" else 1
+    return 1 if exit_code and receipt.verdict != "healthy" else 0
 
 
 def _print(receipt: Receipt) -> None:

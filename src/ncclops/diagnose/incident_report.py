@@ -327,7 +327,7 @@ def _next_steps(
     steps += found["remedy"] if found else []
     if _is_hang(record):
         steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
-        steps.append("if it hangs again, look at it while it does: ncclops where")
+        steps.append("if it hangs again, look at it while it does: ncclops stacks")
     if record["cause"] in ("died", "lost") and not found and not _is_hang(record):
         steps.append(
             "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"

@@ -152,7 +152,7 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
         prepared.stack.line(),
         *prepared.remarks,
         f"{workers_here}{where}, profile {prepared.request.profile.name}:"
-        f" {changed} variables changed (ncclops env diff tells which and why)",
+        f" {changed} variables changed (`ncclops env diff` shows which and why)",
         f"run directory {run.shown()}",
     ]
     sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

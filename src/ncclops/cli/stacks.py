@@ -1,4 +1,4 @@
-"""``ncclops where``: where each rank of a running job is."""
+"""``ncclops stacks``: what each rank of a running job is doing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ncclops.diagnose.where import Look
 
 
-def where(
+def stacks(
     run: Annotated[
         str | None,
         typer.Argument(
@@ -34,7 +34,10 @@ def where(
     ] = "5s",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Say where each rank of a running job is, without stopping it."""
+    """Show the stacks of all ranks of a running job, without stopping it.
+
+    Ranks with the same stack are shown together, the largest group first.
+    """
     from ncclops.diagnose.where import look
     from ncclops.durations import parse_duration
     from ncclops.errors import UsageError

@@ -1,0 +1,77 @@
+"""Exit codes by command, as data: the table in docs/contracts.md is made of it; a test holds that.
+
+One rule: 0 the command did its work; 1 it did, and the answer is bad; 2 it was asked wrongly; from
+3 on what only that command has; 70 a fault of ncclops; 130 interrupted. Commands that judge
+(``check``, ``lint``, ``analyze``) answer with 1 unless ``--no-exit-code`` is given, commands that
+show do so with ``--exit-code``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, PreflightRefused, ReceiptMissing
+
+
+class ExitCodes(NamedTuple):
+    """What the codes of ``command`` mean; empty where it has none beside those of all commands."""
+
+    command: str
+    worked: str = ""
+    bad: str = ""
+    usage: str = ""
+    others: str = ""
+
+
+TABLE = (
+    ExitCodes(
+        "all",
+        "worked",
+        "it ran, and the answer is bad",
+        "wrong usage or invalid input: one line `ncclops: error: …`",
+        f"{EXIT_INTERRUPTED} interrupted; {EXIT_INTERNAL_ERROR} a fault of ncclops itself: one line"
+        " that names the file with the traceback (`-v` shows it)",
+    ),
+    ExitCodes(
+        "`launch`",
+        "the job completed, or was stopped gracefully",
+        "the job failed",
+        "bad profile, script or option",
+        f"{PreflightRefused.exit_code} refused, because the nodes differ;"
+        f" {ReceiptMissing.exit_code} no healthy receipt under `--require-receipt`;"
+        " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT",
+    ),
+    ExitCodes(
+        "`classify`",
+        "classified",
+        "",
+        "unreadable input",
+        "with `--exit-code`: 0 healthy, 10 may be retried, 11 may not, 12 unknown",
+    ),
+    ExitCodes(
+        "`env diff`", "printed", "with `--exit-code`: something would change", "unknown profile"
+    ),
+    ExitCodes("`env compare`", "printed", "with `--exit-code`: the environments differ"),
+    ExitCodes("`env lint`", "no error found", "at least one error; not with `--no-exit-code`"),
+    ExitCodes(
+        "`flight analyze`",
+        "nothing wrong found",
+        "a hang or a disagreement found; not with `--no-exit-code`",
+        "nothing there can be read",
+    ),
+    ExitCodes("`receipt check`", "`healthy`", "any other verdict; not with `--no-exit-code`"),
+    ExitCodes("`status`", "shown", "", "no such run, or none that can be read"),
+    ExitCodes(
+        "`stop`",
+        "the agent does it",
+        "it has ended, its agent is not there or refuses",
+        "no such run, several, not yours",
+    ),
+)
+
+
+def as_markdown() -> str:
+    """The table as the contracts show it."""
+    head = ["| command | 0 | 1 | 2 | others |", "|---|---|---|---|---|"]
+    rows = [f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in TABLE]
+    return "\n".join([*head, *rows])
