@@ -1,81 +1,10 @@
-"""Stacks as text and back, the user's own frame, and ranks that are at the same place."""
+"""Ranks that are at the same place."""
 
 from __future__ import annotations
 
-import sys
-import threading
-
-from ncclops.capture import python_stacks
-from ncclops.capture.python_stacks import Frame
 from ncclops.diagnose import places
-from ncclops.diagnose.places import RankView, cluster, shown_ranks, user_frame
-
-FAULTHANDLER = """\
-# rank 1 on node7, pid 11, by signal
-Thread 0x00007f11 (most recent call first):
-  File "/usr/lib/python3.12/threading.py", line 355 in wait
-  File "/home/me/ru n, dir/loader.py", line 7 in <lambda>
-
-Current thread 0x00007f22 [ncclops-witness] (most recent call first):
-  File "/usr/lib/python3.12/socket.py", line 295 in accept
-
-Thread 0x00007f33 (most recent call first):
-  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
-  File "/home/me/train.py", line 41 in step
-  File "/home/me/train.py", line ??? in <module>
-"""
-
-
-def test_faulthandlers_own_form_is_read() -> None:
-    threads = python_stacks.parse(FAULTHANDLER)
-    assert [thread.ident for thread in threads] == [0x7F11, 0x7F22, 0x7F33]
-    assert threads[0].frames[1] == Frame("/home/me/ru n, dir/loader.py", 7, "<lambda>")
-    assert threads[2].frames[-1].line == 0
-    main = python_stacks.main_stack(threads)
-    assert main is threads[2], "faulthandler begins with the newest thread"
-    assert user_frame(main.frames) == Frame("/home/me/train.py", 41, "step")
-
-
-def test_the_main_thread_is_known_by_name_wherever_it_is() -> None:
-    text = FAULTHANDLER.replace("0x00007f11 (", "0x00007f11 [MainThread] (")
-    main = python_stacks.main_stack(python_stacks.parse(text))
-    assert main is not None
-    assert main.ident == 0x7F11
-
-
-def test_a_text_that_is_something_else_has_no_threads() -> None:
-    assert python_stacks.parse("Traceback (most recent call last):\n  File 1\n\0\xff") == []
-    assert python_stacks.main_stack([]) is None
-
-
-def test_own_stacks_are_in_the_same_form_with_names() -> None:
-    running, done = threading.Event(), threading.Event()
-
-    def waits_here() -> None:
-        running.set()
-        done.wait()
-
-    thread = threading.Thread(target=waits_here, name="the loader")
-    thread.start()
-    running.wait()
-    try:
-        current = dict(sys._current_frames())
-        threads = python_stacks.parse(python_stacks.render_own(current))
-    finally:
-        done.set()
-        thread.join()
-    loader = next(each for each in threads if each.name == "the loader")
-    assert any(frame.function.endswith("waits_here") for frame in loader.frames)
-    assert threading.get_ident() not in {each.ident for each in threads}
-
-
-def test_a_script_that_is_an_installed_package_has_frames_too() -> None:
-    frames = [
-        Frame("/v/lib/python3.12/site-packages/torch/nn/modules/module.py", 1, "_call_impl"),
-        Frame("/v/lib/python3.12/site-packages/trainer/loop.py", 9, "fit"),
-    ]
-    assert user_frame(frames) == frames[1]
-    assert user_frame(frames[:1]) is None
+from ncclops.diagnose.places import RankView, cluster, shown_ranks
+from ncclops.stacks.frame import Frame
 
 
 def view(rank: int, line: int | None, doing: str | None = None) -> RankView:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ncclops.capture.python_stacks import Frame
 from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import Told, tell
 from ncclops.flight.findings import KINDS
 from ncclops.record import incidents
+from ncclops.stacks.frame import Frame
 from tests.flight import dumps
 from tests.flight.dumps import entry
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ncclops.flight import judge
-from ncclops.flight.model import Evidence, Frame, GroupState, Place
+from ncclops.flight.model import Evidence, GroupState, Place
 from ncclops.flight.report import first_behind
+from ncclops.stacks.frame import Frame
 from tests.flight import dumps
 from tests.flight.dumps import entry, report, transfer
 

@@ -1,5 +1,6 @@
-"""The Python stacks of this process, as text in faulthandler's form; and that form, read.
+"""The Python stacks of this process, as text in faulthandler's form.
 
+``ncclops.stacks.parsing`` reads it.
 Both kinds of stacks.txt look alike: those that a process writes itself have the threads' names and
 qualified function names, those of its C-level dump have neither (but for the main thread's name).
 """
@@ -11,45 +12,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FrameType
+
+from ncclops.stacks.parsing import MAIN_THREAD
 
 # Deeper stacks are recursions; more threads than that are a pool's.
 _MOST_FRAMES = 100
 _MOST_THREADS = 200
-_MAIN = "MainThread"
 _SUMMARY_CHARS = 300
 
 # What our own code, on the way out of the script, calls: formatting, mostly.
 _PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
 _OURS = re.compile(r"/ncclops/(worker|restart)/\w+\.py$")
-
-_HEADER = re.compile(
-    r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*?)\])?"
-    r"(?: \(.*\))?:?.*\(most recent call first\):"
-)
-_FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A place in a program."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
-
-
-@dataclass(frozen=True)
-class ThreadStack:
-    """A thread's frames, the innermost first."""
-
-    ident: int
-    name: str | None
-    frames: tuple[Frame, ...]
 
 
 def render_own(
@@ -88,7 +62,7 @@ def _leaving_by(frame: FrameType | None) -> BaseException | None:
 def _render_traceback(main: int, error: BaseException) -> str:
     what = " ".join("".join(traceback.format_exception_only(error)).split())[:_SUMMARY_CHARS]
     lines = [f"# the main thread has left the script by {what}; it was raised at"]
-    lines.append(f"Thread 0x{main:016x} [{_MAIN}] (most recent call first):")
+    lines.append(f"Thread 0x{main:016x} [{MAIN_THREAD}] (most recent call first):")
     places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines += [_line(frame, number) for frame, number in places]
     return "\n".join(lines) + "\n"
@@ -106,24 +80,3 @@ def _render(ident: int, name: str | None, frame: FrameType | None) -> str:
         lines.append(_line(frame, frame.f_lineno))
         frame = frame.f_back
     return "\n".join(lines) + "\n"
-
-
-def parse(text: str) -> list[ThreadStack]:
-    """The threads in ``text``; what is not in the form is passed over."""
-    found: list[tuple[int, str | None, list[Frame]]] = []
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            found.append((int(header["id"], 16), header["name"], []))
-        elif found and (frame := _FRAME.match(line)):
-            number = int(frame["line"]) if frame["line"].isdecimal() else 0
-            found[-1][2].append(Frame(frame["file"], number, frame["function"]))
-    first: dict[int, ThreadStack] = {}
-    for ident, name, frames in found:  # a dump that was asked for twice at once has each twice
-        first.setdefault(ident, ThreadStack(ident, name, tuple(frames)))
-    return list(first.values())
-
-
-def main_stack(threads: list[ThreadStack]) -> ThreadStack | None:
-    """The main thread's; without its name the last one, as faulthandler begins with the newest."""
-    named = next((thread for thread in threads if thread.name == _MAIN), None)
-    return named or (threads[-1] if threads else None)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.capture.python_stacks import Frame
 from ncclops.diagnose import advice, escalated, log_evidence, places
 from ncclops.diagnose.incident_events import (
     Decision,
@@ -21,6 +20,9 @@ from ncclops.diagnose.places import Cluster, RankView, shown_ranks
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
 from ncclops.record import incidents
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import is_users, user_frame
+from ncclops.stacks.parsing import traceback_frames
 
 _MISMATCH = "collective-mismatch"  # the classifier's
 _MOST_CALLERS = 3
@@ -74,7 +76,7 @@ class Told:
     def to_json(self) -> dict[str, Any]:
         """``ncclops.incident/1``: the record, and what is made of it."""
         culprit = self.culprit
-        frame = None if culprit.frame is None else vars(culprit.frame)
+        frame = None if culprit.frame is None else culprit.frame.to_json()
         return self.record | {
             "number": self.number,
             "directory": str(self.directory),
@@ -83,7 +85,7 @@ class Told:
                 "rank": culprit.rank,
                 "host": culprit.host,
                 "frame": frame,
-                "callers": [vars(caller) for caller in culprit.callers],
+                "callers": [caller.to_json() for caller in culprit.callers],
                 "how": culprit.how,
             },
             "classification": self.classification,
@@ -184,9 +186,9 @@ def _culprit(
         rank, how = behind
     view = by_rank.get(rank)
     frames = _raised_through(record, rank)
-    if places.user_frame(frames) is None and view is not None:
+    if user_frame(frames) is None and view is not None:
         frames = view.frames
-    frame = places.user_frame(frames)
+    frame = user_frame(frames)
     if frame is None and recorded is not None and recorded.kind == "rank-died":
         frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
     callers = _callers(frame, frames)
@@ -195,7 +197,7 @@ def _culprit(
 
 def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
     outer = frames[frames.index(frame) + 1 :] if frame in frames else ()
-    return tuple(filter(places.is_users, outer))[:_MOST_CALLERS]
+    return tuple(filter(is_users, outer))[:_MOST_CALLERS]
 
 
 def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
@@ -237,11 +239,7 @@ def _raised_through(record: dict[str, Any], rank: int) -> tuple[Frame, ...]:
     """By the traceback of the first faulty rank; the innermost first."""
     if rank != record["first_faulty_rank"] or not record.get("traceback"):
         return ()
-    found = [
-        Frame(match["file"], int(match["line"]), match["function"])
-        for match in places.TRACEBACK_LINE.finditer(record["traceback"])
-    ]
-    return tuple(found[::-1])
+    return traceback_frames(record["traceback"])
 
 
 def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:

@@ -8,30 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.capture.python_stacks import Frame, main_stack, parse
 from ncclops.record import incidents
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
+from ncclops.stacks.parsing import main_thread, parse
 
-# Code that is not the user's, on whatever machine the stack was taken.
-_LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[.\d]*/(?!site-|dist-)|^<frozen |^<string>|^<torch|"
-    r"/ncclops/(agent|capture|classify|cli|cluster|control|env|flight|health|launch|receipts|record|restart|worker)/|"
-    r"/ncclops/(__main__|receipt)\.py$|/torch/_\w+/eval_frame"
-)
-# Not even an installed package of the user's own.
-_CORE = re.compile(
-    _LIBRARY.pattern.replace("/(site|dist)-packages/", "/(site|dist)-packages/torch/")
-)
-TRACEBACK_LINE = re.compile(
-    r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)', re.MULTILINE
-)
 _DISTRIBUTED = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _ENTRY = re.compile(r"/ncclops/(worker/script|restart/wrap)\.py$")
-_OUR_LOOP = re.compile(r"/ncclops/restart/loop\.py$")
-# What the loop's own waits say about a rank that is no longer in the script.
-_WAITS = {
-    "_await_abort": "out of the script, by an exception",
-    "_await_outcome": "done with the script, waiting for the others",
-}
 _SHOWN_FRAMES = 12
 
 
@@ -81,23 +64,9 @@ class Cluster:
             "ranks": list(self.ranks),
             "place": self.place,
             "doing": self.doing,
-            "frame": None if self.frame is None else vars(self.frame),
-            "frames": [vars(frame) for frame in self.frames[:_SHOWN_FRAMES]],
+            "frame": None if self.frame is None else self.frame.to_json(),
+            "frames": [frame.to_json() for frame in self.frames[:_SHOWN_FRAMES]],
         }
-
-
-def is_users(frame: Frame) -> bool:
-    """Whether ``frame`` is in code of the user's own."""
-    return not _LIBRARY.search(frame.file)
-
-
-def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame of the user's code; None where the stack is all libraries'.
-
-    ``frames`` have the innermost first. A training script may be an installed package itself.
-    """
-    found = next(filter(is_users, frames), None)
-    return found or next((each for each in frames if not _CORE.search(each.file)), None)
 
 
 def read_rank(snapshots: Path, rank: int) -> RankView:
@@ -124,7 +93,7 @@ def _main_frames(path: Path) -> tuple[Frame, ...]:
         text = path.read_text(errors="replace")
     except OSError:
         return ()
-    stack = main_stack(parse(text))
+    stack = main_thread(parse(text))
     return _inside_script(stack.frames) if stack is not None else ()
 
 
@@ -140,8 +109,8 @@ def _doing(frames: Sequence[Frame]) -> str | None:
             return frame.function.rpartition(".")[2]
         if is_users(frame):
             return None
-        if _OUR_LOOP.search(frame.file) and (name := frame.function.rpartition(".")[2]) in _WAITS:
-            return _WAITS[name]
+        if (waits := waits_in_our_loop(frame)) is not None:
+            return waits
     return None
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncclops.capture.python_stacks import Frame
 from ncclops.errors import NcclopsError
+from ncclops.stacks.frame import Frame
 
 if TYPE_CHECKING:
     from ncclops.flight.analysis_context import Side
@@ -44,12 +44,12 @@ class Recorded:
 
     def to_json(self) -> dict[str, Any]:
         frames = {
-            name: None if frame is None else vars(frame)
+            name: None if frame is None else frame.to_json()
             for name, frame in (("frame", self.frame), ("others_frame", self.others_frame))
         }
         lists = {
             "culprits": list(self.culprits),
-            "callers": [vars(frame) for frame in self.callers],
+            "callers": [frame.to_json() for frame in self.callers],
         }
         return vars(self) | lists | frames
 
@@ -86,5 +86,4 @@ def analyse(snapshots: Path) -> Recorded | None:
 
 def _frames(sides: Sequence[Side]) -> tuple[Frame, ...]:
     """The user's, the innermost first, of the first side that has any."""
-    found = next((side.frames for side in sides if side.frames), ())
-    return tuple(Frame(frame.file, frame.line, frame.function) for frame in found)
+    return next((side.frames for side in sides if side.frames), ())

@@ -73,7 +73,7 @@ def _rank_json(view: RankView) -> dict[str, Any]:
         "state": view.state,
         "place": view.place,
         "doing": view.doing,
-        "frame": None if view.frame is None else vars(view.frame),
+        "frame": None if view.frame is None else view.frame.to_json(),
         "last_operation": view.last,
         "reason": view.reason,
     }

@@ -8,7 +8,7 @@ What there is (impure: files, processes, a socket):
 
 What it says (pure):
 - ``decode``, ``parse``, ``columns``   bytes to a rank's record
-- ``stacks``, ``frames``               where a rank stands, in whose code
+- ``rank_place``                       where a rank stands, by its stacks
 - ``groups``       each rank's entries side by side, by process group
 - ``compare``      where ranks asked for different things; ``waits``: who waits for whom
 - ``findings``     what is wrong (``analysis_context``, ``absences``, ``stalls``)

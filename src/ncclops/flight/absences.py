@@ -6,9 +6,10 @@ from collections import Counter
 
 from ncclops.flight import waits as waiting
 from ncclops.flight.analysis_context import Finding, Scene, Side, waiting_side
-from ncclops.flight.frames import user_frames
-from ncclops.flight.model import Evidence, Frame, RankEvidence, Track
+from ncclops.flight.model import Evidence, RankEvidence, Track
 from ncclops.flight.waits import Op
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import user_frames
 
 
 def absences(scene: Scene) -> list[Finding]:
@@ -150,7 +151,8 @@ def doing(evidence: Evidence, rank: int) -> str:
     if about.ended is not None:
         return about.ended
     if place is not None and place.left is not None:
-        return f"it left by {place.left}" + (f", raised in {place.frame}" if place.frame else "")
+        where = f", raised in {place.frame.short}" if place.frame else ""
+        return f"it left by {place.left}{where}"
     told = evidence.faults.get(rank)
     said = f"it reported {told}; " if told else ""
     if place is not None and place.frame is None and place.inside is None and place.what:
@@ -160,8 +162,8 @@ def doing(evidence: Evidence, rank: int) -> str:
     if place.frame is None:
         return f"{said}it is inside {place.inside}"
     if place.inside is not None:
-        return f"{said}it is inside {place.inside}, called in {place.frame}"
-    where = f"{said}it is in {place.frame}"
+        return f"{said}it is inside {place.inside}, called in {place.frame.short}"
+    where = f"{said}it is in {place.frame.short}"
     return f"{where} ({place.what})" if place.what else where
 
 
@@ -171,7 +173,7 @@ def _is_stopped(about: RankEvidence) -> bool:
 
 def _silence(about: RankEvidence, frame: Frame | None) -> str:
     """Where a rank is that does not answer, and why it does not."""
-    there = f"it is in {frame}" if frame is not None else ""
+    there = f"it is in {frame.short}" if frame is not None else ""
     if _is_stopped(about):
         return (there + ", " if there else "it was ") + "stopped by a signal (SIGSTOP, a debugger)"
     if about.deaf_s is None:
@@ -188,7 +190,7 @@ def _last_done(about: RankEvidence) -> str:
         return where
     call = about.record.calls[track.calls[index]]
     stack = track.frames[index]
-    line = f" in {about.record.frames[stack][0]}" if stack >= 0 else ""
+    line = f" in {about.record.frames[stack][0].short}" if stack >= 0 else ""
     return f"{where}, its last was {call.op} #{track.seqs[index]} of group {track.group}{line}"
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ncclops.flight.compare import Mismatch, frames_at
 from ncclops.flight.groups import Group, ranks_text
-from ncclops.flight.model import Call, Evidence, Frame, RankEvidence
+from ncclops.flight.model import Call, Evidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
+from ncclops.stacks.frame import Frame
 
 
 @dataclass(frozen=True)

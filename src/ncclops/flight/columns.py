@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ncclops.flight.decode import Unreadable
-from ncclops.flight.frames import user_frames
-from ncclops.flight.model import P2P, Call, Frame, GroupName, RankRecord, State, Track
+from ncclops.flight.model import P2P, Call, GroupName, RankRecord, State, Track
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import user_frames
 
 _SHOWN_CHARS = 400
 _MOST_TENSORS = 1 << 16

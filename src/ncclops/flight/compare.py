@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from ncclops.flight.frames import user_frames
 from ncclops.flight.groups import Group
-from ncclops.flight.model import Call, Evidence, Frame
+from ncclops.flight.model import Call, Evidence
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import user_frames
 
 # Each rank's share may differ by design; only how they are typed has to agree.
 _UNEVEN = ("all_to_all", "all_gather_v", "reduce_scatter_v", "send", "recv")

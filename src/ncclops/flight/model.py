@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from ncclops.stacks.frame import Frame
+
 
 class State(IntEnum):
     """How far one rank got with one operation, as its recorder knows.
@@ -25,22 +27,6 @@ class State(IntEnum):
     STARTED = 1
     COMPLETED = 2
     RETIRED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of Python code that was being executed."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        name = self.file.rpartition("/")[2] or self.file
-        return f"{name}:{self.line} {self.function}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"file": self.file, "line": self.line, "function": self.function}
 
 
 @dataclass(frozen=True, slots=True)

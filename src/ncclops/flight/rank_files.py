@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight.model import Evidence, GroupState, Place, RankEvidence
-from ncclops.flight.stacks import place_in
+from ncclops.flight.rank_place import place_in
 
 DUMPS = ("flight.json", "flight-gloo.json")
 STACKS, GROUPS, PROCESS, MISSING = "stacks.txt", "groups.json", "process.json", "missing.json"

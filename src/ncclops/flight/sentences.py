@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from ncclops.flight.absences import doing
 from ncclops.flight.analysis_context import Finding, others_text
-from ncclops.flight.model import Evidence, Frame
+from ncclops.flight.model import Evidence
+from ncclops.stacks.frame import Frame
 
 _SHOWN_PLACES = 4
 
@@ -36,7 +37,7 @@ def _what(finding: Finding) -> str:
 
 
 def _at(frame: Frame | None) -> str:
-    return f" in {frame}" if frame is not None else ""
+    return f" in {frame.short}" if frame is not None else ""
 
 
 def _where(evidence: Evidence, finding: Finding) -> str:

@@ -8,9 +8,9 @@ from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absent_sides
 from ncclops.flight.analysis_context import Finding, Scene, Side, waiting_side
 from ncclops.flight.compare import frames_at
-from ncclops.flight.frames import user_frames
 from ncclops.flight.model import State
 from ncclops.flight.waits import Op
+from ncclops.stacks.ownership import user_frames
 
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 

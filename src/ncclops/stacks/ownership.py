@@ -1,0 +1,103 @@
+"""Whose code a frame is: the user's own, an installed package's, or the machinery's.
+
+The machinery is Python's library, torch and what comes with it, and this package. The innermost
+frame outside of it is where the user's code stands; where all are of installed packages, the
+innermost of those stands in (a trainer that is installed is user code to those who wrote it).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from enum import IntEnum
+from functools import lru_cache
+from pathlib import Path
+
+from ncclops.stacks.frame import Frame
+
+
+class Owner(IntEnum):
+    """Who wrote a file."""
+
+    USER = 0
+    PACKAGE = 1
+    MACHINERY = 2
+
+
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+_STDLIB = re.compile(r"/lib/python3\.\d+/|/lib/python3\d+\.zip/|/lib/python3/(?!dist-|site-)")
+_MACHINERY_PACKAGES = {
+    "torch", "ncclops", "torchdata", "hta", "triton", "functorch", "typing_extensions",
+}  # fmt: skip
+# Code without a file that people type; all other (<frozen …>, <string>, torch's) is made by code.
+_TYPED = re.compile(r"<(?:stdin|ipython-input)")
+# Files of this package wherever it is installed. A user's script may be in a checkout of it.
+_OURS = re.compile(
+    r"(?:^|/)ncclops/(?:(?:{})/|(?:__main__|receipt)\.py$)".format(
+        "|".join(sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/*.py")))
+    )
+)
+# py-spy shortens files to what can be imported.
+_SHORTENED = re.compile(r"^(?:torch/|(\w+)(?:/\w+)*\.py$)")
+# A torch that is not installed as a package.
+_BUILT = re.compile(r"/torch/(?:distributed|csrc|nn|utils/data|autograd|_\w+)/")
+
+_OUR_LOOP = re.compile(r"(?:^|/)ncclops/restart/loop\.py$")
+# Where our loop waits for other ranks, once the script has been left.
+_OUR_WAITS = {
+    "_await_abort": "out of the script, by an exception",
+    "_await_outcome": "done with the script, waiting for the others",
+}
+
+
+@lru_cache(maxsize=65536)
+def owner(file: str) -> Owner:
+    """Who wrote ``file``, on whatever machine the stack was taken."""
+    if package := _INSTALLED.search(file):
+        name = package.group(1).removesuffix(".py")
+        return Owner.MACHINERY if name in _MACHINERY_PACKAGES else Owner.PACKAGE
+    if file.startswith("<"):
+        return Owner.USER if _TYPED.match(file) else Owner.MACHINERY
+    if any(pattern.search(file) for pattern in (_STDLIB, _OURS, _BUILT)):
+        return Owner.MACHINERY
+    short = _SHORTENED.match(file)
+    if short and (short.group(1) is None or short.group(1) in sys.stdlib_module_names):
+        return Owner.MACHINERY
+    return Owner.USER
+
+
+def is_machinery(file: str) -> bool:
+    """Whether ``file`` belongs to Python, torch or this package."""
+    return owner(file) is Owner.MACHINERY
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether ``frame`` is in code that is neither installed nor the machinery's."""
+    return owner(frame.file) is Owner.USER
+
+
+def user_frame(frames: Iterable[Frame]) -> Frame | None:
+    """The innermost frame that is the user's; ``frames`` come innermost first."""
+    best: Frame | None = None
+    for frame in frames:
+        whose = owner(frame.file)
+        if whose is Owner.USER:
+            return frame
+        if whose is Owner.PACKAGE and best is None:
+            best = frame
+    return best
+
+
+def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
+    """Frames from :func:`user_frame`'s outwards, without the machinery's."""
+    found = [frame for frame in frames if not is_machinery(frame.file)]
+    mine = user_frame(found)
+    return tuple(found[found.index(mine) :][:most]) if mine is not None else ()
+
+
+def waits_in_our_loop(frame: Frame) -> str | None:
+    """What a rank has done with its script that waits for others in the restart loop there."""
+    if not _OUR_LOOP.search(frame.file):
+        return None
+    return _OUR_WAITS.get(frame.function.rpartition(".")[2])

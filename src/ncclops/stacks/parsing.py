@@ -1,0 +1,107 @@
+"""Stacks as text, read.
+
+Three forms are known: faulthandler's (our own snapshots have it, too) and py-spy's, which have the
+innermost frame first, and tracebacks, which have it last. All else in a text is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ncclops.stacks.frame import Frame
+
+# Python's name of the main thread. Our own stacks carry the threads' names.
+MAIN_THREAD = "MainThread"
+
+_FAULTHANDLER_THREAD = re.compile(
+    r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*?)\])?.*\(most recent call"
+)
+_SPY_THREAD = re.compile(
+    r"Thread (?:0x)?(?P<id>[0-9a-fA-F]+) \((?P<state>[^)]*)\)(?:: \"?(?P<name>[^\"]*)\"?)?"
+)
+_TRACEBACK = "Traceback (most recent call last)"
+_FILE = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+|\?\?\?),? in (?P<function>.+?)\s*$')
+_TRACEBACK_FILE = re.compile(
+    r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE
+)
+_SPY_FRAME = re.compile(r" {2,}(?P<function>\S.*?) \((?P<file>.+?):(?P<line>\d+)\)\s*$")
+# Deeper stacks are recursions.
+_MOST_FRAMES = 200
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """A thread's frames, the innermost first. A traceback has no ``ident``."""
+
+    ident: int | None
+    name: str | None
+    frames: tuple[Frame, ...]
+
+
+@dataclass
+class _Begun:
+    ident: int | None = None
+    name: str | None = None
+    innermost_last: bool = False
+    frames: list[Frame] = field(default_factory=list)
+
+
+def parse(text: str) -> list[ThreadStack]:
+    """The threads and tracebacks in ``text``, in its order, each thread once."""
+    begun: list[_Begun] = []
+    for line in text.splitlines():
+        if (header := _header(line)) is not None:
+            begun.append(header)
+        elif (frame := _frame(line)) is not None:
+            if not begun:
+                begun.append(_Begun())
+            begun[-1].frames.append(frame)
+    found: list[ThreadStack] = []
+    idents = set()
+    for each in begun:
+        # A dump that was asked for twice at once has each thread twice.
+        if each.ident in idents or (each.ident is None and not each.frames):
+            continue
+        if each.ident is not None:
+            idents.add(each.ident)
+        frames = each.frames[::-1] if each.innermost_last else each.frames
+        found.append(ThreadStack(each.ident, each.name, tuple(frames[:_MOST_FRAMES])))
+    return found
+
+
+def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
+    """The main thread; where none has its name the last, as faulthandler begins with the newest."""
+    named = (each for each in threads if each.name is not None and _is_main(each.name))
+    return next(named, threads[-1] if threads else None)
+
+
+def traceback_frames(text: str) -> tuple[Frame, ...]:
+    """The frames of a traceback and of those it follows from, the innermost first."""
+    found = [_as_frame(match) for match in _TRACEBACK_FILE.finditer(text)]
+    return tuple(found[::-1])
+
+
+def _is_main(name: str) -> bool:
+    return name == MAIN_THREAD or "main thread" in name.lower()
+
+
+def _header(line: str) -> _Begun | None:
+    if found := _FAULTHANDLER_THREAD.match(line):
+        return _Begun(int(found["id"], 16), found["name"])
+    if line.lstrip().startswith(_TRACEBACK):
+        return _Begun(innermost_last=True)
+    if found := _SPY_THREAD.match(line):
+        return _Begun(int(found["id"], 16), found["name"] or found["state"])
+    return None
+
+
+def _frame(line: str) -> Frame | None:
+    found = _FILE.match(line) or _SPY_FRAME.match(line)
+    return _as_frame(found) if found else None
+
+
+def _as_frame(found: re.Match[str]) -> Frame:
+    number = int(found["line"]) if found["line"].isdecimal() else 0
+    return Frame(found["file"], number, found["function"])

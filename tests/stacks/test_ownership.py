@@ -1,0 +1,86 @@
+"""Whose code a frame is, and which frame of many is the user's own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ncclops
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import (
+    _OUR_WAITS,
+    Owner,
+    is_machinery,
+    is_users,
+    owner,
+    user_frame,
+    user_frames,
+    waits_in_our_loop,
+)
+
+TORCH = "/opt/lib/python3.12/site-packages/torch"
+OURS = Path(ncclops.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("file", "machinery"),
+    [
+        (f"{TORCH}/nn/modules/module.py", True),
+        ("/opt/lib/python3.12/selectors.py", True),
+        ("<frozen importlib._bootstrap>", True),
+        ("/venv/lib/python3.11/site-packages/ncclops/restart/wrap.py", True),
+        ("/src/ncclops/worker/script.py", True),
+        ("/venv/lib/python3.11/site-packages/typing_extensions.py", True),
+        ("/venv/lib/python3.11/site-packages/transformers/trainer.py", False),
+        ("/home/user/torch_experiments/train.py", False),
+        ("/build/torch/_dynamo/eval_frame.py", True),
+        ("/usr/lib/python3/dist-packages/trainer.py", False),
+        ("<eval_with_key>.12", True),
+        ("<stdin>", False),
+        ("<ipython-input-3-abc>", False),
+        ("/home/user/ncclops/examples/train.py", False),
+    ],
+)
+def test_whose_code_it_is(file: str, machinery: bool) -> None:
+    """Installed packages of others are not the machinery's, and not quite the user's."""
+    assert is_machinery(file) == machinery
+
+
+def test_the_users_own_frame_comes_before_a_packages() -> None:
+    """A trainer that is installed stands in only where nothing else is the user's."""
+    package = Frame("/venv/lib/python3.11/site-packages/trl/trainer.py", 1, "train")
+    own = Frame("/home/user/train.py", 2, "main")
+    assert user_frame([package, own]) == own
+    assert user_frame([package]) == package
+    assert user_frames([package, own, package]) == (own, package)
+    assert user_frames([package, package]) == (package, package)
+
+
+def test_every_package_of_ours_is_ours_wherever_it_is_installed() -> None:
+    for path in OURS.glob("*/*.py"):
+        assert owner(f"/somewhere/ncclops/{path.relative_to(OURS)}") is Owner.MACHINERY, path
+
+
+def test_an_installed_package_is_not_quite_the_users() -> None:
+    assert is_users(Frame("/home/user/train.py", 2, "main"))
+    assert not is_users(Frame("/venv/lib/python3.11/site-packages/trl/trainer.py", 1, "train"))
+
+
+def test_a_stack_of_torch_alone_has_no_user_frame() -> None:
+    assert user_frame([Frame(f"{TORCH}/nn/modules/module.py", 1, "_call_impl")]) is None
+    assert user_frames([]) == ()
+
+
+def test_the_functions_in_which_our_loop_waits_exist() -> None:
+    tree = ast.parse((OURS / "restart" / "loop.py").read_text())
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert set(_OUR_WAITS) <= functions
+
+
+def test_waiting_in_our_loop_is_known_by_file_and_function() -> None:
+    loop = "/v/lib/python3.12/site-packages/ncclops/restart/loop.py"
+    assert waits_in_our_loop(Frame(loop, 2, "Loop._await_outcome")) is not None
+    assert waits_in_our_loop(Frame(loop, 2, "Loop._iterate")) is None
+    assert waits_in_our_loop(Frame("/home/user/loop.py", 2, "_await_outcome")) is None
