@@ -5,10 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ncclops.health.live import STEP_PACE, LiveWatch, Note, WatchRules
+from ncclops.health.live import STEP_PACE, LiveWatch, WatchRules
 from ncclops.health.stalls import Windows
 from ncclops.health.stragglers import step_time_in
 from ncclops.receipts.observation import Kind, Observation, Where, observe_record
+from ncclops.record.events import (
+    CompileStallEvent,
+    CompileWarmupEvent,
+    Event,
+    StartupStallEvent,
+    StepEvent,
+    StragglerEvent,
+)
 
 WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(seconds=1000))
 NOWHERE = Where("receipt.jsonl", 0, "")
@@ -22,7 +30,7 @@ def line(kind: Kind, **fields: Any) -> Observation:
     return Observation(kind=kind, where=NOWHERE, **fields)
 
 
-def record(live: LiveWatch, rank: int, now: float = 0.0, **fields: Any) -> list[Note]:
+def record(live: LiveWatch, rank: int, now: float = 0.0, **fields: Any) -> list[Event]:
     full = {"ts": now, "iteration": 0, **fields}
     seen = observe_record(full, NOWHERE)
     assert seen is not None
@@ -33,7 +41,7 @@ def steps_told(live: LiveWatch, rank: int, numbers: range, now: float, **fields:
     notes = [
         note for n in numbers for note in record(live, rank, now, kind="step", step=n, **fields)
     ]
-    return [note.fields["step"] for note in notes if note.event == "step"]
+    return [note.step for note in notes if isinstance(note, StepEvent)]
 
 
 def test_a_window_that_passes_is_told_once_with_its_name() -> None:
@@ -41,11 +49,12 @@ def test_a_window_that_passes_is_told_once_with_its_name() -> None:
     assert live.deadline == 100.0
     assert live.check(99.0) == []
     (stall,) = live.check(100.0)
-    assert (stall.event, stall.fields["window"]) == ("startup-stall", "startup")
+    assert isinstance(stall, StartupStallEvent)
     assert live.check(1e6) == []
     live.saw_line(0, line("begun"), now=200.0, at=0.0)
     (stall,) = live.check(1200.0)
-    assert (stall.event, stall.fields["window_s"]) == ("compile-stall", 1000.0)
+    assert isinstance(stall, CompileStallEvent)
+    assert stall.window_s == 1000.0
 
 
 def test_a_step_of_any_rank_closes_the_windows() -> None:
@@ -74,7 +83,7 @@ def test_steps_are_told_at_a_pace_and_the_last_one_at_an_end() -> None:
     pace = STEP_PACE.total_seconds()
     assert steps_told(live, 0, range(10, 20), now=1.0 + pace) == [10]
     assert steps_told(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
-    assert live.flush() == [Note("step", 0, {"step": 19, "step_s": 0.0}, 1.0 + pace)]
+    assert live.flush() == [StepEvent(rank=0, step=19, step_s=0.0, ts=1.0 + pace)]
     assert live.flush() == []
 
 
@@ -82,7 +91,7 @@ def test_an_end_of_an_iteration_tells_its_last_step_first() -> None:
     live = watch()
     steps_told(live, 0, range(3), now=1.0)
     ended = record(live, 1, now=5.0, kind="iteration", iteration=1)
-    assert ended == [Note("step", 0, {"step": 2, "step_s": 0.0}, 1.0)]
+    assert ended == [StepEvent(rank=0, step=2, step_s=0.0, ts=1.0)]
     assert steps_told(live, 0, range(1, 5), now=6.0, iteration=1) == [1]
 
 
@@ -100,15 +109,14 @@ def test_the_time_per_step_is_the_mean_since_the_last_one_told() -> None:
     live = watch()
     for n in range(12):
         notes = record(live, 0, now=10.0 + n, kind="step", step=n)
-    assert [note.fields for note in live.flush()] == [{"step": 11, "step_s": 1.0}]
+    assert live.flush() == [StepEvent(ts=21.0, rank=0, step=11, step_s=1.0)]
     assert notes == []
 
 
 def test_a_step_that_is_printed_and_recorded_counts_once() -> None:
     live = watch()
-    told = {"step": 0, "step_s": 0.5, "rate": 100.0, "unit": "tokens/s"}
     assert record(live, 0, kind="step", step=0, tokens=50, seconds=0.5) == [
-        Note("step", 0, told, 0.0)
+        StepEvent(ts=0.0, rank=0, step=0, step_s=0.5, rate=100.0, unit="tokens/s")
     ]
     assert live.saw_line(0, line("step", step=0), now=0.0, at=0.0) == []
     assert live.flush() == []
@@ -117,12 +125,12 @@ def test_a_step_that_is_printed_and_recorded_counts_once() -> None:
 
 def test_warmup_is_told_once_per_rank_and_start() -> None:
     live = watch()
-    stated = Note("compile-warmup", 0, {"seconds": 3.5, "stated": True}, 0.0)
+    stated = CompileWarmupEvent(ts=0.0, rank=0, seconds=3.5, stated=True)
     assert record(live, 0, kind="compile-warmup", seconds=3.5) == [stated]
     assert live.saw_line(0, line("warmup", seconds=3.5), now=0.0, at=0.0) == [], "printed as well"
     silent = [note for n in range(3) for note in record(live, 1, kind="step", step=n)]
-    assert [note for note in silent if note.event == "compile-warmup"] == [
-        Note("compile-warmup", 1, {"seconds": None, "stated": False}, 0.0)
+    assert [note for note in silent if isinstance(note, CompileWarmupEvent)] == [
+        CompileWarmupEvent(ts=0.0, rank=1, seconds=None, stated=False)
     ]
     record(live, 0, kind="iteration", iteration=1)
     assert record(live, 0, kind="compile-warmup", seconds=1.0, iteration=1)
@@ -130,14 +138,14 @@ def test_warmup_is_told_once_per_rank_and_start() -> None:
 
 def test_a_slow_rank_is_told_with_its_ratio_and_the_advice() -> None:
     live = watch()
-    found: list[Note] = []
+    found: list[Event] = []
     for n in range(40):
         for rank in range(4):
             seconds = 0.11 if rank == 2 else 0.1
             found += record(live, rank, now=float(n), kind="step", step=n, seconds=seconds)
-    (slow,) = [note for note in found if note.event == "straggler"]
+    (slow,) = [note for note in found if isinstance(note, StragglerEvent)]
     assert slow.rank == 2
-    assert slow.fields["kind"] == "chronic"
-    assert slow.fields["ratio"] == 1.1
-    assert slow.fields["since_step"] == 1, "never the contaminated one"
-    assert "Swap the GPU" in slow.fields["advice"]
+    assert slow.kind == "chronic"
+    assert slow.ratio == 1.1
+    assert slow.since_step == 1, "never the contaminated one"
+    assert "Swap the GPU" in slow.advice

@@ -23,7 +23,7 @@ def test_startup_without_a_sign_of_training() -> None:
     stall = watch.check(150.0)
     assert stall is not None
     assert (stall.event, stall.window_name) == ("startup-stall", "startup")
-    assert stall.fields()["message"] == (
+    assert stall.as_event().message == (
         "the startup window of 100s has passed without a sign of training"
     )
     assert watch.check(1000.0) is None, "raised once"
@@ -38,7 +38,7 @@ def test_compile_has_a_window_of_its_own() -> None:
     stall = watch.check(700.0)
     assert stall is not None
     assert (stall.event, stall.began) == ("compile-stall", 90.0)
-    assert stall.fields()["window_s"] == 600.0
+    assert stall.as_event().window_s == 600.0
 
 
 @pytest.mark.parametrize("kind", ["warmup", "step", "end"])

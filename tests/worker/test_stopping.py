@@ -12,7 +12,7 @@ from ncclops.record import worker_record
 from ncclops.worker.stopping import StopRequest
 
 ready = threading.Event()
-worker_record.tell = lambda what: ready.set()  # there is no launcher here
+worker_record.report = lambda event: ready.set()  # there is no launcher here
 
 def leave(*_):
     print("saved", flush=True)

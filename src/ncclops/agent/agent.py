@@ -38,6 +38,7 @@ from ncclops.agent.worker_events import WorkerEvents
 from ncclops.classify.model import Verdict as ClassifiedAs
 from ncclops.classify.policy import Decision
 from ncclops.control.server_process import ControlServer
+from ncclops.decision.as_events import classified_event, retry_event
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, NextAttempt, next_attempt
 from ncclops.durations import format_duration
@@ -45,7 +46,9 @@ from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.receipts.observation import Observation
-from ncclops.record import shared_page
+from ncclops.record import events, shared_page
+from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
+from ncclops.record.files import decode_object
 
 
 def run_agent(job: Job, coordinate: Coordinate | None = None) -> int:
@@ -190,7 +193,7 @@ class _Agent:
             rank, cause = attempt.failure() or failed
             self._receipts.collect()
             attempt.watching.flush()
-            self._run.event("fault", rank=rank, cause=cause, attempt=attempt.number)
+            self._run.add(FaultEvent(rank=rank, cause=cause, attempt=attempt.number))
         return failed is not None, await attempt.close()
 
     async def _local_end(
@@ -200,7 +203,7 @@ class _Agent:
         found, team = diagnosis.report, attempt.team
         evidence = conclusion.evidence(found)
         if failed and not self._stop.asked:
-            self._run.event("classified", **found.verdict.as_json(), evidence=evidence)
+            self._run.add(classified_event(found.verdict, conclusion.proofs(found)))
         receipt = None
         if self._job.require_receipt:
             receipt = await asyncio.to_thread(
@@ -244,11 +247,10 @@ class _Agent:
         escalated = attempt.team.escalation
         if failed and escalated is not None and escalated.to == "respawn":
             reason = f"no further attempt is allowed after: {escalated.reason}"
-            self._run.event("escalation", to="stop", reason=reason)
+            self._run.add(EscalationEvent(to="stop", reason=reason))
 
     def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
-        told = {"reason": following.reason, "changes": following.environ}
-        self._run.event("retry", **{**decided, **told})
+        self._run.add(retry_event(decided, following))
         changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
         pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
         self._terminal.say(
@@ -268,9 +270,9 @@ class _Agent:
         """Follow what workers tell, record and print; the present attempt gets it all."""
         loop = asyncio.get_running_loop()
 
-        def on_told(rank: int, record: dict[str, Any]) -> None:
+        def on_told(rank: int, event: Event) -> None:
             if self._attempt is not None:
-                self._attempt.take_over(rank, record)
+                self._attempt.take_over(rank, event)
 
         def on_record(rank: int, record: dict[str, Any]) -> None:
             if self._attempt is not None:
@@ -283,7 +285,8 @@ class _Agent:
         def from_thread(rank: int, seen: Sequence[Observation]) -> None:
             loop.call_soon_threadsafe(on_printed, rank, seen)
 
-        self._inbox, self._receipts = WorkerEvents(on_told), WorkerEvents(on_record)
+        self._inbox = WorkerEvents(events.decode, on_told)
+        self._receipts = WorkerEvents(decode_object, on_record)
         self._inbox.open()
         self._receipts.open()
         self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
@@ -314,13 +317,13 @@ class _Agent:
             self._attempt.team.send(signum)
 
     def _on_stop_request(self, request: StopRequest) -> None:
-        fields: dict[str, Any] = {
-            "reason": request.reason,
-            "grace_s": request.grace.total_seconds(),
-        }
-        if request.signum is not None:
-            fields |= {"signal": request.signum.name}
-        self._run.event("stop-requested", **fields)
+        self._run.add(
+            StopRequestedEvent(
+                reason=request.reason,
+                grace_s=request.grace.total_seconds(),
+                signal=None if request.signum is None else request.signum.name,
+            )
+        )
         if self._coordinator is not None:
             self._coordinator.tell_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())

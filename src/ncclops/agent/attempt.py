@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from ncclops.agent import log_files, store, worker_messages, workers
 from ncclops.agent.condition import Condition
@@ -30,6 +29,13 @@ from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record.events import (
+    Event,
+    FaultEvent,
+    RestartEvent,
+    WorkerExitedEvent,
+    WorkerStartedEvent,
+)
 from ncclops.record.stop_point import StopPage
 from ncclops.record.variables import AGENT_PID, STARTED
 
@@ -192,12 +198,12 @@ class RunningAttempt:
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def take_over(self, rank: int, record: dict[str, Any]) -> None:
-        """A worker has told something."""
-        if record.get("event") in ("fault", "restart"):
+    def take_over(self, rank: int, event: Event) -> None:
+        """A worker has reported something."""
+        if isinstance(event, FaultEvent | RestartEvent):
             self._scene.collect_receipts()
             self.watching.flush()
-        worker_messages.take_over(self._run, self.team, rank, record)
+        worker_messages.take_over(self._run, self.team, rank, event)
         self._scene.condition.tell()
 
     def _on_hang(self, hang: Hang) -> None:
@@ -219,8 +225,8 @@ class RunningAttempt:
         self._scene.collect_receipts()
         self.watching.flush()
         self.team.release()
-        self._run.event(
-            "worker-exited", rank=worker.rank, exit_code=ended.code, signal=ended.signal
+        self._run.add(
+            WorkerExitedEvent(rank=worker.rank, exit_code=ended.code, signal=ended.signal)
         )
         if not ended.ok and worker.rank not in self.team.asked_to_stop:
             if not self.team.ends_all(worker):
@@ -233,7 +239,7 @@ class RunningAttempt:
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
         # Groups that are up go on without it, so this is reported and not acted upon; workers
         # that still need it fail by themselves, with this line above to explain it.
-        self._run.event("fault", cause="store-lost", log=str(self._run.store_log))
+        self._run.add(FaultEvent(cause="store-lost", log=str(self._run.store_log)))
         self._scene.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
 
     # --- what the phases are made of ------------------------------------------------------------
@@ -278,4 +284,4 @@ class RunningAttempt:
         worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
-        self._run.event("worker-started", rank=rank, pid=worker.pid, attempt=self.number)
+        self._run.add(WorkerStartedEvent(rank=rank, pid=worker.pid, attempt=self.number))

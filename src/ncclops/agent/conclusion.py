@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ from ncclops.agent.coordinator import Settled
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import Diagnosis
 from ncclops.classify import Report
+from ncclops.classify.model import Evidence
 from ncclops.decision.outcome import FirstFailure, StopRequest, Verdict, judge
 from ncclops.errors import ReceiptMissing
+from ncclops.record.events import VerdictEvent
 
 _EVIDENCE_LINES = 5
 
@@ -67,13 +70,18 @@ def conclude(ended: Ended) -> Verdict:
         goodput=verdict_report.measure_goodput(job.run),
     )
     job.run.write_verdict(verdict.to_json())
-    job.run.event("verdict", outcome=outcome, exit_code=code, reason=reason)
+    job.run.add(VerdictEvent(outcome=outcome, exit_code=code, reason=reason))
     return verdict
 
 
 def evidence(found: Report) -> list[dict[str, Any]]:
     """The lines that prove ``found``, as many as are worth repeating."""
-    return [line.as_json() for line in found.evidence[:_EVIDENCE_LINES]]
+    return [line.as_json() for line in proofs(found)]
+
+
+def proofs(found: Report) -> Sequence[Evidence]:
+    """The same, as the classifier has them."""
+    return found.evidence[:_EVIDENCE_LINES]
 
 
 def is_healthy(receipt: dict[str, Any] | None) -> bool:

@@ -12,6 +12,7 @@ from ncclops.agent.team import Team
 from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
+from ncclops.record.events import ControlEvent
 from ncclops.timeouts.ladder import HARD, SOFT
 from ncclops.timeouts.limits import Window, numbers_of, window_from
 
@@ -80,7 +81,17 @@ class ControlHandler:
         told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
         self._tightened = (team, window_from(numbers))
         all_told = bool(told) and all(told)
-        self._record("tighten-timeouts", record["reason"], record["by"], told=all_told, **numbers)
+        self._job.run.add(
+            ControlEvent(
+                action="tighten-timeouts",
+                reason=record["reason"],
+                by=record["by"],
+                told=all_told,
+                process_group=numbers["process_group"],
+                soft=numbers["soft"],
+                hard=numbers["hard"],
+            )
+        )
         return all_told
 
     def _present(self, team: Team | None) -> Window:
@@ -89,8 +100,8 @@ class ControlHandler:
             return self._tightened[1]
         return self._job.limits.steady or self._job.limits.first
 
-    def _record(self, action: str, reason: str, by: str, **fields: Any) -> None:
-        self._job.run.event("control", action=action, reason=reason, by=by, **fields)
+    def _record(self, action: str, reason: str, by: str) -> None:
+        self._job.run.add(ControlEvent(action=action, reason=reason, by=by))
 
 
 def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:

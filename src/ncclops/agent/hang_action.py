@@ -13,7 +13,6 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
@@ -21,6 +20,7 @@ from ncclops.agent.workers import Worker
 from ncclops.health.evidence import Kind
 from ncclops.health.hang import Finding, HangVerdict
 from ncclops.record import progress
+from ncclops.record.events import HangEndedEvent, HangEvent, HangEvidence
 
 # A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
 # second.
@@ -99,19 +99,20 @@ class HangAction:
         return next(able, None)
 
     def _record(self, verdict: HangVerdict, action: str) -> None:
-        self._job.run.event(
-            "hang",
-            rank=verdict.culprits[0],
-            culprits=list(verdict.culprits),
-            cause=verdict.reason,
-            evidence=[_evidence(finding) for finding in verdict.findings],
-            action=action,
+        self._job.run.add(
+            HangEvent(
+                rank=verdict.culprits[0],
+                culprits=list(verdict.culprits),
+                cause=verdict.reason,
+                evidence=[_evidence(finding) for finding in verdict.findings],
+                action=action,
+            )
         )
         self._say(f"hang: {verdict.reason}: {action}")
 
     def _end(self, worker: Worker, tick: int | None) -> None:
         if not self._closed and worker.exit is None and self._tick(worker) == tick:
-            self._job.run.event("hang-ended", rank=worker.rank, signal="SIGKILL")
+            self._job.run.add(HangEndedEvent(rank=worker.rank))
             worker.send(signal.SIGKILL)
 
     def _tick(self, worker: Worker) -> int | None:
@@ -119,11 +120,11 @@ class HangAction:
         return None if page is None else page.tick_ns
 
 
-def _evidence(finding: Finding) -> dict[str, Any]:
-    return {
-        "rank": finding.rank,
-        "state": finding.state,
-        "stale": [str(kind) for kind in finding.stale],
-        "window_s": None if finding.window is None else finding.window.total_seconds(),
-        "reason": finding.reason,
-    }
+def _evidence(finding: Finding) -> HangEvidence:
+    return HangEvidence(
+        rank=finding.rank,
+        state=finding.state,
+        stale=[str(kind) for kind in finding.stale],
+        window_s=None if finding.window is None else finding.window.total_seconds(),
+        reason=finding.reason,
+    )

@@ -32,6 +32,7 @@ from ncclops.agent.stopping import StopRequests
 from ncclops.agent.team import Team
 from ncclops.host import process_tree
 from ncclops.record import progress
+from ncclops.record.events import StopAgreedEvent, StopForcedEvent, StopRequestedEvent
 from ncclops.record.progress import Progress
 from ncclops.record.stop_point import Clock, StopPage, highest_reading
 
@@ -128,7 +129,7 @@ class TeamStop:
         await changes.until(lambda: not team.running() or self._stop.hurry, limit)
         if team.running():
             ranks = [worker.rank for worker in team.running()]
-            self._job.run.event("stop-requested", signal="SIGKILL", ranks=ranks)
+            self._job.run.add(StopRequestedEvent(signal="SIGKILL", ranks=ranks))
             team.send(signal.SIGKILL)
             await changes.until(lambda: not team.running(), process_tree.KILL_DEADLINE)
 
@@ -230,8 +231,11 @@ class TeamStop:
 
     def _tell_agreed(self, clock: Clock, point: int) -> None:
         ranks = [worker.rank for worker in self._team.running()]
-        name = "step" if clock is Clock.STEPS else "update"
-        self._job.run.event("stop-agreed", **{name: point}, ranks=ranks)
+        if clock is Clock.STEPS:
+            name, agreed = "step", StopAgreedEvent(step=point, ranks=ranks)
+        else:
+            name, agreed = "update", StopAgreedEvent(update=point, ranks=ranks)
+        self._job.run.add(agreed)
         self._say(f"all ranks end after {name} {point}")
 
     def _page_of(self, rank: int) -> Path:
@@ -253,7 +257,7 @@ class TeamStop:
     async def _abort_groups(self, why: str) -> None:
         team = self._team
         ranks = [worker.rank for worker in team.running()]
-        self._job.run.event("stop-forced", ranks=ranks, reason=why)
+        self._job.run.add(StopForcedEvent(ranks=ranks, reason=why))
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
         team.asked_to_stop |= set(ranks)
         asked = {worker.rank for worker in team.running() if worker.order("abort")}

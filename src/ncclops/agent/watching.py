@@ -14,12 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from ncclops.agent.job import Job
-from ncclops.health.live import LiveWatch, Note
+from ncclops.health.live import LiveWatch
 from ncclops.health.stragglers import step_time_in
 from ncclops.host import gpu_readings
 from ncclops.receipts.observation import Observation, Where, observe_record
 from ncclops.record import progress
+from ncclops.record.events import (
+    CompileStallEvent,
+    Event,
+    StartupStallEvent,
+    StragglerEvent,
+    name_of,
+)
 
 _NOWHERE = Where("receipt.jsonl", 0, "")  # only facts are quoted with their line
 
@@ -88,50 +97,46 @@ class Watching:
         pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._ranks)
         return any(page is not None and page.updates > 0 for page in pages)
 
-    def _tell(self, notes: Sequence[Note]) -> None:
-        for note in notes:
-            if note.event == "straggler":
-                self._tell_straggler(note)
+    def _tell(self, found: Sequence[Event]) -> None:
+        for event in found:
+            if isinstance(event, StragglerEvent):
+                self._tell_straggler(event)
                 continue
-            self._job.run.event(note.event, rank=note.rank, ts=note.at, **note.fields)
-            if "message" in note.fields:
-                self._say(f"{note.event}: {note.fields['message']}")
+            self._job.run.add(event)
+            if isinstance(event, StartupStallEvent | CompileStallEvent):
+                self._say(f"{name_of(event)}: {event.message}")
 
-    def _tell_straggler(self, note: Note) -> None:
+    def _tell_straggler(self, event: StragglerEvent) -> None:
         """With what the hardware says, which a driver may take its time for, or for ever."""
 
         def look() -> None:
-            found = self._hardware(note)
+            found = self._hardware(event)
             with suppress(RuntimeError):  # the run is over meanwhile
-                self._loop.call_soon_threadsafe(self._tell_found_straggler, note, found)
+                self._loop.call_soon_threadsafe(self._tell_found_straggler, event, found)
 
         threading.Thread(target=look, name="ncclops-gpu", daemon=True).start()
 
-    def _hardware(self, note: Note) -> gpu_readings.GpuHealth | None:
-        assert note.rank is not None
-        device = self._job.device_of(note.rank)
+    def _hardware(self, event: StragglerEvent) -> gpu_readings.GpuHealth | None:
+        assert event.rank is not None
+        device = self._job.device_of(event.rank)
         health = None if device is None else gpu_readings.read_gpu(device)
         return health if health is not None and health.available else None
 
-    def _tell_found_straggler(self, note: Note, health: gpu_readings.GpuHealth | None) -> None:
-        host, fields = socket.gethostname(), note.fields
+    def _tell_found_straggler(
+        self, event: StragglerEvent, health: gpu_readings.GpuHealth | None
+    ) -> None:
+        host = socket.gethostname()
         complaints = [] if health is None else health.complaints()
-        self._job.run.event(
-            "straggler",
-            rank=note.rank,
-            **fields,
-            host=host,
-            gpu_readings=None if health is None else health.to_json(),
-            hardware=complaints,
-        )
-        if fields["kind"] != "chronic":
+        readings = None if health is None else health.to_json()
+        self._job.run.add(replace(event, host=host, gpu=readings, hardware=complaints))
+        if event.kind != "chronic":
             return  # on the record; a person has nothing to do about a single episode
         device = "" if health is None else f", GPU {health.device}"
-        since = time.strftime("%H:%M:%S", time.localtime(fields["since"]))
+        since = time.strftime("%H:%M:%S", time.localtime(event.since))
         self._say(
-            f"straggler: rank {note.rank} on {host}{device} takes"
-            f" {fields['ratio']:.2f} times the median step since step {fields['since_step']}"
+            f"straggler: rank {event.rank} on {host}{device} takes"
+            f" {event.ratio:.2f} times the median step since step {event.since_step}"
             f" ({since})"
             + (f"; {', '.join(complaints)}" if complaints else "")
-            + f". {fields['advice']}"
+            + f". {event.advice}"
         )

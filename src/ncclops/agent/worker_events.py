@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Generic
 
-from ncclops.record.tail import FALLBACK_INTERVAL_S, GrowthWatch, LineReader
+from ncclops.record.files import Decode, Record, RecordReader
+from ncclops.record.tail import FALLBACK_INTERVAL_S, GrowthWatch
 
-Deliver = Callable[[int, dict[str, Any]], None]
+Deliver = Callable[[int, Record], None]
 
 
-class WorkerEvents:
-    """Follows one file a rank, and calls ``deliver(rank, record)`` for each record, once."""
+class WorkerEvents(Generic[Record]):
+    """Follows one file a rank, and calls ``deliver(rank, record)`` for each record, once.
 
-    def __init__(self, deliver: Deliver) -> None:
+    Lines that ``decode`` refuses were not written by us: scripts may write to the directory.
+    """
+
+    def __init__(self, decode: Decode[Record], deliver: Deliver[Record]) -> None:
+        self._decode = decode
         self._deliver = deliver
         self._watch = GrowthWatch()
-        self._readers: dict[int, LineReader] = {}
+        self._readers: dict[int, RecordReader[Record]] = {}
         self._closed = False
 
     def follow(self, files: Mapping[int, Path]) -> None:
         """Follow these too; a rank that is followed already stays as it is."""
         for rank, path in files.items():
             if rank not in self._readers:
-                self._readers[rank] = LineReader(path)
+                self._readers[rank] = RecordReader(path, self._decode)
                 self._watch.add(path)
 
     def open(self) -> None:
@@ -40,9 +44,8 @@ class WorkerEvents:
     def collect(self) -> None:
         """Deliver what is there now, such as the last words of a worker that has just ended."""
         for rank, reader in self._readers.items():
-            while lines := list(reader.read()):
-                for line in filter(None, lines):
-                    self._deliver_line(rank, line)
+            for record in reader.new():
+                self._deliver(rank, record)
 
     def close(self) -> None:
         """Deliver what is left and stop."""
@@ -63,11 +66,3 @@ class WorkerEvents:
         if not self._closed:
             self.collect()
             asyncio.get_running_loop().call_later(FALLBACK_INTERVAL_S, self._look_now_and_then)
-
-    def _deliver_line(self, rank: int, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            return  # not written by us: the file is in a directory that scripts may write to
-        if isinstance(record, dict):
-            self._deliver(rank, record)

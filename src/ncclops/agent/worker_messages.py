@@ -1,68 +1,57 @@
-"""What workers tell, taken over into the team and the run's ``events.jsonl``."""
+"""What workers report, taken over into the team and the run's ``events.jsonl``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from msgspec.structs import replace
 
 from ncclops.agent.team import Team
 from ncclops.decision.retrying import Escalated
+from ncclops.record.events import (
+    BootstrappedEvent,
+    EnteredEvent,
+    EscalationEvent,
+    Event,
+    FaultEvent,
+    GroupsAbortedEvent,
+    GroupTimeoutEvent,
+    OwnWrapperEvent,
+    ReadyToEndEvent,
+    ResourceGrowthEvent,
+    RestartEvent,
+)
 from ncclops.record.run_directory import RunDirectory
 
-Record = Mapping[str, Any]
-
-
-def _entered(team: Team, rank: int, _: Record) -> None:
-    team.entered.add(rank)
-
-
-def _ready_to_end(team: Team, rank: int, _: Record) -> None:
-    team.ready_to_end.add(rank)
-    team.release()
-
-
-def _bootstrapped(team: Team, rank: int, _: Record) -> None:
-    team.bootstrapped.add(rank)
-
-
-def _aborted(team: Team, rank: int, _: Record) -> None:
-    team.aborted.add(rank)
-
-
-def _fault(team: Team, rank: int, _: Record) -> None:
-    team.last_faulty = rank
-
-
-def _escalation(team: Team, _: int, record: Record) -> None:
-    team.escalation = Escalated.of(record)
-
-
-# What an event means for the team, and which ones the record of the run takes over. Others are
-# not ours: scripts may write to the directory too. Warm-up is known from receipts and printed
-# lines alike (``watching``).
-_EFFECTS: Mapping[str, Callable[[Team, int, Record], None]] = {
-    "entered": _entered,
-    "ready-to-end": _ready_to_end,
-    "bootstrapped": _bootstrapped,
-    "groups-aborted": _aborted,
-    "fault": _fault,
-    "escalation": _escalation,
-}
-_COPIED = frozenset(
-    {"bootstrapped", "fault", "restart", "escalation"}
-    | {"group-timeout", "resource-growth", "own-wrapper"}
+# What the record of the run takes over. Nothing else: scripts may write to the directory too.
+# Warm-up is known from receipts and printed lines alike (``watching``).
+_COPIED = (
+    BootstrappedEvent,
+    FaultEvent,
+    RestartEvent,
+    EscalationEvent,
+    GroupTimeoutEvent,
+    ResourceGrowthEvent,
+    OwnWrapperEvent,
 )
-_OWN_FIELDS = ("event", "rank", "of_rank", "node")
 
 
-def take_over(run: RunDirectory, team: Team, rank: int, record: Record) -> None:
-    """Act on one line of a worker's ``worker.jsonl``."""
-    event = str(record.get("event"))
-    if event == "escalation" and team.escalation is not None:
+def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
+    """Act on what the worker of ``rank`` has reported, which may be about another rank."""
+    if isinstance(event, EscalationEvent) and team.escalation is not None:
         return  # all ranks say it; once is enough
-    rank = record.get("of_rank", rank)  # told for one that is dead
-    if effect := _EFFECTS.get(event):
-        effect(team, rank, record)
-    if event in _COPIED:
-        fields = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
-        run.event(event, rank=rank, **fields)
+    about = rank if event.rank is None else event.rank
+    match event:
+        case EnteredEvent():
+            team.entered.add(about)
+        case ReadyToEndEvent():
+            team.ready_to_end.add(about)
+            team.release()
+        case BootstrappedEvent():
+            team.bootstrapped.add(about)
+        case GroupsAbortedEvent():
+            team.aborted.add(about)
+        case FaultEvent():
+            team.last_faulty = about
+        case EscalationEvent():
+            team.escalation = Escalated(to=event.to, reason=event.reason, failure=event.failure)
+    if isinstance(event, _COPIED):
+        run.add(replace(event, rank=about, node=""))

@@ -35,6 +35,7 @@ from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
 from ncclops.host import interfaces
+from ncclops.record.events import FaultEvent, NodesEvent
 from ncclops.record.tail import last_lines
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
@@ -312,7 +313,7 @@ class MultiNode:
     def _introduce(self, start: Record, rank: int) -> None:
         active = self._rendezvous.active
         nodes = round_start.nodes_of(start, active)
-        self._job.run.event("nodes", attempt=start["attempt"], nodes=nodes)
+        self._job.run.add(NodesEvent(attempt=start["attempt"], nodes=nodes))
         self._say(round_start.introduction(start, rank, active))
         for line in start["remarks"]:
             self._say(line)
@@ -389,9 +390,14 @@ class MultiNode:
             case "failed" | "fault":
                 if node != self._rank:
                     self._say_failure(record)
-                    fields = {k: record[k] for k in ("rank", "how", "lines")}
-                    self._job.run.event(
-                        "fault", cause=record["how"], on=round_state.name(node), **fields
+                    self._job.run.add(
+                        FaultEvent(
+                            rank=record["rank"],
+                            cause=record["how"],
+                            on=round_state.name(node),
+                            how=record["how"],
+                            lines=record["lines"],
+                        )
                     )
             case "limits":
                 self._take_limits(record)
@@ -405,8 +411,8 @@ class MultiNode:
 
     def _on_lost(self, node: int, record: Record) -> None:
         round_state = self._round_state
-        self._job.run.event(
-            "fault", cause="node-lost", on=round_state.name(node), why=record["why"]
+        self._job.run.add(
+            FaultEvent(cause="node-lost", on=round_state.name(node), why=record["why"])
         )
         if node != self._rank:
             self._say(f"{round_state.name(node)} is lost: {record['why']}")
@@ -461,7 +467,7 @@ class MultiNode:
     def _lose_store(self, why: str) -> None:
         if self._store_lost is None:
             self._store_lost = f"the job's store at {self._rendezvous.address} is lost ({why})"
-            self._job.run.event("fault", cause="store-lost", why=why)
+            self._job.run.add(FaultEvent(cause="store-lost", why=why))
             if self._round_state.start is not None and self._round_state.decision is None:
                 # Workers of another store may well go on without this one; a restart cannot.
                 shared = self._round_state.start["external"]

@@ -11,6 +11,7 @@ from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.cluster.shared_log import Record
+from ncclops.record.events import NodeEntry
 from ncclops.record.variables import ACTIVE_RANKS
 
 
@@ -60,11 +61,11 @@ def workers_environ(
     return told
 
 
-def nodes_of(start: Record, active: int) -> list[dict[str, Any]]:
+def nodes_of(start: Record, active: int) -> list[NodeEntry]:
     """The nodes by rank, for the record of the run."""
     pairs = zip(start["names"], start["addresses"], strict=True)
     return [
-        {"rank": rank, "name": name, "address": address, "spare": rank >= active}
+        NodeEntry(rank=rank, name=name, address=address, spare=rank >= active)
         for rank, (name, address) in enumerate(pairs)
     ]
 

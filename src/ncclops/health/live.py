@@ -13,14 +13,15 @@ over restarts in place; a new attempt has a new one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+
+from msgspec.structs import replace
 
 from ncclops.health.stalls import StallWatch, Windows
-from ncclops.health.stragglers import THRESHOLD, StepTime, Straggler, StragglerWatch
+from ncclops.health.stragglers import THRESHOLD, StepTime, StragglerWatch
 from ncclops.receipts.observation import Observation, Where
+from ncclops.record.events import CompileWarmupEvent, Event, StepEvent, StragglerEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
 
 # A run of weeks has millions of steps. Who needs each of them reads the ranks' receipts.
@@ -40,16 +41,6 @@ class WatchRules:
     straggler: float = THRESHOLD
 
 
-@dataclass(frozen=True)
-class Note:
-    """One event: its name, the rank it is about, when it happened (None: now), its fields."""
-
-    event: str
-    rank: int | None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    at: float | None = None
-
-
 class LiveWatch:
     """Feed it what each rank shows; it answers with what is worth an event."""
 
@@ -67,16 +58,16 @@ class LiveWatch:
         """When :meth:`check` is to be called next, if nothing is seen before."""
         return self._stalls.deadline
 
-    def check(self, now: float) -> list[Note]:
+    def check(self, now: float) -> list[Event]:
         """The stall whose window has passed by ``now``, once."""
         stall = self._stalls.check(now)
-        return [] if stall is None else [Note(stall.event, None, stall.fields())]
+        return [] if stall is None else [stall.as_event()]
 
     def steps_printed(self, rank: int) -> int:
         """How many steps the output of ``rank`` has shown since it was last started."""
         return self._rank(rank).printed
 
-    def saw_line(self, rank: int, seen: Observation, now: float, at: float) -> list[Note]:
+    def saw_line(self, rank: int, seen: Observation, now: float, at: float) -> list[Event]:
         """A line that ``rank`` has printed."""
         if seen.kind == "step":
             self._rank(rank).printed += 1
@@ -92,38 +83,38 @@ class LiveWatch:
         iteration: int,
         now: float,
         at: float,
-    ) -> list[Note]:
+    ) -> list[Event]:
         """A record that ``rank`` has written in ``iteration``."""
-        notes: list[Note] = []
+        found: list[Event] = []
         if iteration < self._iteration:  # written before the others started again
-            return notes
+            return found
         if iteration > self._iteration:  # the first rank to start again; the others follow
             self._iteration = iteration
-            notes += self.flush()
+            found += self.flush()
             self._pace = _Pace()
             self._stalls.restart(now)
         if seen.kind == "start":
             self._ranks[rank] = _Rank()
-            return notes
+            return found
         if seen.kind == "step":
             self._recording.add(rank)
-        notes += self._saw(rank, seen, now, at)
+        found += self._saw(rank, seen, now, at)
         if step_time is not None:
-            notes += self._compare(rank, step_time)
-        return notes
+            found += self._compare(rank, step_time)
+        return found
 
     def trains(self, now: float) -> None:
         """Somebody knows that steps are made, although none is printed or recorded."""
         self._stalls.saw(_SILENT_STEP, now)
 
-    def flush(self) -> list[Note]:
+    def flush(self) -> list[Event]:
         """The last step that was seen, if it is not told yet: something comes to an end."""
         return self._pace.flush()
 
     def _rank(self, rank: int) -> _Rank:
         return self._ranks.setdefault(rank, _Rank())
 
-    def _saw(self, rank: int, seen: Observation, now: float, at: float) -> list[Note]:
+    def _saw(self, rank: int, seen: Observation, now: float, at: float) -> list[Event]:
         self._stalls.saw(seen, now)
         if seen.kind == "warmup":
             return self._warm(rank, seen.seconds, at, stated=True)
@@ -133,24 +124,27 @@ class LiveWatch:
         own.saw_step(seen.step)
         # Like the recorder: who does not say when warm-up ends is warm with the second step.
         warm = own.steps >= WARM_AFTER_STEPS
-        notes = self._warm(rank, None, at, stated=False) if warm else []
+        found = self._warm(rank, None, at, stated=False) if warm else []
         number = own.highest if seen.step is None else seen.step
-        return notes + self._pace.saw(rank, number, at, _details(seen))
+        shown = StepEvent(
+            ts=at, rank=rank, step=number, step_s=seen.seconds, rate=seen.rate, unit=seen.unit
+        )
+        return found + self._pace.saw(rank, shown)
 
-    def _warm(self, rank: int, seconds: float | None, at: float, *, stated: bool) -> list[Note]:
+    def _warm(self, rank: int, seconds: float | None, at: float, *, stated: bool) -> list[Event]:
         own = self._rank(rank)
         if own.warm:
             return []
         own.warm = True
-        return [Note("compile-warmup", rank, {"seconds": seconds, "stated": stated}, at)]
+        return [CompileWarmupEvent(ts=at, rank=rank, seconds=seconds, stated=stated)]
 
-    def _compare(self, rank: int, step_time: StepTime) -> list[Note]:
+    def _compare(self, rank: int, step_time: StepTime) -> list[Event]:
         self._stragglers.saw(rank, step_time)
         self._compared += 1
         if self._compared < _COMPARE_EVERY_STEPS * len(self._ranks):
             return []
         self._compared = 0
-        return [Note("straggler", each.rank, _fields(each)) for each in self._stragglers.check()]
+        return [StragglerEvent(**asdict(each)) for each in self._stragglers.check()]
 
 
 @dataclass
@@ -176,39 +170,27 @@ class _Pace:
     def __init__(self) -> None:
         self._leader: int | None = None
         self._told: tuple[int, float] | None = None
-        self._last: Note | None = None  # seen since, and not told
+        self._last: StepEvent | None = None  # seen since, and not told
 
-    def saw(self, rank: int, number: int, at: float, details: Mapping[str, Any]) -> list[Note]:
+    def saw(self, rank: int, shown: StepEvent) -> list[Event]:
         if self._leader is not None and rank > self._leader:
             return []
         self._leader = rank
-        if self._told is not None and number <= self._told[0]:
+        if self._told is not None and shown.step <= self._told[0]:
             return []  # another rank led so far, or it is printed and recorded
-        if self._last is not None and number <= self._last.fields["step"]:
+        if self._last is not None and shown.step <= self._last.step:
             return []
-        self._last = Note("step", rank, {"step": number, **details}, at)
-        if self._told is None or at - self._told[1] >= STEP_PACE.total_seconds():
+        self._last = shown
+        if self._told is None or shown.ts - self._told[1] >= STEP_PACE.total_seconds():
             return self.flush()
         return []
 
-    def flush(self) -> list[Note]:
+    def flush(self) -> list[Event]:
         last, self._last = self._last, None
-        if last is None or last.at is None:
+        if last is None:
             return []
-        fields, number = dict(last.fields), last.fields["step"]
         if self._told is not None:  # the mean since the last one told
             before, then = self._told
-            fields["step_s"] = round((last.at - then) / (number - before), 6)
-        self._told = (number, last.at)
-        return [Note("step", last.rank, fields, last.at)]
-
-
-def _details(seen: Observation) -> dict[str, Any]:
-    known = {"step_s": seen.seconds, "rate": seen.rate, "unit": seen.unit}
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def _fields(straggler: Straggler) -> dict[str, Any]:
-    fields = asdict(straggler)
-    del fields["rank"]
-    return fields
+            last = replace(last, step_s=round((last.ts - then) / (last.step - before), 6))
+        self._told = (last.step, last.ts)
+        return [last]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from ncclops.durations import format_duration
 from ncclops.receipts.observation import Observation
+from ncclops.record.events import CompileStallEvent, StartupStallEvent
 
 StallName = Literal["startup-stall", "compile-stall"]
 
@@ -33,14 +34,14 @@ class Stall:
     window: timedelta
     began: float
 
-    def fields(self) -> dict[str, Any]:
-        """What the event says, ready for ``events.jsonl``."""
-        return {
-            "window": self.window_name,
-            "window_s": self.window.total_seconds(),
-            "message": f"the {self.window_name} window of {format_duration(self.window)} has"
-            f" passed without {_AWAITED[self.window_name]}",
-        }
+    def as_event(self) -> StartupStallEvent | CompileStallEvent:
+        """The same as an event of the run."""
+        message = (
+            f"the {self.window_name} window of {format_duration(self.window)} has"
+            f" passed without {_AWAITED[self.window_name]}"
+        )
+        kind = StartupStallEvent if self.window_name == "startup" else CompileStallEvent
+        return kind(window_s=self.window.total_seconds(), message=message)
 
 
 _AWAITED = {"startup": "a sign of training", "compile": "the end of compile warm-up"}

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import shared_page, variables
 from ncclops.record.control_address import listen_tcp
+from ncclops.record.events import EnvAppliedEvent, EnvChange, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.ladder import Surroundings, build_ladder, with_named
 
@@ -134,9 +135,10 @@ def start(prepared: Prepared) -> int:
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
     described = prepared.to_json()
     run.write_run({"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd()), **described})
-    run.event("run-started", run_id=run.run_id, world_size=prepared.layout.world_size)
-    run.event("stack", **described["stack"])
-    run.event("env-applied", profile=prepared.request.profile.name, changes=described["plan"])
+    run.add(RunStartedEvent(run_id=run.run_id, world_size=prepared.layout.world_size))
+    run.add(StackEvent(**asdict(prepared.stack)))
+    changes = [EnvChange(**asdict(change)) for change in prepared.plan.changes]
+    run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=changes))
 
 
 def _greet(run: RunDirectory, prepared: Prepared) -> None:

@@ -13,7 +13,7 @@ from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, combine_ranks, fill_gaps
 from ncclops.record import progress
-from ncclops.record.run_directory import RECEIPT
+from ncclops.record.paths import RECEIPT
 
 _LOG_NAMES = ("stdout.log", "stderr.log")
 

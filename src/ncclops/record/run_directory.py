@@ -1,44 +1,27 @@
-"""The run directory: the one owner of its file names, and the one place that writes its records.
-
-<run>/run.json              what was started: profile, plan, stack, command, nodes
-<run>/events.jsonl          one JSON object per event, appended and flushed
-<run>/store.log             output of the store server
-<run>/control/              http.sock, token, server.log (``ncclops.control``), stop (a page of
-                            memory, ``ncclops.record.stop_point``)
-<run>/incidents/<n>/        incident.json: why an iteration ended, and what the restart took; the
-                            snapshot of each rank (``ncclops.record.incidents``)
-<run>/where/<n>/            snapshots of a look from outside (``ncclops where``)
-<run>/ranks/<rank>/         of the initial rank: stdout.log, stderr.log, error-<attempt>.json,
-                            worker.jsonl (what the worker tells the agent), environment.json
-                            (its environment, secrets redacted), receipt.jsonl
-<run>/verdict.json          how it ended
-"""
+"""A run directory being written: made, claimed, and filled with events and documents."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
-from ncclops.record import worker_record
-
-DEFAULT_PARENT = Path("runs")
-RECEIPT = "receipt.jsonl"
+from ncclops.record import event_log
+from ncclops.record.events import Event
+from ncclops.record.files import write_document
+from ncclops.record.paths import DEFAULT_PARENT, RunPaths
 
 
 class RunDirectory:
     """The files of one run. Create with :meth:`create`, which makes the directory."""
 
-    EVENTS = "events.jsonl"
-
     def __init__(self, path: Path, run_id: str, node: str) -> None:
         self.path = path
+        self.paths = RunPaths(path)
         self.run_id = run_id
         self.node = node
         self._complained = False
@@ -59,16 +42,16 @@ class RunDirectory:
         try:
             wanted.mkdir(parents=True, exist_ok=exact is not None)
             if several and not _claim(wanted, node):
-                wanted = wanted / "nodes" / node
+                wanted = RunPaths(wanted).of_node(node)
                 wanted.mkdir(parents=True, exist_ok=True)
-            path = wanted.resolve()
-            if (path / "run.json").exists():
+            paths = RunPaths(wanted.resolve())
+            if paths.run.exists():
                 raise UsageError(
                     f"{wanted} already holds a run, and records are never overwritten:"
                     " give --run-dir another path or remove it"
                 )
-            (path / cls.EVENTS).touch()
-            return cls(path, run_id, node)
+            paths.events.touch()
+            return cls(paths.root, run_id, node)
         except OSError as error:
             raise UsageError(
                 f"cannot write the run directory {wanted} ({error.strerror}):"
@@ -76,41 +59,34 @@ class RunDirectory:
             ) from error
 
     @property
-    def run_path(self) -> Path:
-        return self.path / "run.json"
-
-    @property
     def events_path(self) -> Path:
-        return self.path / self.EVENTS
+        return self.paths.events
 
     @property
     def verdict_path(self) -> Path:
-        return self.path / "verdict.json"
+        return self.paths.verdict
 
     @property
     def store_log(self) -> Path:
-        return self.path / "store.log"
+        return self.paths.store_log
 
     def rank_dir(self, rank: int) -> Path:
-        return self.path / "ranks" / str(rank)
+        return self.paths.rank(rank).root
 
     def stdout_log(self, rank: int) -> Path:
-        return self.rank_dir(rank) / "stdout.log"
+        return self.paths.rank(rank).stdout_log
 
     def stderr_log(self, rank: int) -> Path:
-        return self.rank_dir(rank) / "stderr.log"
+        return self.paths.rank(rank).stderr_log
 
     def worker_events(self, rank: int) -> Path:
-        """What the worker tells the agent; see ``ncclops.record.worker_record``."""
-        return self.rank_dir(rank) / worker_record.FILE_NAME
+        return self.paths.rank(rank).worker_events
 
     def receipt(self, rank: int) -> Path:
-        """What the worker records of its training; see ``ncclops.receipts.recorder``."""
-        return self.rank_dir(rank) / RECEIPT
+        return self.paths.rank(rank).receipt
 
     def error_file(self, rank: int, attempt: int) -> Path:
-        """Where torchelastic's ``@record`` or our worker entry describes an exception."""
-        return self.rank_dir(rank) / f"error-{attempt}.json"
+        return self.paths.rank(rank).error(attempt)
 
     def shown(self, path: Path | None = None) -> str:
         """``path`` (default the directory) as a person would type it from here."""
@@ -122,22 +98,15 @@ class RunDirectory:
         except OSError:  # the current directory is gone
             return str(absolute)
 
-    def event(
-        self, event: str, *, rank: int | None = None, ts: float | None = None, **fields: Any
-    ) -> None:
-        """Append one event, of now or of ``ts`` (seconds since the epoch).
-
-        One unbuffered write each, so that no kill can leave half a record.
+    def add(self, event: Event) -> None:
+        """Append ``event``, of now unless it has a time.
 
         A full disk ends the record and not the run; it is said once.
         """
-        when = time.time() if ts is None else ts
-        record = {"ts": when, "event": event, "rank": rank, "node": self.node, **fields}
         try:
-            with self.events_path.open("ab", buffering=0) as events:
-                events.write(json.dumps(record).encode() + b"\n")
+            event_log.append(self.paths.events, event, self.node)
         except OSError as error:
-            self._complain(self.events_path, error)
+            self._complain(self.paths.events, error)
 
     def _complain(self, path: Path, error: OSError) -> None:
         if not self._complained:
@@ -145,28 +114,23 @@ class RunDirectory:
             sys.stderr.write(f"ncclops: cannot write {self.shown(path)}: {error.strerror}\n")
 
     def write_run(self, document: dict[str, Any]) -> None:
-        _write_json(self.run_path, {"schema": "ncclops.run/1", "run_id": self.run_id, **document})
+        write_document(
+            self.paths.run, {"schema": "ncclops.run/1", "run_id": self.run_id, **document}, indent=2
+        )
 
     def write_verdict(self, document: dict[str, Any]) -> None:
         """Write the last word; if the disk is full, the terminal and the exit code still say it."""
         try:
-            _write_json(self.verdict_path, document)
+            write_document(self.paths.verdict, document, indent=2)
         except OSError as error:
-            self._complain(self.verdict_path, error)
+            self._complain(self.paths.verdict, error)
 
 
 def _claim(directory: Path, node: str) -> bool:
     """Whether ``directory`` is ours from now on, and not another node's."""
     try:
-        with (directory / ".node").open("x") as claim:
+        with RunPaths(directory).owner.open("x") as claim:
             claim.write(f"{node}\n")
     except FileExistsError:
         return False
     return True
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    # Whole or not at all: a reader never meets half a document.
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=2) + "\n")
-    partial.replace(path)

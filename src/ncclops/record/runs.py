@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ncclops.errors import UsageError
 from ncclops.record import control_address
-from ncclops.record.run_directory import DEFAULT_PARENT, RunDirectory
+from ncclops.record.paths import DEFAULT_PARENT, EVENTS, RunPaths
 
 _CONNECT_LIMIT_S = 2.0
 _NAMED = 4  # runs that an error names
@@ -45,7 +45,7 @@ def find(text: str | None, *, live_only: bool = False, parent: Path = DEFAULT_PA
 
 def is_live(run_dir: Path) -> bool:
     """Whether the run has an agent on this machine that we may talk to."""
-    if (run_dir / "verdict.json").exists():
+    if RunPaths(run_dir).verdict.exists():
         return False
     try:
         control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
@@ -63,10 +63,10 @@ def some_of(runs: Iterable[Path]) -> str:
 
 def _named(text: str, parent: Path) -> Path:
     direct = Path(text)
-    if _holds_run(direct):
+    if RunPaths(direct).holds_run():
         return direct.resolve()
     if direct.exists():
-        raise UsageError(f"{text} holds no run (no {RunDirectory.EVENTS}): name a run directory")
+        raise UsageError(f"{text} holds no run (no {EVENTS}): name a run directory")
     fitting = [run for run in _runs(parent) if text and run.name.startswith(text)]
     exact = [run for run in fitting if run.name == text]
     match exact or fitting:
@@ -83,23 +83,17 @@ def _named(text: str, parent: Path) -> Path:
 
 def _runs(parent: Path) -> list[Path]:
     try:
-        return [path for path in parent.iterdir() if _holds_run(path)]
+        return [path for path in parent.iterdir() if RunPaths(path).holds_run()]
     except OSError:
         return []
 
 
-def _holds_run(path: Path) -> bool:
-    try:
-        return (path / RunDirectory.EVENTS).is_file()
-    except OSError:  # not ours to look into
-        return False
-
-
 def _began(run: Path) -> tuple[float, str]:
     # run.json is written once, at the start; ids have a resolution of seconds.
-    for name in ("run.json", RunDirectory.EVENTS):
+    paths = RunPaths(run)
+    for path in (paths.run, paths.events):
         try:
-            return (run / name).stat().st_mtime, run.name
+            return path.stat().st_mtime, run.name
         except OSError:
             continue
     return 0.0, run.name

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.goodput import measure, spans
-from ncclops.record.run_directory import RunDirectory
+from ncclops.record.paths import RunPaths
 from ncclops.record.tail import LineReader
 from ncclops.status import compare, merge
 from ncclops.status.event_facts import RankFacts, RunFacts
@@ -31,7 +31,7 @@ class RunReader:
         self._run_dir = run_dir
         self._facts = RunFacts(run_id=run_dir.name)
         self._events: list[dict[str, Any]] = []
-        self._lines = LineReader(run_dir / RunDirectory.EVENTS)
+        self._lines = LineReader(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
 
     def read(self) -> RunStatus:

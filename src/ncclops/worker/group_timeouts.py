@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.record import worker_record
+from ncclops.record.events import GroupTimeoutEvent
 from ncclops.timeouts.limits import Limits
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -156,11 +157,13 @@ def _backends(group: Any) -> list[Any]:
 def _tell(
     group: Any, before: timedelta | None, limit: timedelta, *, applied: bool | None, why: str | None
 ) -> None:
-    fields: dict[str, Any] = {
-        "group": _name(group),
-        "desc": getattr(group, "group_desc", _UNDESCRIBED),
-        "from_s": None if before is None else before.total_seconds(),
-        "to_s": limit.total_seconds(),
-        "applied": applied,
-    }
-    worker_record.tell("group-timeout", **fields, **({"why": why} if why else {}))
+    worker_record.report(
+        GroupTimeoutEvent(
+            group=_name(group),
+            desc=getattr(group, "group_desc", _UNDESCRIBED),
+            from_s=None if before is None else before.total_seconds(),
+            to_s=limit.total_seconds(),
+            applied=applied,
+            why=why or None,
+        )
+    )

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ncclops.record import worker_record
+from ncclops.record.events import BootstrappedEvent
 from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT
 from ncclops.worker import after_import, bootstrap_barrier
 from ncclops.worker.group_timeouts import GroupTimeouts
@@ -77,7 +78,7 @@ def _bootstrapping(
             own = kwargs.get("timeout", args[2] if len(args) > 2 else None)
             usual = None if timeouts is None else timeouts.default(_WORLD)
             bootstrap_barrier.meet(own or usual or _BARRIER_LIMIT)
-        worker_record.tell("bootstrapped")
+        worker_record.report(BootstrappedEvent())
         return result
 
     return bootstrap

@@ -11,6 +11,7 @@ from typing import NoReturn
 from ncclops import restart
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
+from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
@@ -114,7 +115,7 @@ class _Attempts:
         recorder.current().begin_iteration(call.iteration)
         if self._before is None:
             self._before = fresh.Snapshot.take()  # here, with what the restart core has set up
-            worker_record.tell("entered")
+            worker_record.report(EnteredEvent())
         else:
             self._before.restore()
             if self._repetition.escalation is not None:
@@ -140,13 +141,14 @@ class _Attempts:
         usage = measure()
         exceeded = self._balance.start(usage)
         if self._balance.grown:
-            worker_record.tell(
-                "resource-growth",
-                iteration=call.iteration,
-                grown=dict(self._balance.grown),
-                now=usage.as_json(),
-                threads_left=leftovers.threads.names(),
-                exceeded=exceeded,
+            worker_record.report(
+                ResourceGrowthEvent(
+                    iteration=call.iteration,
+                    grown=dict(self._balance.grown),
+                    now=usage.as_json(),
+                    threads_left=leftovers.threads.names(),
+                    exceeded=exceeded,
+                )
             )
         if exceeded is not None:
             _escalate(Escalation("respawn", exceeded))
@@ -165,10 +167,7 @@ def _obey(call: restart.CallWrapper) -> None:
 
 def _escalate(escalation: Escalation) -> NoReturn:
     """Take this rank out of restarts in place, and tell the agent where to go from here."""
-    worker_record.tell(
-        "escalation",
-        to=escalation.to,
-        reason=escalation.reason,
-        failure=escalation.failure,
+    worker_record.report(
+        EscalationEvent(to=escalation.to, reason=escalation.reason, failure=escalation.failure)
     )
     raise as_exception(escalation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
+from ncclops.record.events import FaultEvent, RestartEvent
 from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
 from ncclops.worker.timeout_phases import Windows
@@ -17,18 +18,19 @@ def tell(incident: Incident) -> None:
     recorder.current().flush()  # the steps before the fault are on record before the fault is
     culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
     if culprit == incident.initial_rank:
-        worker_record.tell("fault", cause=incident.summary, kind=incident.cause)
+        worker_record.report(FaultEvent(cause=incident.summary, kind=incident.cause))
     elif speaks_for_all and incident.cause in _SILENT:
-        worker_record.tell("fault", cause=incident.summary, kind=incident.cause, of_rank=culprit)
+        worker_record.report(FaultEvent(rank=culprit, cause=incident.summary, kind=incident.cause))
     if speaks_for_all:
-        worker_record.tell(
-            "restart",
-            iteration=incident.iteration + 1,
-            cause=incident.summary,
-            faulty_ranks=list(incident.faulty_ranks),
-            ranks_lost=list(incident.ranks_lost),
-            world_size=incident.world_size,
-            phases_ms=dict(incident.phases_ms),
+        worker_record.report(
+            RestartEvent(
+                iteration=incident.iteration + 1,
+                cause=incident.summary,
+                faulty_ranks=list(incident.faulty_ranks),
+                ranks_lost=list(incident.ranks_lost),
+                world_size=incident.world_size,
+                phases_ms=dict(incident.phases_ms),
+            )
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ncclops.record import worker_record
+from ncclops.record.events import GroupsAbortedEvent
 
 
 def abort_groups(_order: object) -> None:
@@ -18,4 +19,4 @@ def abort_groups(_order: object) -> None:
         from ncclops.restart.state import State
 
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
-    worker_record.tell("groups-aborted")
+    worker_record.report(GroupsAbortedEvent())

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ncclops.record import worker_record
+from ncclops.record.events import OwnWrapperEvent
 from ncclops.record.variables import RUN_DIR
 from ncclops.worker import after_import
 from ncclops.worker.timeout_phases import Windows
@@ -36,7 +37,7 @@ class _Observer:
         """The script applies the wrapper of module ``name``."""
         if not self._reported:
             self._reported = True
-            worker_record.tell("own-wrapper", wrapper=name)
+            worker_record.report(OwnWrapperEvent(wrapper=name))
         if self.leaves_script:
             raise ScriptWrapsItself(name)
 

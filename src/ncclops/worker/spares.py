@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ncclops import restart
 from ncclops.record import worker_record
+from ncclops.record.events import EnteredEvent
 from ncclops.restart.initialize import Initialize
 from ncclops.restart.rank_assignment import (
     ActivateAllRanks,
@@ -23,7 +24,7 @@ class Entered(Initialize):
     def __call__(self, state: FrozenState) -> FrozenState:
         if not self._reported and state.mode is Mode.INACTIVE:
             self._reported = True
-            worker_record.tell("entered")
+            worker_record.report(EnteredEvent())
         return state
 
 

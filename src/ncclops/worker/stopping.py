@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ncclops.record import worker_record
+from ncclops.record.events import ReadyToEndEvent
 from ncclops.restart import CallWrapper
 
 _EXIT_CODE = 128 + signal.SIGTERM
@@ -31,7 +32,7 @@ def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     set_handler(signal.SIGTERM, lambda _number, _frame: None)
-    worker_record.tell("ready-to-end")
+    worker_record.report(ReadyToEndEvent())
     while os.read(read_fd, 1) != bytes([signal.SIGTERM]):
         pass  # another signal's
 

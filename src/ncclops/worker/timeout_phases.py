@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclops.receipts.recorder import Silent
 from ncclops.record import worker_record
+from ncclops.record.events import GroupTimeoutEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
 from ncclops.timeouts.limits import Limits, Window, window_from
 from ncclops.worker.group_timeouts import GroupTimeouts
@@ -84,12 +85,11 @@ class Windows:
             self._be_steady()
             return
         self._steps_left = WARM_AFTER_STEPS
-        worker_record.tell(
-            "group-timeout",
-            applied=False,
-            why=f"ranks {', '.join(map(str, missing))} have not ended their warm-up yet;"
-            f" timeouts tighten after {WARM_AFTER_STEPS} more steps",
+        why = (
+            f"ranks {', '.join(map(str, missing))} have not ended their warm-up yet;"
+            f" timeouts tighten after {WARM_AFTER_STEPS} more steps"
         )
+        worker_record.report(GroupTimeoutEvent(applied=False, why=why))
 
     def _missing_elsewhere(self) -> list[int]:
         """Ranks of the job that have not ended this warm-up within the limit."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.errors import UsageError
+from ncclops.record.events import BootstrappedEvent, FaultEvent, StepEvent
 from ncclops.record.run_directory import RunDirectory
 
 
@@ -19,11 +20,16 @@ def create(path: Path) -> RunDirectory:
 
 def test_events_are_whole_lines_as_soon_as_they_are_written(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
-    run.event("step", rank=3, step=1, text="é\nline")
+    run.add(FaultEvent(rank=3, cause="é\nline"))
     (line,) = run.events_path.read_text().splitlines()
     record = json.loads(line)
     assert record.pop("ts") > 0
-    assert record == {"event": "step", "rank": 3, "node": "n0", "step": 1, "text": "é\nline"}
+    assert {name: value for name, value in record.items() if value is not None} == {
+        "event": "fault",
+        "rank": 3,
+        "node": "n0",
+        "cause": "é\nline",
+    }
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
@@ -43,14 +49,14 @@ def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
 ) -> None:
     """Played with a limit on file sizes, which the kernel answers like a full disk."""
     run = create(tmp_path / "run")
-    run.event("run-started")
+    run.add(BootstrappedEvent(rank=0))
     size = run.events_path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        run.event("step")
-        run.event("step")
+        run.add(StepEvent(step=1))
+        run.add(StepEvent(step=1))
         run.write_verdict({"long": "x" * 10_000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

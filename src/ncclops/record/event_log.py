@@ -1,0 +1,37 @@
+"""``events.jsonl``: the one place that writes it, and the one that reads it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from ncclops.record import events
+from ncclops.record.events import Event
+from ncclops.record.files import RecordReader, encode_line, read_records
+
+EventReader = RecordReader[Event]
+AnyEvent = TypeVar("AnyEvent", bound=Event)
+
+
+def append(path: Path, event: Event, node: str = "") -> None:
+    """Write one line, of now if the event has no time. Raises ``OSError``.
+
+    One unbuffered write each, so that no kill can leave half a record.
+    """
+    fields = events.fields_of(event)
+    if event.ts == events.UNSTAMPED:
+        fields["ts"] = time.time()
+    fields["node"] = event.node or node
+    with path.open("ab", buffering=0) as file:
+        file.write(encode_line(fields))
+
+
+def follow(path: Path) -> EventReader:
+    """Reads each event once, also those still to come. Raises ``OSError``."""
+    return RecordReader(path, events.decode)
+
+
+def read(path: Path) -> list[Event]:
+    """All events, in the order of the file; none if there is no file."""
+    return read_records(path, events.decode)

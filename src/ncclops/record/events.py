@@ -1,0 +1,482 @@
+"""The events of a run: one type for each, as ``events.jsonl`` and ``worker.jsonl`` hold them.
+
+A line is ``{"ts": …, "event": …, "rank": …, "node": …}`` and the fields of its type, all of them.
+Fields are added with a default and never change their meaning, so that older runs can be read;
+readers take no notice of fields and events that they do not know. ``docs/events.md`` is generated
+from the texts here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated, Any, Literal, Union
+
+import msgspec
+
+# The time of an event that is not written yet: it gets that of the writing.
+UNSTAMPED = -1.0
+_LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
+
+Rank = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event has."""
+
+    ts: float = UNSTAMPED
+    """when it happened, in seconds since the epoch"""
+    rank: Rank | None = None
+    """the initial rank that it is about; null: the run as a whole"""
+    node: str = ""
+    """the host whose agent recorded it"""
+
+
+# --- once a run ---------------------------------------------------------------------------------
+
+
+class RunStartedEvent(Event, tag="run-started", frozen=True, kw_only=True):
+    """The agent starts."""
+
+    run_id: str
+    """names the run, as in `run.json`"""
+    world_size: int
+    """workers that are to run, on all nodes"""
+
+
+class StackEvent(Event, tag="stack", frozen=True, kw_only=True):
+    """The versions installed on this node; null where a part is not there."""
+
+    torch: str | None = None
+    triton: str | None = None
+    flash_attn: str | None = None
+    nccl: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    gpu: str | None = None
+    python: str | None = None
+    commit: str | None = None
+    """the git commit of the script's directory"""
+
+
+class EnvChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One variable: as in `env diff --json`."""
+
+    name: str
+    action: str
+    before: str | None = None
+    after: str | None = None
+    reason: str = ""
+    source: str = ""
+
+
+class EnvAppliedEvent(Event, tag="env-applied", frozen=True, kw_only=True):
+    """The environment of the workers is settled."""
+
+    profile: str
+    """its name"""
+    changes: list[EnvChange] = []
+    """`{name, action, before, after, reason, source}` for each variable"""
+
+
+class VerdictEvent(Event, tag="verdict", frozen=True, kw_only=True):
+    """The run has ended; the last event. `verdict.json` says more."""
+
+    outcome: str
+    """completed, no-receipt, failed, interrupted or stopped"""
+    exit_code: int | None = None
+    """of `ncclops launch`"""
+    reason: str = ""
+    """why, in a line"""
+
+
+# --- once an attempt, once a worker -------------------------------------------------------------
+
+
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that takes part."""
+
+    rank: int
+    name: str
+    address: str = ""
+    spare: bool = False
+
+
+class NodesEvent(Event, tag="nodes", frozen=True, kw_only=True):
+    """The nodes of a job on several have met; once an attempt."""
+
+    attempt: int
+    """its number, from 0"""
+    nodes: list[NodeEntry] = []
+    """`{rank, name, address, spare}` for each node, by its rank; a spare has no workers yet"""
+
+
+class WorkerStartedEvent(Event, tag="worker-started", frozen=True, kw_only=True):
+    """A worker process runs."""
+
+    pid: int | None = None
+    """its process"""
+    attempt: int = 0
+    """the attempt that it belongs to, from 0"""
+
+
+class WorkerExitedEvent(Event, tag="worker-exited", frozen=True, kw_only=True):
+    """A worker process has ended."""
+
+    exit_code: int | None = None
+    """null: a signal ended it"""
+    signal: str | None = None
+    """the signal's name, such as `SIGKILL`"""
+
+
+class EnteredEvent(Event, tag="entered", frozen=True, kw_only=True):
+    """The script is about to run under restarts in place. Of `worker.jsonl` only."""
+
+
+class BootstrappedEvent(Event, tag="bootstrapped", frozen=True, kw_only=True):
+    """The rank has its process group."""
+
+
+class ReadyToEndEvent(Event, tag="ready-to-end", frozen=True, kw_only=True):
+    """The rank has nothing left to do and waits for the others. Of `worker.jsonl` only."""
+
+
+class GroupsAbortedEvent(Event, tag="groups-aborted", frozen=True, kw_only=True):
+    """The rank has aborted its process groups, as the agent asked. Of `worker.jsonl` only."""
+
+
+class OwnWrapperEvent(Event, tag="own-wrapper", frozen=True, kw_only=True):
+    """The script applies a restart wrapper itself."""
+
+    wrapper: str
+    """the module that it comes from"""
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+class CompileWarmupEvent(Event, tag="compile-warmup", frozen=True, kw_only=True):
+    """Compile warm-up is over; once per rank and start."""
+
+    seconds: float | None = None
+    """how long it took; null where the script does not say"""
+    stated: bool = False
+    """false: taken from the second step"""
+
+
+class StepEvent(Event, tag="step", frozen=True, kw_only=True):
+    """A step has ended: the first after each start, one every ten seconds, and the last before a
+    fault, a restart or the end, of the lowest rank that reports or prints steps. `ts` is the
+    step's end."""
+
+    step: int
+    """its number"""
+    step_s: float | None = None
+    """seconds a step, as a mean since the event before; of the first one, the step's own"""
+    rate: float | None = None
+    """what was done in a second, in `unit`"""
+    unit: str | None = None
+    """tokens/s, samples/s or steps/s"""
+
+
+class StartupStallEvent(Event, tag="startup-stall", frozen=True, kw_only=True):
+    """The profile's start-up window has passed without a sign of training."""
+
+    window: Literal["startup"] = "startup"
+    window_s: float
+    """the window's length in seconds"""
+    message: str
+    """the same in words"""
+
+
+class CompileStallEvent(Event, tag="compile-stall", frozen=True, kw_only=True):
+    """The profile's compile window has passed without the end of compile warm-up."""
+
+    window: Literal["compile"] = "compile"
+    window_s: float
+    """the window's length in seconds"""
+    message: str
+    """the same in words"""
+
+
+class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
+    """The rank is slower than the median rank."""
+
+    ratio: float
+    """its time for a step over the median's"""
+    kind: str
+    """chronic or one-off"""
+    since_step: int
+    """the first slow step"""
+    since: float
+    """when that step ended, in seconds since the epoch"""
+    steps_slow: int = 0
+    steps_compared: int = 0
+    """steps looked at, of which `steps_slow` were slow"""
+    advice: str = ""
+    """what to do"""
+    host: str = ""
+    gpu: dict[str, Any] | None = None
+    """what NVML reads on its GPU, null where nothing can be read"""
+    hardware: list[str] = []
+    """what is not as it should be there, in words"""
+
+
+class GroupTimeoutEvent(Event, tag="group-timeout", frozen=True, kw_only=True):
+    """The timeout of a process group changes, or the change is put off."""
+
+    group: str | None = None
+    """its name in torch; null: all of them"""
+    desc: str | None = None
+    """its description in torch"""
+    from_s: float | None = None
+    """seconds before; null: not known"""
+    to_s: float | None = None
+    """seconds after"""
+    applied: bool | None = None
+    """read back and found; null: it cannot be read back"""
+    why: str | None = None
+    """why it is not applied"""
+
+
+class ResourceGrowthEvent(Event, tag="resource-growth", frozen=True, kw_only=True):
+    """The process holds more than it did before restarts in place."""
+
+    iteration: int
+    """restarts in place so far"""
+    grown: dict[str, float] = {}
+    """by how much, by what"""
+    now: dict[str, float | None] = {}
+    """how much there is now; null: not known"""
+    threads_left: list[str] = []
+    """names of threads that earlier iterations have left"""
+    exceeded: str | None = None
+    """the limit that is passed, in words: the next restart has new processes"""
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one rank in a hang."""
+
+    rank: int
+    state: str
+    stale: list[str] = []
+    window_s: float | None = None
+    reason: str = ""
+
+
+class HangEvent(Event, tag="hang", frozen=True, kw_only=True):
+    """Ranks hang, by two kinds of evidence."""
+
+    culprits: list[int]
+    """the ranks that the others wait for"""
+    cause: str
+    """why we think so"""
+    evidence: list[HangEvidence] = []
+    """`{rank, state, stale, window_s, reason}` for each rank"""
+    action: str = ""
+    """what is done about it"""
+
+
+class HangEndedEvent(Event, tag="hang-ended", frozen=True, kw_only=True):
+    """A rank that hangs and did not move is killed, so that the others can go on."""
+
+    signal: str = "SIGKILL"
+
+
+class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
+    """Something has failed: a rank, a node, or the job's store."""
+
+    cause: str
+    """an exception, how a worker ended, `hung: …`, `node-lost` or `store-lost`"""
+    kind: str | None = None
+    """what the restart core calls it: exception, died, hung, …; null: not from there"""
+    attempt: int | None = None
+    """the attempt that it has ended; null: none, or not known yet"""
+    on: str | None = None
+    """the node that it happened on, where that is not this one"""
+    how: str | None = None
+    """how a worker of another node ended"""
+    lines: list[str] | None = None
+    """its last lines"""
+    why: str | None = None
+    """how a node or the store was found to be lost"""
+    log: str | None = None
+    """the file to look into"""
+
+
+class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
+    """All ranks start the script again in their processes."""
+
+    iteration: int | None = None
+    """restarts in place so far, with this one"""
+    cause: str = ""
+    """the fault that led to it"""
+    faulty_ranks: list[int] = []
+    """all ranks that had a fault, the one that caused the others first"""
+    ranks_lost: list[int] = []
+    """those that do not come back"""
+    world_size: int | None = None
+    """ranks that go on"""
+    phases_ms: dict[str, float] = {}
+    """milliseconds in each phase, of the rank that reports"""
+
+
+class RetryAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a failure of this class may be tried again."""
+
+    eligible: bool = False
+    policy: str = "none"
+    reason: str = ""
+
+
+class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of output that proves something."""
+
+    file: str
+    line: int
+    text: str
+    signature: str | None = None
+    role: str | None = None
+    rank: int | None = None
+
+
+class ClassifiedEvent(Event, tag="classified", frozen=True, kw_only=True):
+    """What made an attempt fail. `rank` is the one to blame, or the first to report it."""
+
+    class_: str = msgspec.field(name="class")
+    """the failure's class"""
+    signature: str | None = None
+    """the signature that matched"""
+    confidence: float = 0.0
+    """from 0 to 1"""
+    rank_began_it: bool = False
+    """false: `rank` only reported it first, or is null"""
+    phase: str | None = None
+    """the phase of the run in which such a failure comes"""
+    summary: str = ""
+    """in a line"""
+    retry: RetryAdvice | None = None
+    """`{eligible, policy, reason}`"""
+    remedy: list[str] = []
+    """what to do"""
+    evidence: list[EvidenceLine] = []
+    """the lines that prove it: `{file, line, text, signature, role, rank}`"""
+
+
+class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
+    """Restarts in place, or new processes, cannot help any more."""
+
+    to: str
+    """respawn: new processes; stop: the end of the job"""
+    reason: str = ""
+    """why"""
+    failure: str | None = None
+    """what new processes are to know of the reason"""
+
+
+class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
+    """Another attempt follows, in new processes."""
+
+    attempt: int | None = None
+    """its number, from 0"""
+    reason: str = ""
+    """why"""
+    action: str | None = None
+    """what the retry policy says"""
+    row: str | None = None
+    """the row of its table"""
+    init: str | None = None
+    """eager or lazy: when NCCL communicators are made"""
+    barrier: str | None = None
+    """the barrier after `init_process_group`: standard or skipped"""
+    watchdog: str | None = None
+    """the NCCL watchdog's setting"""
+    cooldown_s: float = 0.0
+    """seconds until the attempt starts"""
+    changes: dict[str, str] = {}
+    """variables that are set for it"""
+
+
+# --- asked from outside -------------------------------------------------------------------------
+
+
+class ControlEvent(Event, tag="control", frozen=True, kw_only=True):
+    """Someone steers the run ([control.md](control.md))."""
+
+    action: str
+    """stop, restart or tighten-timeouts"""
+    reason: str = ""
+    """as it was given"""
+    by: str = ""
+    """the user, and from where"""
+    told: bool | None = None
+    """of tighten-timeouts: whether all workers have it"""
+    process_group: float | None = None
+    soft: float | None = None
+    hard: float | None = None
+    """of tighten-timeouts: the timeouts after it, in seconds"""
+
+
+class StopRequestedEvent(Event, tag="stop-requested", frozen=True, kw_only=True):
+    """The run is asked to stop; with `SIGKILL`: workers that did not end in time are killed."""
+
+    reason: str | None = None
+    """who asked, and why"""
+    grace_s: float | None = None
+    """seconds that workers have to end together"""
+    signal: str | None = None
+    """the signal that asked; null: a command"""
+    ranks: list[int] | None = None
+    """of `SIGKILL`: the ranks that are killed"""
+
+
+class StopAgreedEvent(Event, tag="stop-agreed", frozen=True, kw_only=True):
+    """All ranks end after the same step, or the same update of an optimizer."""
+
+    step: int | None = None
+    """the number of that step"""
+    update: int | None = None
+    """the number of that update, where the script reports no steps"""
+    ranks: list[int] = []
+    """the ranks of this node"""
+
+
+class StopForcedEvent(Event, tag="stop-forced", frozen=True, kw_only=True):
+    """Ranks could not end together: their process groups are aborted, then SIGTERM is sent."""
+
+    ranks: list[int] = []
+    """the ranks of this node that still run"""
+    reason: str = ""
+    """why"""
+
+
+TYPES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
+"""All events, in the order of the documentation."""
+
+
+def name_of(event: Event | type[Event]) -> str:
+    """What the line calls it, such as ``worker-started``."""
+    return str(event.__struct_config__.tag)
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """The line's fields by name, in its order: ``ts``, ``event``, ``rank``, ``node``, its own."""
+    names = zip(event.__struct_fields__, event.__struct_encode_fields__, strict=True)
+    values = {encoded: getattr(event, name) for name, encoded in names}
+    return {"ts": values.pop("ts"), "event": name_of(event), **values}
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[Event]:
+    return msgspec.json.Decoder(Union[TYPES])  # noqa: UP007
+
+
+def decode(line: bytes | str) -> Event | None:
+    """The event in ``line``; None for what is not whole, not known or not well-formed."""
+    try:
+        event = _decoder().decode(line)
+    except (ValueError, RecursionError):  # of msgspec and of Unicode
+        return None
+    return event if 0 <= event.ts <= _LATEST else None
