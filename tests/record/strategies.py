@@ -33,6 +33,8 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([of_type(each) for each in arguments])
+    if origin is tuple:
+        return st.tuples(*map(of_type, arguments))
     if origin is list:
         return st.lists(of_type(arguments[0]), max_size=3)
     if origin is dict:

@@ -372,8 +372,8 @@ class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     """respawn: new processes; stop: the end of the job"""
     reason: str = ""
     """why"""
-    failure: str | None = None
-    """what new processes are to know of the reason"""
+    failure: tuple[str, str] | None = None
+    """what happened and where, for comparing it with the next failure; null: no single failure"""
 
 
 class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
