@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.explain import explain
-from ncclops.env.secrets import REDACTED, is_secret, redact
 from ncclops.env.snapshot import Snapshot, compare, load, take
 from ncclops.errors import UsageError
+from ncclops.redaction.redactor import REDACTED, is_secret, redact_variables
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from ncclops.errors import UsageError
     ],
 )
 def test_secrets_are_taken_out_by_name_and_by_shape(name: str, value: str) -> None:
-    assert redact({name: value}) == {name: REDACTED}
+    assert redact_variables({name: value}) == {name: REDACTED}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ncclops._version import __version__
-from ncclops.bundle.redact import Redactor, rules
 from ncclops.errors import UsageError
+from ncclops.redaction.redactor import Redactor, rules
 
 SCHEMA = "ncclops.bundle/1"
 MANIFEST = "bundle.json"

@@ -18,7 +18,7 @@ _MIB = 1 << 20
 def _print_rules(wanted: bool) -> None:
     if not wanted:
         return
-    from ncclops.bundle.redact import rules
+    from ncclops.redaction.redactor import rules
 
     width = max(len(rule.name) for rule in rules())
     for rule in rules():

@@ -26,9 +26,9 @@ def snapshot(
     import os
     from pathlib import Path
 
-    from ncclops.env.secrets import REDACTED
     from ncclops.env.snapshot import take, write
     from ncclops.errors import UsageError
+    from ncclops.redaction.redactor import REDACTED
 
     if output is None:
         print_json(take(os.environ, keep_secrets=keep_secrets).to_json())

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.env.catalogue import LIBNCCL, RANKS, Variable, catalogue, is_covered, nearest_names
-from ncclops.env.secrets import REDACTED, is_secret
 from ncclops.env.sources import exported_by, from_files
 from ncclops.env.values import problem_with
 from ncclops.errors import UsageError
+from ncclops.redaction.redactor import Redactor
 
 _STATUS = {
     "active": "in use",
@@ -94,5 +94,5 @@ def _here(variable: Variable, environ: Mapping[str, str], etc: Path) -> dict[str
     plugin = environ.get("NCCL_ENV_PLUGIN", "none")
     if plugin != "none" and variable.component in LIBNCCL and name != "NCCL_ENV_PLUGIN":
         origin += f"; NCCL asks the plugin {plugin} first, which may say otherwise"
-    shown = REDACTED if is_secret(name, value) else value
+    shown = Redactor().variable(name, value)
     return {"value": shown, "from": origin, "problem": problem_with(variable, value)}

@@ -20,9 +20,9 @@ import psutil
 
 from ncclops.env.catalogue import catalogue
 from ncclops.env.host import installed_nccl, installed_torch
-from ncclops.env.secrets import redact
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
+from ncclops.redaction.redactor import redact_variables
 
 SCHEMA = "ncclops.env-snapshot/1"
 # What a run directory keeps for each rank.
@@ -65,11 +65,13 @@ def take(
     environ: Mapping[str, str], *, label: str = "here", keep_secrets: bool = False
 ) -> Snapshot:
     """A snapshot of ``environ`` on this host."""
-    added = from_files(environ)
+    added = {name: setting.value for name, setting in from_files(environ).items()}
+    variables = environ if keep_secrets else redact_variables(environ)
+    files = added if keep_secrets else redact_variables(added)
     return Snapshot(
         label=label,
-        variables=dict(sorted((environ if keep_secrets else redact(environ)).items())),
-        files={name: setting.value for name, setting in sorted(added.items())},
+        variables=dict(sorted(variables.items())),
+        files=dict(sorted(files.items())),
         host=socket.gethostname(),
         taken=time.time(),
         versions={
@@ -131,7 +133,8 @@ def _from_document(document: Any, what: str, path: Path) -> Snapshot:
         return Snapshot(**{**known, "label": what})
     if isinstance(document, dict) and isinstance(document.get("plan"), list):
         rows = {row["name"]: row["after"] for row in document["plan"]}
-        return Snapshot(what, redact({name: v for name, v in rows.items() if v is not None}))
+        present = {name: value for name, value in rows.items() if value is not None}
+        return Snapshot(what, redact_variables(present))
     raise UsageError(f"{path}: not a snapshot: write one with `ncclops env snapshot`")
 
 

@@ -11,11 +11,11 @@ from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.env.host import describe_host
-from ncclops.env.secrets import redact
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
 from ncclops.launch.request import Prepared
+from ncclops.redaction.redactor import Redactor, redact_variables
 
 # Values that a run fills in are compared as they are written: directories are a node's own.
 _UNFILLED = {"run_dir": "{run_dir}", "rank_dir": "{rank_dir}"}
@@ -100,13 +100,13 @@ def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprin
         "Python": stack.python,
         "GPU": stack.gpu,
         "commit": stack.commit,
-        "script": " ".join((request.target.name, *request.target.arguments)),
+        "script": Redactor().text(" ".join((request.target.name, *request.target.arguments))),
         "interface": interfaces.interface_of(address),
         "HCAs": ",".join(sorted(host.hcas)) or None,
     }
     return fingerprint.Fingerprint(
         host=socket.gethostname(),
-        variables=redact(fingerprint.relevant(full, planned)),
+        variables=redact_variables(fingerprint.relevant(full, planned)),
         facts=facts,
         per_host=request.profile.per_host,
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ncclops.bundle.redact import Redactor
 from ncclops.errors import UsageError
+from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
 Record = dict[str, Any]

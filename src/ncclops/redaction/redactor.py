@@ -1,4 +1,4 @@
-"""Secrets out of lines and documents, by the rules of ``rules.toml``, and how many there were."""
+"""Secrets out of variables, lines and documents, by ``rules.toml``, and how many there were."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -16,18 +16,27 @@ REDACTED = "<redacted>"
 # The body of a key in PEM form; the first line that does not look so is no part of it.
 _PEM_BODY = re.compile(r"^[\sA-Za-z0-9+/=:,-]*$")
 _PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
-_NAMED = "named"
+_NAMED, _VARIABLE = "named", "variable"
+# A field that can only be a variable, and fields that hold an environment.
+_VARIABLE_FIELD = re.compile(r"[A-Z][A-Z0-9_]*")
+_ENVIRONMENTS = frozenset({"variables", "environ", "environment", "env"})
+# What rows of a plan or of a comparison say about the variable that they name.
+_VALUE_FIELDS = frozenset({"before", "after", "value", "a", "b"})
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of secret. ``multiline``: it may go on in the lines that follow."""
+    """One kind of secret. ``multiline``: it may go on in the lines that follow.
+
+    ``names``: what the names of variables look like that hold one; of the rule ``variable`` only.
+    """
 
     name: str
     what: str
     pattern: re.Pattern[str]
     hints: tuple[str, ...]
     multiline: bool = False
+    names: re.Pattern[str] | None = None
 
 
 @functools.cache
@@ -41,8 +50,10 @@ def rules() -> tuple[Rule, ...]:
             pattern=re.compile(entry["pattern"], re.DOTALL | re.VERBOSE),
             hints=tuple(entry["hint"]),
             multiline=entry.get("multiline", False),
+            names=re.compile(names, re.VERBOSE | re.IGNORECASE) if names else None,
         )
         for entry in tomllib.loads(text)["rule"]
+        for names in (entry.get("names"),)
     )
 
 
@@ -53,11 +64,36 @@ def _any_hint() -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(words))), re.IGNORECASE)
 
 
+@functools.cache
+def _rule(name: str) -> Rule:
+    return next(rule for rule in rules() if rule.name == name)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks as if it held a secret, by its name or by its value."""
+    return Redactor().variable(name, value) != value
+
+
+def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """``variables`` with the values of secrets replaced."""
+    redactor = Redactor()
+    return {name: redactor.variable(name, value) for name, value in variables.items()}
+
+
 class Redactor:
-    """Takes secrets out; ``taken`` counts them by rule."""
+    """Takes secrets out; ``taken`` counts them by rule. For one thread at a time."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
+
+    def variable(self, name: str, value: str) -> str:
+        """The value of an environment variable: as it is, or nothing of it if it holds a secret."""
+        names = _rule(_VARIABLE).names
+        if value and names is not None and names.fullmatch(name):
+            if value != REDACTED:
+                self.taken[_VARIABLE] += 1
+            return REDACTED
+        return value if self.text(value) == value else REDACTED
 
     def text(self, text: str) -> str:
         """``text`` without secrets; one line, or one string of a document."""
@@ -91,21 +127,33 @@ class Redactor:
     def document(self, value: Any) -> Any:
         """``value`` (what JSON holds) without secrets.
 
-        What a field with a secret's name holds goes, and so does what follows an option with such
-        a name in a command line.
+        What a field with a secret's name holds goes, what follows an option with such a name in a
+        command line, and variables as by ``variable``: in fields written in capitals, in an
+        environment (``variables``), and in rows that name one (of a plan).
         """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {key: self._field(str(key), item) for key, item in value.items()}
+            named = value.get("name")
+            row = named if isinstance(named, str) else ""
+            return {key: self._field(str(key), item, row) for key, item in value.items()}
         if isinstance(value, list):
             return list(self._items(value))
         return value
 
-    def _field(self, name: str, value: Any) -> Any:
+    def _field(self, name: str, value: Any, row: str) -> Any:
         if isinstance(value, str):
+            if _VARIABLE_FIELD.fullmatch(name):
+                return self.variable(name, value)
+            if name in _VALUE_FIELDS and _VARIABLE_FIELD.fullmatch(row):
+                return self.variable(row, value)
             return self._behind_name(name, value)
+        if isinstance(value, dict) and name in _ENVIRONMENTS:
+            return {key: self._variable(str(key), item) for key, item in value.items()}
         return self.document(value)
+
+    def _variable(self, name: str, value: Any) -> Any:
+        return self.variable(name, value) if isinstance(value, str) else self.document(value)
 
     def _items(self, values: list[Any]) -> Iterator[Any]:
         option = ""
@@ -119,9 +167,8 @@ class Redactor:
 
     def _behind_name(self, name: str, value: str) -> str:
         """``value`` as it may be told where it belongs to ``name``."""
-        named = next(rule for rule in rules() if rule.name == _NAMED)
         probe = f"{name}={value.split()[0] if value.split() else ''}"
-        found = named.pattern.search(probe)
+        found = _rule(_NAMED).pattern.search(probe)
         if name and found and found.start("secret") == len(name) + 1:
             self.taken[_NAMED] += 1
             return REDACTED

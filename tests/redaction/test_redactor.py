@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.bundle.redact import REDACTED, Redactor, rules
+from ncclops.env.catalogue import catalogue
+from ncclops.redaction.redactor import (
+    REDACTED,
+    Redactor,
+    is_secret,
+    redact_variables,
+    rules,
+)
 
 # A line, and the part of it that must not be in a ticket.
 SECRETS = [
@@ -24,6 +31,9 @@ SECRETS = [
     ("login with AKIAIOSFODNN7EXAMPLE ok", "AKIAIOSFODNN7EXAMPLE"),
     ("config.api_key: abcdefg1", "abcdefg1"),
     ("token=tok-9f8e7d6c5b", "9f8e7d6c5b"),
+    ("Cloning with AIzaSyA1234567890abcdefghijklmnopqrstuv", "AIzaSyA123"),
+    ("pip install git+github_pat_11ABCDEFG0abcdefghij_klm", "11ABCDEFG0"),
+    ("export SENTRY_DSN=abc9def8aa", "abc9def8aa"),
     ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123", "eyJzdWIiOiIxMjM0In0"),
 ]
 HARMLESS = [
@@ -83,6 +93,47 @@ def test_documents_are_searched_by_field_and_by_option() -> None:
         "tokens": "500",
         "nested": [{"HF_TOKEN": REDACTED}, 3, None, True],
     }
+
+
+def test_rows_of_a_plan_hide_what_their_variable_holds() -> None:
+    plan = [{"name": "DB_PASSWORD", "before": None, "after": "pw", "reason": "--set"}]
+    assert Redactor().document(plan) == [plan[0] | {"after": REDACTED}]
+
+
+def test_an_ending_of_a_name_that_is_a_word_in_documents_stays_there() -> None:
+    document = {"signature": "nccl-timeout", "key": "restart/1/done", "name": "all_reduce"}
+    assert Redactor().document(document) == document
+
+
+def test_a_setting_in_the_catalogue_is_no_secret_by_its_name() -> None:
+    named = [name for name in catalogue() if is_secret(name, "0")]
+    assert named == ["NCCL_PSK"]
+
+
+NAMES = ["HF_TOKEN", "hub_token", "WANDB_API_KEY", "DEPLOY_KEY", "SLACK_WEBHOOK_URL", "API_TOKENS"]
+SETTINGS = ["NCCL_DEBUG", "PATH", "DATABASE", "GCP", "https_proxy", "TRAIN_ARGS"]
+VALUES = [*(line for line, _ in SECRETS), *HARMLESS, "x", "", "-----BEGIN PRIVATE KEY-----\nabc"]
+environments = st.dictionaries(
+    st.sampled_from(NAMES + SETTINGS) | st.from_regex(r"[A-Z_]{1,12}", fullmatch=True),
+    st.sampled_from(VALUES) | st.text(),
+)
+
+
+@given(environments)
+def test_a_snapshot_keeps_nothing_that_a_bundle_takes_out(environ: dict[str, str]) -> None:
+    """Both go by the same rules, so what is in environment.json has nothing left to take."""
+    kept = redact_variables(environ)
+    redactor = Redactor()
+    assert redactor.document({"variables": kept}) == {"variables": kept}
+    assert not redactor.taken
+    assert Redactor().document({"variables": environ}) == {"variables": kept}
+
+
+@given(environments)
+def test_what_a_variable_hides_is_told_nowhere(environ: dict[str, str]) -> None:
+    for name, value in redact_variables(environ).items():
+        assert value in (REDACTED, environ[name])
+        assert not (name in NAMES and environ[name] and value != REDACTED)
 
 
 json_values = st.recursive(
