@@ -55,7 +55,7 @@ HEAVY = (
         (
             "import sys; sys.argv = ['ncclops', 'launch', '--dry-run', '/dev/null'];"
             "import ncclops.cli as c; c.app()",
-            ("pydantic", "rich", "pynvml", "logging"),
+            ("pydantic", "rich", "pynvml", "logging", "msgspec"),
         ),
     ],
 )
