@@ -22,6 +22,8 @@ from hypothesis import HealthCheck, settings
 import ncclops as ncclops_package
 from ncclops.cli import main
 
+pytest_plugins = ["tests.fast_tier"]
+
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
 LIMIT_S = 120
@@ -65,7 +67,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 @pytest.fixture
-def ncclops(tmp_path: Path) -> Callable[..., CompletedText]:
+def ncclops(starts_processes: None, tmp_path: Path) -> Callable[..., CompletedText]:
     """``ncclops("launch", ..., env={...})`` runs the command line in ``tmp_path``."""
 
     def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> CompletedText:

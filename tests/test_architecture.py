@@ -114,6 +114,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
             visit(name, ())
 
 
+@pytest.mark.slow
 def test_importing_what_needs_no_torch_imports_none() -> None:
     names = [
         name

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import LIMIT_S, REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

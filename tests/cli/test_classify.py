@@ -12,6 +12,8 @@ import pytest
 
 from ncclops.classify.model import CLASSES, RETRY_POLICIES
 
+pytestmark = pytest.mark.slow
+
 XID = "[678.5] NVRM: Xid (PCI:0000:91:00): 79, pid=1, name=python, GPU has fallen off the bus.\n"
 STEPS = "".join(f"step {i} loss 2.0 tok/s 900\n" for i in range(4))
 OOM = STEPS + "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

@@ -32,6 +32,7 @@ HEAVY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "allowed"),
     [
@@ -159,6 +160,7 @@ def test_quiet_leaves_remarks_out_and_the_answer_in(ncclops_in_process: Ncclops)
     assert by_environment.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -185,6 +187,7 @@ def test_what_is_logged_goes_to_stderr_from_the_level_that_was_asked_for(
     assert done.stderr.splitlines() == [f"ncclops: {level}: ncclops.part: words" for level in said]
 
 
+@pytest.mark.slow
 def test_a_fault_of_our_own_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
     program = (
         "import sys; from ncclops import cli; from ncclops.cli import _commands;"
@@ -210,6 +213,7 @@ def test_a_fault_of_our_own_is_one_line_and_its_traceback_a_file(tmp_path: Path)
     assert "Traceback (most recent call last)" in run("-v", "broken").stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

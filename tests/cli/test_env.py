@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NCCLOPS = [sys.executable, "-m", "ncclops"]
 POISON = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
 

@@ -28,6 +28,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_ranks_meet_at_the_address_that_it_prints(server: subprocess.Popen[str]) -> None:
     import torch.distributed as dist
 

@@ -128,7 +128,7 @@ class Agent:
 
 
 @pytest.fixture
-def start_agent(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+def start_agent(starts_processes: None, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """``start_agent(run=…, tcp=…)``: an agent with its server, ended after the test."""
     agents: list[Agent] = []
 
@@ -149,7 +149,7 @@ def agent(start_agent: Callable[..., Agent]) -> Agent:
 
 
 @pytest.fixture(scope="module")
-def one_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+def one_agent(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     run = tmp_path_factory.mktemp("shared") / "a-run"
     write_events(run, start_of_run(time.time()))
     agent = Agent(run)

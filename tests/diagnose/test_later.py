@@ -130,6 +130,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_what_is_left_for_later(tmp_path: Path) -> None:
     def start(rank: int) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -90,6 +90,7 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Make) -> None:
     """The agent's watch sees that all stand still, and knows no better than to name the first."""
     by_rank = {rank: calls() for rank in (0, 1, 3)}
@@ -100,6 +101,7 @@ def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Mak
     assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
 
 
+@pytest.mark.slow
 def test_a_rank_that_its_monitor_process_ended_for_silence_was_a_hang(make: Make) -> None:
     """By the timeout that it exceeded; a summary in the same words alone makes none."""
     first = fault(1, "died", "rank 1: hard timeout: silent for 3.0 s", gone=True)
@@ -111,6 +113,7 @@ def test_a_rank_that_its_monitor_process_ended_for_silence_was_a_hang(make: Make
     assert "if it hangs again" not in " ".join(death.next_steps)
 
 
+@pytest.mark.slow
 def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> None:
     """By its fields: ``raised`` and ``escalation``, whatever the summary says."""
     run = make({}, fault(1, "exception", "RuntimeError: spoiled"))
@@ -127,6 +130,7 @@ def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> 
     assert tell(run, None).number == 1, "a record without the fields is read as it stands"
 
 
+@pytest.mark.slow
 def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> None:
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]
@@ -142,6 +146,7 @@ def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make) -> None:
     by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]], line=60)}
     run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
@@ -153,6 +158,7 @@ def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make
     assert told.classification["class"] == "collective-mismatch"
 
 
+@pytest.mark.slow
 def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(make: Make) -> None:
     """It asked for less than it was sent, and left neither a recorder nor stacks."""
     by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
@@ -167,6 +173,7 @@ def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(m
     assert culprit(tell(run, None)) == (2, "/home/user/train.py:61")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Make) -> None:
     by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]])}
     run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
@@ -207,6 +214,7 @@ def test_an_escalation_is_what_was_decided(
     assert earlier.what.startswith("restarted in place"), "the next fault led to it"
 
 
+@pytest.mark.slow
 def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:
     """What an exception says may look like a line of a traceback."""
     trace = (
@@ -218,6 +226,7 @@ def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Mak
     assert tell(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
 
 
+@pytest.mark.slow
 def test_who_called_the_line_is_told_with_it(make: Make) -> None:
     """A line in a helper says little by itself."""
     files = [("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply")]

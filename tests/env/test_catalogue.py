@@ -138,6 +138,7 @@ def test_explain_of_an_unknown_name_gives_the_nearest() -> None:
         explain("NCCL_IB_TIMOUT", {}, torch=None, nccl=None)
 
 
+@pytest.mark.slow
 def test_asking_the_catalogue_needs_neither_torch_nor_pydantic() -> None:
     code = (
         "import sys; from ncclops.env.catalogue import catalogue; catalogue();"

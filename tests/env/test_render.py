@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ def environment_after(script: str, environ: dict[str, str]) -> dict[str, str]:
     return dict(json.loads(ran.stdout))
 
 
+@pytest.mark.slow
 def test_awkward_values_survive_a_real_sh_exactly() -> None:
     plan = plan_setting(AWKWARD, unset=frozenset({"GONE"}))
     environ = {"PATH": os.environ["PATH"], "GONE": "before", "LC_ALL": "C.UTF-8"}
@@ -59,6 +61,7 @@ def test_awkward_values_survive_a_real_sh_exactly() -> None:
 
 
 # What a POSIX environment can hold: any text without NUL.
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_value_survives_a_real_sh(value: str) -> None:

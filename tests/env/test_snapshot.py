@@ -104,6 +104,7 @@ def test_two_ranks_of_a_run_and_a_run_without_them(tmp_path: Path) -> None:
     assert load(str(older)).variables == {"NCCL_ALGO": "Ring"}
 
 
+@pytest.mark.slow
 def test_a_running_process() -> None:
     environ = {"PATH": os.environ["PATH"], "MARK": "seen"}
     code = "print('ready', flush=True); input()"

@@ -89,6 +89,7 @@ def test_long_names_and_values_are_cut_where_nccl_cuts_them() -> None:
     assert len(setting.value) == 1023
 
 
+@pytest.mark.slow
 def test_the_exporting_process_is_found() -> None:
     """A shell exports a variable for a child of a child: the shell is named."""
     code = (

@@ -30,7 +30,7 @@ JOBS = [(name, 4) for name in FOUR] + [(name, 8) for name in EIGHT]
 
 
 @pytest.fixture(scope="session")
-def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def hangs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with ``<scenario>-<world>/`` of each job: a run's incident, pickles and JSON."""
     folder = tmp_path_factory.mktemp("hangs")
     requests = []

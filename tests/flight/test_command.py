@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import CompletedText
 from tests.flight import dumps
 from tests.flight.dumps import entry
+
+pytestmark = pytest.mark.slow
 
 Run = Callable[..., CompletedText]
 MEMBERS = {dumps.WORLD: [0, 1, 2], ("1", "tp"): [0, 1]}

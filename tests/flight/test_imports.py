@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import clean_environ
+
+pytestmark = pytest.mark.slow
 
 
 def test_reading_never_imports_torch() -> None:

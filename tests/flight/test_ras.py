@@ -141,6 +141,7 @@ def folder(tmp_path: Path, version: str = "2.29.3") -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_json_is_asked_for_and_read(tmp_path: Path) -> None:
     """Who is dead, who launched less: as notes, in the document, and as evidence."""
     with serving(Server(json.dumps(answer()))) as server:
@@ -153,6 +154,7 @@ def test_json_is_asked_for_and_read(tmp_path: Path) -> None:
     assert report.to_json()["ras"]["communicators"][0]["size"] == 3
 
 
+@pytest.mark.slow
 def test_a_release_without_json_answers_in_text(tmp_path: Path) -> None:
     """Its own words about errors and warnings are passed on."""
     with serving(Server(TEXT, knows_json=False)) as server:
@@ -182,6 +184,7 @@ def test_which_releases_may_be_asked(version: str, safe: bool) -> None:
     assert (why_not(version) is None) == safe
 
 
+@pytest.mark.slow
 def test_an_unsafe_release_is_not_connected_to(tmp_path: Path) -> None:
     """The sick job is not made worse; it is said why."""
     with serving(Server(json.dumps(answer()))) as server:
@@ -190,12 +193,14 @@ def test_an_unsafe_release_is_not_connected_to(tmp_path: Path) -> None:
     assert any("NVIDIA/nccl 1762" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_a_saved_answer_is_read(tmp_path: Path) -> None:
     """An incident may hold one; nothing is asked for it."""
     (tmp_path / "ras.json").write_text(json.dumps(answer()))
     assert "RAS considers it dead" in analyze(folder(tmp_path)).sentence
 
 
+@pytest.mark.slow
 def test_nobody_answers(tmp_path: Path) -> None:
     """The verdict stands without it."""
     with socket.create_server(("127.0.0.1", 0)) as held:

@@ -23,6 +23,8 @@ from ncclops.flight.sources import gather, rank_of
 from tests.flight import dumps
 from tests.flight.dumps import entry
 
+pytestmark = pytest.mark.slow
+
 WORLD = dumps.WORLD
 MEMBERS = {WORLD: [0, 1, 2]}
 

@@ -14,6 +14,8 @@ import pytest
 from ncclops.host.gpus import Gpus, find_gpus
 from tests.conftest import CompletedText, clean_environ
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = """
 import dataclasses, json, sys
 from pathlib import Path

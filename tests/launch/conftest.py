@@ -90,7 +90,7 @@ Background = subprocess.Popen[Any]  # text or bytes, as the test has it with its
 
 
 @pytest.fixture
-def background(tmp_path: Path) -> Iterator[Callable[..., Background]]:
+def background(starts_processes: None, tmp_path: Path) -> Iterator[Callable[..., Background]]:
     """``background("launch", ...)`` starts the command line and leaves it running.
 
     Whatever the test does to it, nothing of it is left afterwards.

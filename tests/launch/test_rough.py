@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.launch.conftest import Background, Run
 from tests.launch.test_kill import wait_until
@@ -79,6 +81,7 @@ def test_what_lies_in_the_current_directory_shadows_nothing(
     assert "[rank0]: fine" in done.stdout
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_reason_to_fail(script: Script, tmp_path: Path) -> None:
     command = f"{sys.executable} -m ncclops launch --nproc-per-node 1 {script('print(1)')} >&- 2>&-"
     done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean_environ(), timeout=LIMIT_S)
@@ -160,6 +163,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(
     launcher.stdout.close()
 
 
+@pytest.mark.slow
 def test_an_ignored_child_signal_is_no_trap(script: Script, tmp_path: Path) -> None:
     def ignore_children() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

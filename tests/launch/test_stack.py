@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ncclops.host.gpus import Gpus
 from ncclops.launch.stack import find_stack
 from tests.conftest import clean_environ
+
+pytestmark = pytest.mark.slow
 
 
 def test_versions_are_those_that_torch_itself_would_report(tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ def worker_environ(run_dir: Path, rank: int = 0) -> dict[str, str]:
 
 
 @pytest.fixture
-def rank0(tmp_path: Path) -> Rank:
+def rank0(starts_processes: None, tmp_path: Path) -> Rank:
     return Rank(tmp_path / "run")
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Callable[[str], CompletedText]:
+def report(starts_processes: None, tmp_path: Path) -> Callable[[str], CompletedText]:
     """``report(source)`` runs a script as rank 0 of a run in ``tmp_path / "run"``."""
 
     def run(source: str) -> CompletedText:

@@ -40,6 +40,7 @@ def test_groups_of_an_earlier_start_do_not_count() -> None:
     assert count(statuses, frozenset({NCCL})) == (3, 3)
 
 
+@pytest.mark.slow
 def test_a_real_group_is_counted() -> None:
     source = """
 import torch, torch.distributed as dist

@@ -247,6 +247,7 @@ def test_every_kind_of_history_is_among_them(simulation: ModuleType) -> None:
     assert simulation.write_history(7) == simulation.write_history(7)
 
 
+@pytest.mark.slow
 def test_the_script_prints_a_table(tmp_path: Path) -> None:
     for arguments in ([], ["--json"]):
         done = subprocess.run(

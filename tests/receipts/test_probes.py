@@ -28,6 +28,7 @@ with receipt.phase("checkpoint", limit="12m"):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_seen_from_the_outside(tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER],
@@ -67,6 +68,7 @@ def test_a_script_that_only_prints_is_known_by_its_lines(tmp_path: Path) -> None
     assert not seen.warming_up
 
 
+@pytest.mark.slow
 def test_cpu_time_includes_children(tmp_path: Path) -> None:
     before = probes.tree_cpu_s(os.getpid())
     assert before is not None

@@ -52,6 +52,7 @@ def test_a_script_with_receipts_is_healthy(report: Report, rank0: Rank) -> None:
     assert memory["source"] == "rss"
 
 
+@pytest.mark.slow
 def test_outside_launch_the_calls_do_nothing(tmp_path: Path) -> None:
     source = (
         TRAINING + "import threading, sys; print(threading.active_count(), 'torch' in sys.modules)"
@@ -69,6 +70,7 @@ def test_outside_launch_the_calls_do_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_user_s_module_loads_nothing_heavy() -> None:
     source = "import sys; from ncclops import receipt; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], env=clean_environ(), capture_output=True)
@@ -76,6 +78,7 @@ def test_the_user_s_module_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "pydantic", "psutil", "pynvml", "asyncio", "tomllib"}
 
 
+@pytest.mark.slow
 def test_receipts_health_and_record_load_nothing_heavy() -> None:
     root = Path(ncclops.__file__).parent
     modules = [
@@ -281,6 +284,7 @@ def test_a_loss_that_is_no_number_stays_valid_json(report: Report, rank0: Rank) 
     assert rank0.named("step")[0]["loss"] == "nan"
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
@@ -295,6 +299,7 @@ def test_a_run_directory_that_cannot_be_written_does_not_stop_training(tmp_path:
     assert "no receipts from rank 0" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
     """/dev/full takes the place of the record: every write fails."""
     run_dir = tmp_path / "run"
@@ -324,6 +329,7 @@ def test_without_shared_memory_the_page_is_a_file(
     assert seen.step == 7
 
 
+@pytest.mark.slow
 def test_interpreter_progress_stops_with_the_interpreter(tmp_path: Path) -> None:
     """The tick is the proof that Python code can run; a thread that keeps the GIL ends it."""
     source = """

@@ -18,6 +18,8 @@ from ncclops.record.stop_point import StopPage
 from tests.conftest import LIMIT_S
 from tests.receipts.conftest import worker_environ
 
+pytestmark = pytest.mark.slow
+
 RANKS = 3
 
 # Ranks that wait for each other in every step, as collectives make them, and are not in step

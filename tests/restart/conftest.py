@@ -69,7 +69,7 @@ class Zygote:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def zygote(starts_processes: None) -> Iterator[Zygote]:
     started = Zygote()
     yield started
     started.close()

@@ -12,6 +12,8 @@ import pytest
 from ncclops.restart._gloo_sockets import _pointer_registration
 from ncclops.restart._process import duplicate_socket
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("how", "end"), [("collective", "raised"), ("rendezvous", "")])
 def test_a_rank_blocked_in_gloo_gets_free_at_once(how: str, end: str) -> None:

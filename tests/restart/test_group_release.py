@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_a_group_ends_while_its_worker_wants_the_gil() -> None:
     """torch before 2.8 joins the worker with the GIL in its hands, and neither ever gets on."""

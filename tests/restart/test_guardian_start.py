@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ncclops.restart._monitor_link import Peer, receive_packet
 from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess
 from ncclops.restart.sibling_monitor import Address, Ring, RingActions
@@ -59,6 +61,7 @@ def test_a_packet_is_read_that_was_sent_before_the_other_end_went_without_readin
         assert receive_packet(ours) == b""
 
 
+@pytest.mark.slow
 def test_a_main_process_that_dies_before_it_has_read_anything_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(60)

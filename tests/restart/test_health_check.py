@@ -311,6 +311,7 @@ def findings(nvml: Path, script: str, sysfs: Path = Path("/nowhere"), /, **env: 
     return result
 
 
+@pytest.mark.slow
 def test_the_gpus_recovery_action_is_asked_for_at_every_check(nvml: Path) -> None:
     """The check is made when the job starts and must see what happened since."""
     before, after = findings(
@@ -328,6 +329,7 @@ def test_the_gpus_recovery_action_is_asked_for_at_every_check(nvml: Path) -> Non
     assert after == "HealthCheckError: GPU: the driver asks for recovery of the GPU: GPU reset"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -350,6 +352,7 @@ def test_what_nvml_answers_and_what_becomes_of_it(
     assert found.startswith(expected)
 
 
+@pytest.mark.slow
 def test_a_query_that_hangs_ends_with_the_deadline(nvml: Path) -> None:
     (found,) = findings(
         nvml,
@@ -363,6 +366,7 @@ def test_a_query_that_hangs_ends_with_the_deadline(nvml: Path) -> None:
     assert found.startswith("TimeoutError: GPU health check took longer than 0.1 s")
 
 
+@pytest.mark.slow
 def test_a_link_that_went_down_since_the_start_is_found(nvml: Path) -> None:
     same, down = findings(
         nvml,
@@ -378,6 +382,7 @@ def test_a_link_that_went_down_since_the_start_is_found(nvml: Path) -> None:
     assert down == "HealthCheckError: NVLink: NVLinks [1] were active at the start, and are down"
 
 
+@pytest.mark.slow
 def test_a_gpu_without_links_has_none_to_lose(nvml: Path) -> None:
     (found,) = findings(nvml, "report(ChainedNVLHealthCheck())")
     assert found == "not checked: no NVLink was active at the start"
@@ -404,6 +409,7 @@ def sysfs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_only_the_nic_of_this_ranks_gpu_matters(nvml: Path, sysfs: Path) -> None:
     found = findings(
         nvml,
@@ -431,6 +437,7 @@ def test_only_the_nic_of_this_ranks_gpu_matters(nvml: Path, sysfs: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_node_without_rdma_devices_is_not_checked(nvml: Path, tmp_path: Path) -> None:
     (found,) = findings(nvml, "report(ChainedNicHealthCheck(sysfs=sysfs))", tmp_path)
     assert found == "not checked: no NIC port near this GPU was active at the start"

@@ -14,6 +14,8 @@ import pytest
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.exception import RankShouldRestart
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def interrupted(

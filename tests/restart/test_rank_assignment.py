@@ -311,6 +311,7 @@ def test_assignments_can_be_sent_to_another_process() -> None:
     )
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch() -> None:
     """The planner may be a small process, and the tests of it stay quick."""
     program = "import ncclops.restart.rank_assignment, sys; sys.exit('torch' in sys.modules)"

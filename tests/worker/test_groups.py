@@ -8,8 +8,12 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from ncclops.profiles import Growth, Timeouts
 from ncclops.timeouts.ladder import build_ladder
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 from datetime import timedelta

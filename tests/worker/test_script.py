@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60
 
 # Prints what a script can see of how it was started, and exercises what looks `__main__` up later.

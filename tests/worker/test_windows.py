@@ -111,6 +111,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_report_holds_nobody_up(tmp_path: Path) -> None:
     """Two steps show as well that nobody compiles; what is shorter stays; the change acts."""
     port = free_port()
