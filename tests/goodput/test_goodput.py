@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.goodput import Span, measure, spans
+from ncclops.record.events import (
+    BootstrappedEvent,
+    CompileWarmupEvent,
+    Event,
+    FaultEvent,
+    RestartEvent,
+    RetryEvent,
+    RunStartedEvent,
+    StepEvent,
+    StopRequestedEvent,
+    VerdictEvent,
+    WorkerExitedEvent,
+    WorkerStartedEvent,
+)
 
-Event = dict[str, Any]
-
-
-def event(ts: float, name: str, **fields: Any) -> Event:
-    return {"ts": ts, "event": name, "rank": None, "node": "n01", **fields}
-
-
-START = [event(0, "run-started"), event(1, "worker-started", rank=0)]
+START = [RunStartedEvent(ts=0, run_id="r", world_size=2), WorkerStartedEvent(ts=1, rank=0)]
 TRAINING = [
     *START,
-    event(5, "bootstrapped", rank=0),
-    event(25, "compile-warmup", rank=0, seconds=15.0),
-    event(26, "step", step=1, step_s=1.0),
-    event(75, "step", step=50, step_s=1.0),
+    BootstrappedEvent(ts=5, rank=0),
+    CompileWarmupEvent(ts=25, rank=0, seconds=15.0),
+    StepEvent(ts=26, step=1, step_s=1.0),
+    StepEvent(ts=75, step=50, step_s=1.0),
 ]
 
 
@@ -33,7 +39,7 @@ def told(events: list[Event]) -> list[tuple[str, float, float]]:
 
 
 def test_an_undisturbed_run() -> None:
-    end = [event(76, "worker-exited", rank=0), event(77, "verdict")]
+    end = [WorkerExitedEvent(ts=76, rank=0), VerdictEvent(ts=77, outcome="completed")]
     assert told([*TRAINING, *end]) == [
         ("start-up", 0, 5),
         ("unmeasured", 5, 10),
@@ -47,13 +53,13 @@ def test_a_restart_in_process_and_the_steps_that_are_done_again() -> None:
     phases = {"detect": 500.0, "abort": 1000.0, "barrier": 500.0}
     events = [
         *TRAINING,
-        event(80, "fault", rank=1),
-        event(81, "restart", rank=0, iteration=1, phases_ms=phases),
-        event(83, "bootstrapped", rank=0),
-        event(90, "compile-warmup", rank=0, seconds=5.0),
-        event(91, "step", step=41),
-        event(111, "step", step=61),
-        event(120, "verdict"),
+        FaultEvent(ts=80, cause="it raised", rank=1),
+        RestartEvent(ts=81, rank=0, iteration=1, phases_ms=phases),
+        BootstrappedEvent(ts=83, rank=0),
+        CompileWarmupEvent(ts=90, rank=0, seconds=5.0),
+        StepEvent(ts=91, step=41),
+        StepEvent(ts=111, step=61),
+        VerdictEvent(ts=120, outcome="completed"),
     ]
     assert told(events)[3:] == [
         ("steps", 25, 79),  # the phases say that the fault was at 79, before anybody told of it
@@ -69,11 +75,11 @@ def test_a_restart_in_process_and_the_steps_that_are_done_again() -> None:
 def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
     events = [
         *TRAINING,
-        event(80, "worker-exited", rank=1, signal="SIGKILL"),
-        event(81, "restart", phases_ms={"abort": 500.0}),
-        event(82, "step", step=51),
-        event(90, "worker-exited", rank=0),
-        event(91, "verdict"),
+        WorkerExitedEvent(ts=80, rank=1, signal="SIGKILL"),
+        RestartEvent(ts=81, phases_ms={"abort": 500.0}),
+        StepEvent(ts=82, step=51),
+        WorkerExitedEvent(ts=90, rank=0),
+        VerdictEvent(ts=91, outcome="completed"),
     ]
     assert told(events)[3:] == [
         ("steps", 25, 80.5),
@@ -87,12 +93,12 @@ def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
 def test_a_fault_that_is_told_after_its_restart_is_no_second_one() -> None:
     events = [
         *TRAINING,
-        event(80, "restart", faulty_ranks=[1], phases_ms={"abort": 1000.0}),
-        event(81, "fault") | {"rank": 1},
-        event(83, "compile-warmup", seconds=1.0),
-        event(103, "step", step=60, step_s=1.0),
-        event(110, "fault") | {"rank": 1},
-        event(111, "verdict"),
+        RestartEvent(ts=80, faulty_ranks=[1], phases_ms={"abort": 1000.0}),
+        FaultEvent(ts=81, cause="it raised", rank=1),
+        CompileWarmupEvent(ts=83, seconds=1.0),
+        StepEvent(ts=103, step=60, step_s=1.0),
+        FaultEvent(ts=110, cause="it raised", rank=1),
+        VerdictEvent(ts=111, outcome="completed"),
     ]
     assert told(events)[3:] == [
         ("steps", 25, 79),
@@ -108,13 +114,13 @@ def test_a_fault_that_is_told_after_its_restart_is_no_second_one() -> None:
 def test_a_retry_with_new_processes() -> None:
     events = [
         *TRAINING,
-        event(80, "worker-exited", rank=0, exit_code=1),
-        event(82, "fault", rank=0),
-        event(83, "retry"),
-        event(93, "worker-started", rank=0),
-        event(95, "step", step=50, step_s=1.0),
-        event(96, "step", step=51),
-        event(97, "verdict"),
+        WorkerExitedEvent(ts=80, rank=0, exit_code=1),
+        FaultEvent(ts=82, cause="it raised", rank=0),
+        RetryEvent(ts=83),
+        WorkerStartedEvent(ts=93, rank=0),
+        StepEvent(ts=95, step=50, step_s=1.0),
+        StepEvent(ts=96, step=51),
+        VerdictEvent(ts=97, outcome="completed"),
     ]
     assert told(events)[3:] == [
         ("steps", 25, 80),
@@ -127,12 +133,16 @@ def test_a_retry_with_new_processes() -> None:
 
 
 def test_a_store_that_is_lost_stops_nothing() -> None:
-    events = [*TRAINING, event(80, "fault", cause="store-lost"), event(90, "verdict")]
+    events = [
+        *TRAINING,
+        FaultEvent(ts=80, cause="store-lost"),
+        VerdictEvent(ts=90, outcome="completed"),
+    ]
     assert told(events)[-1] == ("steps", 25, 90)
 
 
 def test_without_signs_of_training_nothing_is_claimed() -> None:
-    events = [*START, event(5, "bootstrapped"), event(60, "verdict")]
+    events = [*START, BootstrappedEvent(ts=5), VerdictEvent(ts=60, outcome="completed")]
     assert told(events) == [("start-up", 0, 5), ("unmeasured", 5, 60)]
     assert measure(spans(events)).ratio is None
     assert measure(spans(events)).line() is None
@@ -159,20 +169,25 @@ def test_nothing_comes_of_nothing() -> None:
     assert measure([]).ratio is None
 
 
-NAMES = """run-started worker-started bootstrapped compile-warmup step fault restart retry
-worker-exited verdict stop-requested"""
-fields = st.fixed_dictionaries(
-    {"ts": st.floats(0, 1000), "event": st.sampled_from(NAMES.split())},
-    optional={
-        "step": st.integers(-1, 50) | st.none() | st.text(),
-        "seconds": st.floats(0, 500) | st.none(),
-        "step_s": st.floats(0, 50),
-        "phases_ms": st.dictionaries(st.text(max_size=3), st.floats(0, 1e6)) | st.none(),
-    },
+TIMES = st.floats(0, 1000)
+SECONDS = st.floats(0, 500)
+PHASES = st.dictionaries(st.text(max_size=3), st.floats(0, 1e6))
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(RunStartedEvent, ts=TIMES, run_id=st.just("r"), world_size=st.just(2)),
+    st.builds(WorkerStartedEvent, ts=TIMES),
+    st.builds(BootstrappedEvent, ts=TIMES),
+    st.builds(CompileWarmupEvent, ts=TIMES, seconds=st.none() | SECONDS),
+    st.builds(StepEvent, ts=TIMES, step=st.integers(-1, 50), step_s=st.none() | SECONDS),
+    st.builds(FaultEvent, ts=TIMES, cause=st.just("it raised"), rank=st.integers(0, 3)),
+    st.builds(RestartEvent, ts=TIMES, phases_ms=PHASES, faulty_ranks=st.lists(st.integers(0, 3))),
+    st.builds(RetryEvent, ts=TIMES),
+    st.builds(WorkerExitedEvent, ts=TIMES),
+    st.builds(StopRequestedEvent, ts=TIMES),
+    st.builds(VerdictEvent, ts=TIMES, outcome=st.just("failed")),
 )
 
 
-@given(st.lists(fields))
+@given(st.lists(EVENTS))
 def test_spans_follow_each_other_without_a_gap(events: list[Event]) -> None:
     found = spans(events)
     for before, after in itertools.pairwise(found):

@@ -160,7 +160,8 @@ def test_stragglers_are_those_of_now(run: Path) -> None:
     for rank, seconds in ((0, 1.0), (1, 1.2)):
         at_step(run, rank, 30)
         receipts(run, rank, [seconds] * 30)
-    write_events(run, [event("straggler", time.time(), 1, ratio=1.3, kind="chronic", since_step=4)])
+    told = {"ratio": 1.3, "kind": "chronic", "since": time.time(), "since_step": 4}
+    write_events(run, [event("straggler", time.time(), 1, **told)])
     (straggler,) = read_once(run).stragglers
     assert (straggler.rank, straggler.ratio, straggler.kind) == (1, 1.2, "chronic")
     receipts(run, 1, [1.0] * 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ncclops.record.events import (
+    ClassifiedEvent,
+    Event,
+    FaultEvent,
+    StepEvent,
+    StragglerEvent,
+    WorkerStartedEvent,
+    decode,
+)
 from ncclops.status.compare import compared, run_phase
 from ncclops.status.event_facts import RunFacts
 from ncclops.status.merge import merge
@@ -20,10 +30,17 @@ from tests.control.conftest import event, start_of_run
 BEGAN = 1000.0
 
 
-def facts(*events: dict[str, Any], world_size: int = 2) -> RunFacts:
+def typed(line: dict[str, Any]) -> Event:
+    """The event that is read from ``line``."""
+    event = decode(json.dumps(line))
+    assert event is not None
+    return event
+
+
+def facts(*lines: dict[str, Any], world_size: int = 2) -> RunFacts:
     run = RunFacts()
-    for each in (*start_of_run(BEGAN, world_size), *events):
-        run.add(each)
+    for line in (*start_of_run(BEGAN, world_size), *lines):
+        run.add(typed(line))
     return run
 
 
@@ -57,7 +74,7 @@ def test_a_restart_in_place_clears_what_was_before() -> None:
         event("bootstrapped", 1010, 0),
         event("compile-warmup", 1020, 0, seconds=5.0),
         event("step", 1030, 0, step=7),
-        event("straggler", 1031, 1, ratio=1.2, kind="chronic"),
+        event("straggler", 1031, 1, ratio=1.2, kind="chronic", since=1020.0, since_step=5),
         event("fault", 1040, 1, cause="RuntimeError: no", kind="exception"),
         event("restart", 1041, 0, iteration=1, cause="RuntimeError: no"),
     )
@@ -66,7 +83,7 @@ def test_a_restart_in_place_clears_what_was_before() -> None:
     assert seen.last_fault == FaultStatus(
         ts=1040, rank=1, kind="exception", cause="RuntimeError: no"
     )
-    seen.add(event("step", 1050, 0, step=3))
+    seen.add(StepEvent(ts=1050, rank=0, step=3))
     assert (seen.interrupted, seen.ranks[0].step) == (False, 3)
 
 
@@ -81,7 +98,7 @@ def test_a_failed_attempt_has_its_fault_counted_once_under_its_class() -> None:
     assert seen.last_fault is not None
     assert (seen.last_fault.kind, seen.last_fault.cause) == ("bootstrap", "exit code 1")
     assert (seen.between_attempts, seen.retries, seen.ranks[1].ended) == (True, 1, False)
-    seen.add(event("worker-started", 1020, 1, pid=2, attempt=1))
+    seen.add(WorkerStartedEvent(ts=1020, rank=1, pid=2, attempt=1))
     assert (seen.between_attempts, seen.attempt) == (False, 1)
     assert (seen.ranks[1].ended, seen.ranks[1].pid, seen.ranks[0].pid) == (None, 2, 1)
 
@@ -110,17 +127,17 @@ NAMES = """run-started env-applied worker-started bootstrapped compile-warmup st
 classified retry restart stop-requested worker-exited verdict resource-growth"""
 anything = st.none() | st.integers(-2, 9) | st.floats() | st.text(max_size=4)
 OTHERS = ("rank", "node", "attempt", "step", "cause", "iteration", "class", "world_size", "kind")
-events = st.fixed_dictionaries(
+lines = st.fixed_dictionaries(
     {"event": st.sampled_from(NAMES.split()) | anything, "ts": st.floats(0, 9e9) | anything},
     optional=dict.fromkeys(OTHERS, anything),
 )
 
 
-@given(st.lists(events, max_size=15))
-def test_no_event_ends_the_reader(events: list[dict[str, Any]]) -> None:
+@given(st.lists(lines, max_size=15))
+def test_nothing_in_a_line_is_a_fault(lines: list[dict[str, Any]]) -> None:
     seen = RunFacts()
-    for each in events:
-        seen.add(each)
+    for found in filter(None, map(decode, map(json.dumps, lines))):
+        seen.add(found)
 
 
 # --- ranks together -------------------------------------------------------------------------------
@@ -134,7 +151,8 @@ def test_step_times_are_held_against_the_lower_median() -> None:
 
 def test_a_straggler_is_found_by_its_own_time() -> None:
     ranks = [rank(n, step_s=2.0, own_step_s=1.0 if n != 3 else 1.5) for n in range(5)]
-    told = {3: {"kind": "chronic", "since_step": 40}, 1: {"kind": "one-off", "since_step": 2}}
+    slow = StragglerEvent(rank=3, ratio=1.5, kind="chronic", since_step=40, since=0.0)
+    told = {3: slow, 1: StragglerEvent(rank=1, ratio=1.3, kind="one-off", since_step=2, since=0.0)}
     (found,) = compared(run(*ranks), told).stragglers
     assert (found.rank, found.ratio, found.kind, found.since_step) == (3, 1.5, "chronic", 40)
 
@@ -237,13 +255,13 @@ def test_ranks_of_other_nodes_end_with_the_run() -> None:
 
 def test_what_happens_on_another_node_is_told_but_neither_counted_nor_a_rank_of_ours() -> None:
     facts = RunFacts(run_id="r")
-    facts.add({"ts": 1.0, "event": "worker-started", "rank": 0, "node": "n01", "pid": 5})
-    facts.add({"ts": 2.0, "event": "fault", "rank": 3, "node": "n01", "cause": "x", "on": "n02"})
-    facts.add({"ts": 3.0, "event": "classified", "rank": 0, "node": "n01", "class": "peer-exit"})
+    facts.add(WorkerStartedEvent(ts=1.0, rank=0, node="n01", pid=5))
+    facts.add(FaultEvent(ts=2.0, rank=3, node="n01", cause="x", on="n02"))
+    facts.add(ClassifiedEvent(ts=3.0, rank=0, node="n01", class_="peer-exit"))
     assert (list(facts.ranks), facts.faults) == ([0], {})
     assert facts.last_fault is not None
     assert (facts.last_fault.rank, facts.interrupted) == (3, True)
-    facts.add({"ts": 4.0, "event": "fault", "node": "n01", "cause": "node-lost", "on": "n02"})
+    facts.add(FaultEvent(ts=4.0, node="n01", cause="node-lost", on="n02"))
     assert facts.faults == {"node-lost": 1}
 
 

@@ -12,16 +12,27 @@ end          from the end of the first worker to the verdict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from ncclops.record.events import (
+    BootstrappedEvent,
+    CompileWarmupEvent,
+    Event,
+    FaultEvent,
+    RestartEvent,
+    RetryEvent,
+    StepEvent,
+    VerdictEvent,
+    WorkerExitedEvent,
+    WorkerStartedEvent,
+)
 
 SpanKind = Literal[
     "start-up", "compile", "steps", "redone", "restart", "cool-down", "unmeasured", "end"
 ]
 KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,22 +50,17 @@ class Span:
 
 
 def spans(events: Iterable[Event], *, now: float | None = None) -> list[Span]:
-    """The spans of a run, from the objects of its ``events.jsonl``.
+    """The spans of a run, from its events, in any order.
 
-    A run without a verdict goes on until ``now``, or its last event. Events that say nothing about
-    the time, and broken ones, are passed over.
+    A run without a verdict goes on until ``now``, or its last event.
     """
     timeline = _Timeline()
-    ordered = sorted(_timed(events), key=lambda event: float(event["ts"]))
+    ordered = sorted(events, key=lambda event: event.ts)
     for event in ordered:
-        timeline.take(event, float(event["ts"]))
+        timeline.take(event)
     if ordered and not timeline.over:
-        timeline.close(max(now or 0.0, float(ordered[-1]["ts"])))
+        timeline.close(max(now or 0.0, ordered[-1].ts))
     return timeline.spans
-
-
-def _timed(events: Iterable[Event]) -> Iterable[Event]:
-    return (event for event in events if isinstance(event.get("ts"), int | float))
 
 
 class _Timeline:
@@ -69,34 +75,35 @@ class _Timeline:
         self._lost_until = -1  # steps up to this one are done again
         self._last_step: tuple[int, float] | None = None  # of this iteration: number, time
         self._exited: float | None = None  # the first worker's end, unless the others went on
-        self._restarted: tuple[Any, ...] = ()  # ranks whose faults the last restart was for
+        self._restarted: list[int] = []  # ranks whose faults the last restart was for
 
-    def take(self, event: Event, ts: float) -> None:
+    def take(self, event: Event) -> None:
         """One more event, in order of time."""
+        ts = event.ts
         if self._since is None:
             self._since = ts
-        match event.get("event"):
-            case "worker-started":
+        match event:
+            case WorkerStartedEvent():
                 self._begin_iteration("start-up", ts)
-            case "bootstrapped" if self._kind == "start-up":
+            case BootstrappedEvent() if self._kind == "start-up":
                 self._turn("unmeasured", ts)
-            case "compile-warmup":
-                self._warmed_up(ts, _number(event.get("seconds")))
-            case "step":
-                self._step(event, ts)
-            case "fault" if event.get("cause") == "store-lost":
+            case CompileWarmupEvent():
+                self._warmed_up(ts, event.seconds or 0.0)
+            case StepEvent():
+                self._step(event)
+            case FaultEvent() if event.cause == "store-lost":
                 pass  # groups that are up go on without it
-            case "fault" if event.get("rank") in self._restarted:
-                pass  # each rank tells for itself, and this one after the restart was told
-            case "fault" if self._kind not in ("cool-down", "restart"):
+            case FaultEvent() if event.rank in self._restarted:
+                pass  # each rank reports for itself, and this one after the restart
+            case FaultEvent() if self._kind not in ("cool-down", "restart"):
                 self._turn("restart", ts if self._exited is None else self._exited)
-            case "restart":
-                self._restart(event, ts)
-            case "retry":
+            case RestartEvent():
+                self._restart(event)
+            case RetryEvent():
                 self._turn("cool-down", ts)
-            case "worker-exited" if self._exited is None:
+            case WorkerExitedEvent() if self._exited is None:
                 self._exited = ts
-            case "verdict":
+            case VerdictEvent():
                 self.close(ts)
                 self.over = True
 
@@ -106,12 +113,10 @@ class _Timeline:
             self._turn("end", self._exited)
         self._turn(self._kind, ts)
 
-    def _restart(self, event: Event, ts: float) -> None:
-        phases, faulty = event.get("phases_ms"), event.get("faulty_ranks")
-        taken = sum(map(_number, phases.values())) if isinstance(phases, dict) else 0.0
-        self._turn("restart", ts - taken / 1000)
-        self._begin_iteration("start-up", ts)
-        self._restarted = tuple(faulty) if isinstance(faulty, list) else ()
+    def _restart(self, event: RestartEvent) -> None:
+        self._turn("restart", event.ts - sum(event.phases_ms.values()) / 1000)
+        self._begin_iteration("start-up", event.ts)
+        self._restarted = event.faulty_ranks
 
     def _begin_iteration(self, kind: SpanKind, ts: float) -> None:
         self._lost_until = self._furthest
@@ -123,15 +128,15 @@ class _Timeline:
             self._turn("compile", ts - seconds)
             self._turn(self._steps_kind(), ts)
 
-    def _step(self, event: Event, ts: float) -> None:
-        number = event.get("step")
-        if not isinstance(number, int) or self._kind in ("restart", "cool-down"):
+    def _step(self, event: StepEvent) -> None:
+        ts, number, step_s = event.ts, event.step, event.step_s or 0.0
+        if self._kind in ("restart", "cool-down"):
             return
-        self._exited, self._restarted = None, ()
+        self._exited, self._restarted = None, []
         if self._kind in ("start-up", "unmeasured", "compile"):
-            self._turn(self._steps_kind(), ts - _number(event.get("step_s")))
+            self._turn(self._steps_kind(), ts - step_s)
         if self._kind == "redone" and number > self._lost_until:
-            self._turn("steps", self._passed(number, ts, _number(event.get("step_s"))))
+            self._turn("steps", self._passed(number, ts, step_s))
         self._last_step = (number, ts)
         self._furthest = max(self._furthest, number)
 
@@ -171,7 +176,3 @@ class _Timeline:
         if self.spans and self.spans[-1].kind == span.kind:
             span = replace(span, start=self.spans.pop().start)
         self.spans.append(span)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

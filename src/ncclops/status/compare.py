@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import Any
 
 from ncclops.health.stragglers import THRESHOLD
+from ncclops.record.events import StragglerEvent
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatus
 
 _GONE = ("ended", "failed")
 
 
-def compared(status: RunStatus, told: Mapping[int, Mapping[str, Any]] | None = None) -> RunStatus:
+def compared(status: RunStatus, told: Mapping[int, StragglerEvent] | None = None) -> RunStatus:
     """``status`` with everything that compares its ranks worked out anew.
 
     ``told`` has the watch's straggler events by rank: it knows since when, and how steadily.
@@ -52,7 +52,7 @@ def _with_ratio(rank: RankStatus, median: float | None) -> RankStatus:
 
 
 def _stragglers(
-    ranks: Sequence[RankStatus], told: Mapping[int, Mapping[str, Any]]
+    ranks: Sequence[RankStatus], told: Mapping[int, StragglerEvent]
 ) -> tuple[StragglerStatus, ...]:
     own = {rank.rank: rank.own_step_s for rank in ranks if rank.own_step_s is not None}
     usual = median_low(own.values()) if len(own) > 1 else 0.0
@@ -61,8 +61,8 @@ def _stragglers(
         StragglerStatus(
             rank=rank,
             ratio=round(ratio, 3),
-            kind=told.get(rank, {}).get("kind"),
-            since_step=told.get(rank, {}).get("since_step"),
+            kind=told[rank].kind if rank in told else None,
+            since_step=told[rank].since_step if rank in told else None,
         )
         for rank, ratio in slow.items()
         if ratio > 1 + THRESHOLD

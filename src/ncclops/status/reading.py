@@ -8,11 +8,11 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ncclops.goodput import measure, spans
+from ncclops.record import event_log
+from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
-from ncclops.record.tail import LineReader
 from ncclops.status import compare, merge
 from ncclops.status.event_facts import RankFacts, RunFacts
 from ncclops.status.gpu_memory import GpuMemory
@@ -30,8 +30,8 @@ class RunReader:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._facts = RunFacts(run_id=run_dir.name)
-        self._events: list[dict[str, Any]] = []
-        self._lines = LineReader(RunPaths(run_dir).events)
+        self._events: list[Event] = []
+        self._reader = event_log.follow(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
 
     def read(self) -> RunStatus:
@@ -41,14 +41,13 @@ class RunReader:
 
     def own(self) -> RunStatus:
         """The status now, of what this run directory records."""
-        while lines := list(self._lines.read()):
-            for event in filter(None, map(_record, lines)):
-                self._facts.add(event)
-                self._events.append(event)
+        for event in self._reader.new():
+            self._facts.add(event)
+            self._events.append(event)
         return self._own_status()
 
     def close(self) -> None:
-        self._lines.close()
+        self._reader.close()
 
     def _own_status(self) -> RunStatus:
         facts, now = self._facts, time.time()
@@ -147,16 +146,10 @@ class LiveSights:
             return self._status
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # half a line, or nothing of ours
-        return None
-    return record if isinstance(record, dict) else None
-
-
 def _with_verdict(status: RunStatus, facts: RunFacts) -> RunStatus:
-    if facts.verdict is None:
+    verdict = facts.verdict
+    if verdict is None:
         return status
-    told = {name: facts.verdict.get(name) for name in ("outcome", "exit_code", "reason")}
-    return replace(status, **told)  # type: ignore[arg-type]
+    return replace(
+        status, outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason
+    )
