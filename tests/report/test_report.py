@@ -48,7 +48,7 @@ def run_dir(tmp_path: Path) -> Path:
     event = {"rank": None, "node": "n01"}
     write(
         run / "events.jsonl",
-        {"ts": 100.0, "event": "run-started", **event},
+        {"ts": 100.0, "event": "run-started", **event, "run_id": "20260101-abc", "world_size": 4},
         {"ts": 101.0, "event": "worker-started", **event},
         {"ts": 110.0, "event": "compile-warmup", **event, "seconds": 5.0},
         {"ts": 120.0, "event": "fault", **event, "cause": EVIL},
@@ -166,7 +166,10 @@ def test_a_browser_draws_every_cell(ncclops: Ncclops, run_dir: Path, tmp_path: P
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine to open the page in")
 def test_a_browser_shows_a_run_without_receipts(ncclops: Ncclops, tmp_path: Path) -> None:
-    write(tmp_path / "bare" / "events.jsonl", {"ts": 1.0, "event": "run-started"})
+    write(
+        tmp_path / "bare" / "events.jsonl",
+        {"ts": 1.0, "event": "run-started", "run_id": "bare", "world_size": 1},
+    )
     page_of(ncclops, tmp_path / "bare")
     dom, log = browse(tmp_path / "page.html", tmp_path)
     assert "No step was timed" in dom

@@ -13,6 +13,7 @@ from typing import Any
 from ncclops.decision.outcome import Ending, FirstFailure, Verdict
 from ncclops.goodput import Goodput, measure, spans
 from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record import event_log
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.tail import last_lines
 
@@ -81,8 +82,7 @@ def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
 def measure_goodput(run: RunDirectory) -> Goodput | None:
     """Where the time of the run went, from its events; None if that cannot be told."""
     try:
-        lines = run.events_path.read_text().splitlines()
-        return measure(spans(map(json.loads, lines), now=time.time()))
+        return measure(spans(event_log.read(run.paths.events), now=time.time()))
     except Exception:  # noqa: BLE001 - as above
         return None
 

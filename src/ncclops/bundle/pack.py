@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from ncclops._version import __version__
 from ncclops.errors import UsageError
+from ncclops.record.paths import EVENTS, NODES_LOG, RUN, STORE_LOG, VERDICT, RunPaths
 from ncclops.redaction.redactor import Redactor, rules
 
 SCHEMA = "ncclops.bundle/1"
@@ -25,7 +26,7 @@ FILE_LIMIT_BYTES = 32 << 20
 
 # What a run writes itself. Anything else in its directory is the script's (checkpoints, data),
 # and no business of a ticket.
-_TOP = frozenset({"run.json", "events.jsonl", "verdict.json", "store.log"})
+_TOP = frozenset({RUN, EVENTS, VERDICT, STORE_LOG, NODES_LOG})
 _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})
@@ -78,8 +79,9 @@ def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bun
     The archive appears whole or not at all. Raises ``UsageError`` if ``run`` holds no run, or
     ``archive`` exists or cannot be written.
     """
-    if not (run / "run.json").is_file() and not (run / "events.jsonl").is_file():
-        raise UsageError(f"{run} holds no run (no run.json): name a run directory")
+    paths = RunPaths(run)
+    if not paths.run.is_file() and not paths.events.is_file():
+        raise UsageError(f"{run} holds no run (no {RUN}): name a run directory")
     if archive.exists():
         raise UsageError(f"{archive} exists: name another file with -o, or remove it")
     partial = archive.with_name(archive.name + ".partial")

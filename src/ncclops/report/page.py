@@ -9,8 +9,22 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+import msgspec
+
 from ncclops._version import __version__
 from ncclops.goodput import spans
+from ncclops.record.events import (
+    EscalationEvent,
+    Event,
+    FaultEvent,
+    GroupTimeoutEvent,
+    RestartEvent,
+    RetryEvent,
+    StopRequestedEvent,
+    StragglerEvent,
+    fields_of,
+    name_of,
+)
 from ncclops.report import incidents
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
@@ -20,7 +34,14 @@ from ncclops.report.units import moment, spell
 # What the events table shows: a run of weeks has more than a browser likes.
 _EVENTS_SHOWN = 500
 _SLOWEST_SHOWN = 3
-_MARKED = ("fault", "retry", "straggler", "group-timeout", "stop-requested", "escalation")
+_MARKED: tuple[type[Event], ...] = (
+    FaultEvent,
+    RetryEvent,
+    StragglerEvent,
+    GroupTimeoutEvent,
+    StopRequestedEvent,
+    EscalationEvent,
+)
 _GOOD_OUTCOMES = ("completed", "stopped")
 _ALWAYS = ("ts", "event", "rank", "node")
 
@@ -76,7 +97,7 @@ def _facts(records: Records) -> Iterable[tuple[str, str]]:
     yield "ranks", str(run.get("world_size", "?"))
     yield "profile", str((run.get("profile") or {}).get("name", "?"))
     yield "attempts", str(verdict.get("attempts", "?"))
-    yield "restarts in process", str(len(records.named("restart")))
+    yield "restarts in process", str(len(records.of(RestartEvent)))
     ratio = (verdict.get("goodput") or {}).get("ratio")
     if ratio is not None:
         yield "goodput", f"{ratio:.1%}"
@@ -94,7 +115,7 @@ def _timeline(records: Records) -> str:
     parts = spans(records.events)
     if not parts:
         return ""
-    marks = [Mark(float(e["ts"]), e["event"], _told(e)) for e in records.named(*_MARKED)]
+    marks = [Mark(event.ts, name_of(event), _fields(event)) for event in records.of(*_MARKED)]
     seconds: dict[str, float] = {}
     for span in parts:
         seconds[span.kind] = seconds.get(span.kind, 0.0) + span.end - span.start
@@ -136,22 +157,22 @@ def _failure(records: Records) -> str:
 
 
 def _restarts(records: Records) -> str:
-    restarts = records.named("restart")
+    restarts = records.of(RestartEvent)
     if not restarts:
         return ""
-    began = float(records.events[0]["ts"])
+    began = records.events[0].ts
     rows = []
     for event in restarts:
-        phases = event.get("phases_ms") or {}
+        phases = event.phases_ms
         told = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if ms >= 0.5)
         rows.append(
             (
-                spell(float(event["ts"]) - began),
-                event.get("iteration"),
-                event.get("cause"),
-                _ranks(event.get("faulty_ranks")),
-                _ranks(event.get("ranks_lost")),
-                event.get("world_size"),
+                spell(event.ts - began),
+                event.iteration,
+                event.cause,
+                _ranks(event.faulty_ranks),
+                _ranks(event.ranks_lost),
+                event.world_size,
                 f"{sum(phases.values()):.0f} ms ({told})",
             )
         )
@@ -224,26 +245,28 @@ def _environment(records: Records) -> str:
 
 
 def _events(records: Records) -> str:
-    began = float(records.events[0]["ts"]) if records.events else 0.0
+    began = records.events[0].ts if records.events else 0.0
     shown = records.events[-_EVENTS_SHOWN:]
     rows = [
-        (spell(float(e["ts"]) - began), e["event"], e.get("rank"), e.get("node"), _told(e))
-        for e in shown
+        (spell(event.ts - began), name_of(event), event.rank, event.node, _fields(event))
+        for event in shown
     ]
     which = f"last {len(shown)} of {len(records.events)}"
     table = _table(("at", "event", "rank", "node", ""), rows)
     return _folded(f"Events ({which})", table)
 
 
-def _told(event: Record) -> str:
-    """An event's own fields in a line."""
-    fields = ((name, value) for name, value in event.items() if name not in _ALWAYS)
-    text = ", ".join(f"{name} {_short(value)}" for name, value in fields if value is not None)
+def _fields(event: Event) -> str:
+    """An event's own fields in a line, without those that say nothing."""
+    fields = ((name, value) for name, value in fields_of(event).items() if name not in _ALWAYS)
+    text = ", ".join(
+        f"{name} {_short(value)}" for name, value in fields if value not in (None, "", [], {})
+    )
     return text[:400]
 
 
 def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(msgspec.to_builtins(value))
 
 
 def _folded(title: str, content: str) -> str:
@@ -263,8 +286,8 @@ def _cell(value: Any) -> str:
     return "" if value is None else escape(str(value))
 
 
-def _ranks(ranks: Any) -> str:
-    return ", ".join(map(str, ranks)) if ranks else ""
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _run_id(records: Records) -> str:

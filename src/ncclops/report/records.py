@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ncclops.errors import UsageError
+from ncclops.record import event_log
+from ncclops.record.events import Event
+from ncclops.record.files import decode_object, read_document, read_records
+from ncclops.record.paths import EVENTS, INCIDENT, RunPaths, numbered
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
 Record = dict[str, Any]
+AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -41,14 +47,14 @@ class Records:
     path: Path
     run: Record
     verdict: Record
-    events: tuple[Record, ...]
+    events: tuple[Event, ...]
     incidents: tuple[Record, ...]
     told: tuple[Record, ...] = ()
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
-    def named(self, *names: str) -> list[Record]:
-        """The events with one of ``names``."""
-        return [event for event in self.events if event["event"] in names]
+    def of(self, *types: type[AnyEvent]) -> list[AnyEvent]:
+        """The events of one of ``types``."""
+        return [event for event in self.events if isinstance(event, types)]
 
 
 def read(path: Path) -> Records:
@@ -56,40 +62,38 @@ def read(path: Path) -> Records:
 
     Raises ``UsageError`` if there is no run.
     """
-    if not (path / "events.jsonl").is_file():
-        raise UsageError(f"{path} holds no run (no events.jsonl): name a run directory")
+    paths = RunPaths(path)
+    if not paths.holds_run():
+        raise UsageError(f"{path} holds no run (no {EVENTS}): name a run directory")
     redactor = Redactor()
-    events = [
-        redactor.document(event)
-        for event in _lines(path / "events.jsonl")
-        if isinstance(event.get("ts"), int | float) and isinstance(event.get("event"), str)
-    ]
+    events = [_without_secrets(event, redactor) for event in event_log.read(paths.events)]
     return Records(
         path=path,
-        run=_document(path / "run.json"),
-        verdict=_document(path / "verdict.json"),
-        events=tuple(sorted(events, key=lambda event: float(event["ts"]))),
-        incidents=tuple(_incidents(path / "incidents")),
+        run=redactor.document(read_document(paths.run)),
+        verdict=redactor.document(read_document(paths.verdict)),
+        events=tuple(sorted(events, key=lambda event: event.ts)),
+        incidents=tuple(redactor.document(each) for each in _incidents(paths)),
         told=tuple(redactor.document(each) for each in incidents.tell_newest(path)),
-        steps=dict(_steps(path / "ranks")),
+        steps=dict(_steps(paths)),
     )
 
 
-def _incidents(folder: Path) -> Iterator[Record]:
-    files = sorted(folder.glob("*/incident.json"), key=lambda file: file.parent.name.zfill(9))
-    yield from filter(None, map(_document, files))
+def _without_secrets(event: Event, redactor: Redactor) -> Event:
+    return msgspec.convert(redactor.document(msgspec.to_builtins(event)), type(event))
 
 
-def _steps(folder: Path) -> Iterator[tuple[int, list[StepTime]]]:
-    ranks = sorted(int(rank.name) for rank in folder.glob("*") if rank.name.isdecimal())
-    for rank in ranks:
-        yield rank, list(_steps_of(folder / str(rank) / "receipt.jsonl"))
+def _incidents(paths: RunPaths) -> Iterator[Record]:
+    records = (read_document(paths.incident(n) / INCIDENT) for n in numbered(paths.incidents))
+    yield from filter(None, records)
+
+
+def _steps(paths: RunPaths) -> Iterator[tuple[int, list[StepTime]]]:
+    for rank in paths.rank_numbers():
+        yield rank, list(_steps_of(paths.rank(rank).receipt))
 
 
 def _steps_of(path: Path) -> Iterator[StepTime]:
-    if not path.is_file():
-        return
-    for record in _lines(path):
+    for record in read_records(path, decode_object):
         if record.get("kind") != "step":
             continue
         busy = record.get("busy_s")
@@ -102,22 +106,3 @@ def _steps_of(path: Path) -> Iterator[StepTime]:
             )
         except (KeyError, TypeError, ValueError):  # a step that was not timed
             continue
-
-
-def _document(path: Path) -> Record:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return Redactor().document(document) if isinstance(document, dict) else {}
-
-
-def _lines(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # the last line of a process that was killed
-            if isinstance(record, dict):
-                yield record
