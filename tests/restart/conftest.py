@@ -110,19 +110,19 @@ class Job:
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], number)
 
-    def kill_guardian(self, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal the guardian, too; its pid."""
-        pid = self.guardian(rank)
+    def kill_monitor(self, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal the monitor process, too; its pid."""
+        pid = self.monitor_process(rank)
         os.kill(pid, number)
         return pid
 
-    def guardian(self, rank: int) -> int:
-        path = self.directory / f"guardian-{rank}.pid"
+    def monitor_process(self, rank: int) -> int:
+        path = self.directory / f"monitor-{rank}.pid"
         return int(wait_until(lambda: path.exists() and path.read_text().strip(), "the pid file"))
 
-    def guardian_log(self, rank: int) -> str:
-        """What the guardian has logged so far."""
-        path = self.directory / f"guardian-log-{rank}"
+    def monitor_log(self, rank: int) -> str:
+        """What the monitor process has logged so far."""
+        path = self.directory / f"monitor-log-{rank}"
         return path.read_text() if path.exists() else ""
 
     def wait(self) -> dict[int, int]:

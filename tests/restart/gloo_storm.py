@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops.restart import _gloo_sockets
-from ncclops.restart._group_release import keep_backends_longer_than_groups
+from ncclops.restart._groups import keep_backends_longer_than_groups
 
 LONG = timedelta(seconds=100)
 GLOO_TIMEOUT = timedelta(seconds=10)

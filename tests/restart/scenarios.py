@@ -44,10 +44,10 @@ class Worker:
         self._events.flush()
 
     def wrap(self, fn: Any, **parameters: Any) -> Any:
-        """``fn`` wrapped, with a pid file for the guardian and incidents noted."""
+        """``fn`` wrapped, with a pid file for the monitor process and incidents noted."""
         defaults: dict[str, Any] = {
-            "monitor_process_pidfile": str(self.directory / "guardian-{rank}.pid"),
-            "monitor_process_logfile": str(self.directory / "guardian-log-{rank}"),
+            "monitor_process_pidfile": str(self.directory / "monitor-{rank}.pid"),
+            "monitor_process_logfile": str(self.directory / "monitor-log-{rank}"),
             "on_incident": self._on_incident,
             "initialize": inprocess.initialize.RetryController(max_iterations=30),
         }

@@ -106,16 +106,16 @@ def test_nobody_is_left_behind_when_all_are_killed(job: Job) -> None:
     job.expect_no_orphans()
 
 
-# --- guardians --------------------------------------------------------------------------------
+# --- monitor processes ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda n: n.name)
-def test_a_guardian_that_is_lost_is_replaced_without_a_restart(
+def test_a_monitor_process_that_is_lost_is_replaced_without_a_restart(
     job: Job, number: signal.Signals
 ) -> None:
     job.start(2, "waiting", busy=0, hang=True).wait_for("entered", count=2)
-    before = job.kill_guardian(1, number)
-    path = job.directory / "guardian-1.pid"
+    before = job.kill_monitor(1, number)
+    path = job.directory / "monitor-1.pid"
     wait_for_other_pid(path, before)
     (job.directory / "go").touch()
     assert set(job.wait().values()) == {0}
@@ -129,20 +129,22 @@ def wait_for_other_pid(path: Path, before: int) -> None:
         text = path.read_text().strip()
         return bool(text) and int(text) != before
 
-    wait_until(changed, "another guardian")
+    wait_until(changed, "another monitor process")
 
 
-def test_a_rank_killed_together_with_its_guardian_is_missed_by_its_neighbour(job: Job) -> None:
+def test_a_rank_killed_together_with_its_monitor_process_is_missed_by_its_neighbour(
+    job: Job,
+) -> None:
     job.start(3, "waiting", busy=0).wait_for("entered", count=3)
-    guardian = job.guardian(1)
-    log = job.directory / "guardian-log-0"
+    monitor = job.monitor_process(1)
+    log = job.directory / "monitor-log-0"
     wait_until(
-        lambda: log.exists() and "watching the guardian of rank 1" in log.read_text(), "link"
+        lambda: log.exists() and "watching the monitor process of rank 1" in log.read_text(), "link"
     )
-    job.kill(1, signal.SIGSTOP)  # so that it cannot start another guardian in between
-    job.kill_guardian(1)
+    job.kill(1, signal.SIGSTOP)  # so that it cannot start another monitor process in between
+    job.kill_monitor(1)
     job.kill(1)
-    assert job.wait() == {0: 0, 1: -9, 2: 0}, guardian
+    assert job.wait() == {0: 0, 1: -9, 2: 0}, monitor
     assert returned_from(job, 1) == [0, 2]
     assert causes(job) == {("lost", 1)}
     job.expect_no_orphans()

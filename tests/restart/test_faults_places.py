@@ -51,34 +51,34 @@ def test_the_rank_that_all_wait_for_in_the_barrier_is_killed(job: Job) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_falls_silent_is_missed_and_leaves_when_it_comes_back(job: Job) -> None:
-    """Main process and guardian stopped together: nothing closes a connection."""
+    """Main process and monitor process stopped together: nothing closes a connection."""
     job.start(3, "fault_programs:silent").wait_for("entered", count=3)
-    wait_until(lambda: "watching rank 1" in job.guardian_log(0), "the link to be watched")
-    guardian = job.guardian(1)
+    wait_until(lambda: "watching rank 1" in job.monitor_log(0), "the link to be watched")
+    monitor = job.monitor_process(1)
     job.kill(1, signal.SIGSTOP)
-    os.kill(guardian, signal.SIGSTOP)
+    os.kill(monitor, signal.SIGSTOP)
     job.wait_for("returned", count=2)
     assert causes(job) == {("lost", 1)}
     assert returned_from(job, 1) == [0, 2]
-    os.kill(guardian, signal.SIGCONT)
+    os.kill(monitor, signal.SIGCONT)
     job.kill(1, signal.SIGCONT)
     assert job.wait()[1] != 0
     assert not job.events("returned", 1)
     job.expect_no_orphans()
 
 
-def test_guardians_do_not_outlive_a_job_of_which_nothing_else_is_left(job: Job) -> None:
+def test_monitor_processes_do_not_outlive_a_job_of_which_nothing_else_is_left(job: Job) -> None:
     """Ranks and the store's server are gone at once: there is nobody to report to."""
     job.start(3, "waiting", busy=0).wait_for("entered", count=3)
-    guardians = {job.guardian(rank) for rank in range(3)}
-    kill_all(set(job.processes()) - guardians)
+    monitors = {job.monitor_process(rank) for rank in range(3)}
+    kill_all(set(job.processes()) - monitors)
     job.expect_no_orphans()
 
 
-def test_a_guardian_that_is_left_alone_goes(job: Job) -> None:
-    """All of a job is gone when one guardian, which was stopped, looks for somebody to tell."""
+def test_a_monitor_process_that_is_left_alone_goes(job: Job) -> None:
+    """A monitor process that was stopped finds its whole job gone."""
     job.start(5, "waiting", busy=0).wait_for("entered", count=5)
-    last = job.kill_guardian(0, signal.SIGSTOP)
+    last = job.kill_monitor(0, signal.SIGSTOP)
     kill_all(set(job.processes()) - {last})
     os.kill(last, signal.SIGCONT)
     job.expect_no_orphans()

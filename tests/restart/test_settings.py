@@ -138,7 +138,7 @@ def test_every_other_parameter_has_a_type(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["monitor_process_logfile", "monitor_process_pidfile"])
-def test_the_guardians_files_have_absolute_paths(name: str) -> None:
+def test_the_monitor_processs_files_have_absolute_paths(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='log-{{rank}}' must be an absolute path"):
         wrapper_of(**{name: "log-{rank}"})
 

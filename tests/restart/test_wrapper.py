@@ -146,13 +146,13 @@ def test_incidents_are_written_once_for_the_job_and_by_the_rank_that_left(
     assert "SystemExit" in incident["traceback"]
 
 
-def test_the_guardian_is_light(job: Job) -> None:
+def test_the_monitor_process_is_light(job: Job) -> None:
     """It runs without torch, and in a session of its own, so that a Ctrl-C does not reach it."""
     job.start(1, "waiting", busy=0).wait_for("entered")
-    guardian = job.guardian(0)
-    maps = wait_until(Path(f"/proc/{guardian}/maps").read_text, "its memory map")
+    monitor = job.monitor_process(0)
+    maps = wait_until(Path(f"/proc/{monitor}/maps").read_text, "its memory map")
     assert "torch" not in maps
-    assert os.getsid(guardian) == guardian
+    assert os.getsid(monitor) == monitor
     (job.directory / "go").touch()
     assert job.wait() == {0: 0}
     job.expect_no_orphans()

@@ -19,14 +19,14 @@ import os, torch.distributed as dist
 from ncclops import receipt, restart as inprocess
 print("top", flush=True)
 
-def guardians():
+def monitor_processes():
     import psutil
-    return sum("guardian" in " ".join(c.cmdline()) for c in psutil.Process().children())
+    return sum("_monitor_main" in " ".join(c.cmdline()) for c in psutil.Process().children())
 
 @inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=3))
 def train(call: inprocess.CallWrapper):
     dist.init_process_group("gloo")
-    print("train", call.iteration, guardians(), flush=True)
+    print("train", call.iteration, monitor_processes(), flush=True)
     for step in range(5):
         dist.barrier()
         receipt.step(step)

@@ -18,7 +18,7 @@ from ncclops.host import process_view
 from ncclops.record import incidents as layout
 from ncclops.restart.snapshots import Progress
 
-log = logging.getLogger("ncclops.restart.guardian")
+log = logging.getLogger("ncclops.restart.monitor")
 
 # Before a process is ended that does not answer; the guardian has its heartbeats to send.
 _DUMP_WITHIN_S = 0.5

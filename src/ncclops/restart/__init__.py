@@ -2,7 +2,32 @@
 
 ``from ncclops import restart as inprocess`` serves code written for NVIDIA's in-process wrapper.
 torch is imported with the first use of a name below; importing the package itself is light,
-which the guardian processes rely on.
+which the monitor processes rely on. Nothing else of ncclops is imported: what the core needs from
+outside is handed in (``snapshots``).
+
+The threads and processes of one call of a wrapped function, and what each waits on:
+
+====================  ==============================  ============================================
+thread or process     code                            waits on
+====================  ==============================  ============================================
+main thread           ``loop``                        is in the user's function; between
+                                                      iterations a queue that the monitor thread
+                                                      fills
+monitor thread        ``monitor_thread``              the store: a ``get`` of the outcome of the
+                                                      iteration, then of this rank's placement
+watchdog thread       ``progress_watchdog``           ``poll``: messages of the monitor process,
+                                                      its next tick
+reporter thread       ``session.Reporter``            a queue of what is to be written to the
+                                                      store; exists from the first report on
+abort thread          ``monitor_thread``              the ``abort`` callback; exists while it runs
+monitor process       ``_monitor_main``               one ``select``: the death of the main
+                                                      process, its messages, the ring, a tick
+store server          ``store_server``                its clients; one process for the job
+====================  ==============================  ============================================
+
+Where to begin reading: ``loop`` (the phases), ``ledger`` (what ranks agree on, and the table of the
+store's keys), ``monitor_thread`` and ``_interrupt`` (how a function is left), ``_monitor_main``
+and ``_ring`` (how a death is noticed), ``session`` (what holds them together).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class _OfLaunch:
 def _required_parameters(function: Callable[..., Any]) -> int:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some built-in functions do not tell
+    except ValueError:  # some built-in functions have no signature
         return 1
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in positional and p.default is p.empty for p in parameters)
@@ -204,7 +204,7 @@ class PlannedAssignment(RankAssignment):
         return ctx
 
     def _world_before(self, ctx: RankAssignmentCtx) -> World:
-        # One rank's state does not tell who the others were at launch; their current numbers
+        # One rank's state does not have the initial ranks of the others; their current numbers
         # identify them as well within this one step.
         ranks = tuple(range(ctx.state.world_size))
         dead = frozenset(ctx.terminated_ranks)

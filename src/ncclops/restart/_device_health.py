@@ -30,7 +30,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class GpuReading:
-    """What NVML says of a GPU; ``None`` where this driver or GPU does not tell.
+    """What NVML says of a GPU; ``None`` where this driver or GPU does not report it.
 
     ``recovery_action``: ``nvmlDeviceGpuRecoveryAction_t``. ``remap_failed``: a memory row could
     not be remapped.
@@ -64,7 +64,7 @@ def judge_gpu(reading: GpuReading) -> Finding:
     """Unhealthy when the driver asks for a recovery action or memory is beyond repair.
 
     Error counters are no reason: contained errors cost the process that met them, and the
-    driver's recovery action already tells whether the GPU can be used again.
+    driver's recovery action already says whether the GPU can be used again.
     """
     if reading.recovery_action:
         action = _RECOVERY.get(reading.recovery_action, f"action {reading.recovery_action}")
@@ -79,7 +79,7 @@ def judge_gpu(reading: GpuReading) -> Finding:
 def judge_links(before: Mapping[int, bool] | None, now: Mapping[int, bool] | None) -> Finding:
     """Unhealthy when an NVLink that was active ``before`` is not active ``now``.
 
-    Only a comparison tells: many systems leave some links of a GPU unconnected for good.
+    Only a comparison shows that: many systems leave some links of a GPU unconnected.
     """
     if before is None or now is None:
         return Finding(Health.NOT_CHECKED, "the NVLink states are not known")
@@ -95,7 +95,7 @@ def judge_ports(before: Mapping[str, Port] | None, now: Mapping[str, Port]) -> F
     """Unhealthy when a NIC port that was active ``before`` is not active ``now``.
 
     A port that went down and came back is healthy: the restart has dealt with the interruption,
-    and giving up the rank would turn a hiccup into a loss. The detail tells of it.
+    and giving up the rank would make a loss of a short interruption. The detail has it.
     """
     if before is None:
         return Finding(Health.NOT_CHECKED, "which NIC serves this GPU is not known")
@@ -114,7 +114,7 @@ def judge_ports(before: Mapping[str, Port] | None, now: Mapping[str, Port]) -> F
 def nearest(gpu: PurePath, nics: Mapping[str, PurePath]) -> list[str]:
     """The NICs that share the longest part of the PCI tree with ``gpu``, by sysfs paths.
 
-    Empty when none shares so much as a PCI root: then nothing tells which NIC the GPU uses.
+    Empty when none shares so much as a PCI root: then it is not known which NIC the GPU uses.
     """
     shared = {name: _shared_pci_parts(gpu, path) for name, path in nics.items()}
     best = max(shared.values(), default=0)

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class NotAvailableError(Exception):
-    """NVML cannot tell; the message says why. Not a sign of a sick GPU."""
+    """NVML has no answer; the message says why. Not a sign of a broken GPU."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def gpu_pci_path(selector: int | str | None, sysfs: Path) -> Path:
     with nvml_device(selector) as device:
         info = device.ask("nvmlDeviceGetPciInfo")
         if info is None:
-            raise NotAvailableError("NVML does not tell the PCI address of the GPU")
+            raise NotAvailableError("NVML does not report the PCI address of the GPU")
     # NVML writes the domain with 8 digits, sysfs with 4: 00000000:18:00.0 is 0000:18:00.0.
     domain, rest = text(info.busId).lower().split(":", 1)
     return (sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}").resolve()

@@ -5,7 +5,7 @@ so a rank blocked in a collective would wait for the group's timeout. Its connec
 this process, however, and once shut down they fail every operation on them at once.
 
 They have to be shut down *for reading only*, and not closed before every rank has done the same.
-Gloo takes the end of a stream for a failure and tells everybody who waits; but a send that it
+Gloo takes the end of a stream for a failure and wakes all that wait; but a send that it
 could not write, because the stream was shut down for writing or reset by a peer that closed it,
 it leaves in a queue whose waiters it forgets (``Pair::write`` and ``Pair::signalException``, up to
 torch 2.13): they wait for the group's timeout. So we keep a handle on each connection, which
@@ -84,7 +84,7 @@ def answer_gloo_rendezvous(peers: int) -> int:
 
     While a group is made, a pair that is to be connected by its peer has no socket yet that could
     be shut down. A connection opens with the number of the pair (8 bytes, counted from 0 in each
-    device): we connect to our own listeners in the place of everybody, and hang up. Pairs that
+    device): we connect to our own listeners in the place of each peer, and close. Pairs that
     are connected already do not notice. Returns how many listeners there were.
     """
     listeners = 0
@@ -93,11 +93,11 @@ def answer_gloo_rendezvous(peers: int) -> int:
             with sock, contextlib.suppress(OSError):
                 if _listens(sock):
                     listeners += 1
-                    _call_as_each_peer(sock, peers)
+                    _connect_as_each_peer(sock, peers)
     return listeners
 
 
-def _call_as_each_peer(listener: socket.socket, peers: int) -> None:
+def _connect_as_each_peer(listener: socket.socket, peers: int) -> None:
     for number in range(peers):
         with socket.socket(listener.family) as caller:
             caller.settimeout(1.0)

@@ -4,16 +4,16 @@ Three means, in this order:
 
 1. an asynchronous ``RankShouldRestart``, raised between two bytecodes of the main thread;
 2. a signal without effect of its own, which ends a system call that waits (``sleep``, a lock, a
-   socket, a child), so that the exception gets its turn;
+   socket, a child), whereupon Python raises the exception;
 3. whatever the caller adds for waits in C that no signal ends (a store that waits for a dead peer).
 
 The exception may be swallowed: in ``__del__``, by a C extension, by ``except BaseException``. It
 is therefore raised again until the main thread reports that it is out, but not while the main
 thread is visibly cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it).
 
-All agreements between the two threads are single assignments to plain attributes, in an order
-that works whoever comes first; locks serve only as door bells. Any other synchronisation would
-itself be code that the exception can hit half-way.
+The two threads synchronise by single assignments to plain attributes, in an order that works
+whichever of them is first; locks serve only to wake the other thread. Any other synchronisation
+would itself be code that the exception can hit half-way.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
 _FINALIZER_POLL_S = 0.001
-# A door bell that was missed costs no more than this.
-_BELL_S = 0.05
+# A waiting thread looks again after this time: a wake-up that was missed costs no more.
+_LOOK_AGAIN_S = 0.05
 
 
 class Interrupter:
@@ -69,10 +69,8 @@ class Interrupter:
         self.armed = False
         self._raising = False
         self._gate = _Gate()
-        self._out_bell = _thread.allocate_lock()
-        self._out_bell.acquire()
-        self._quiet_bell = _thread.allocate_lock()
-        self._quiet_bell.acquire()
+        self._main_is_out = _WakeUp()  # wakes the monitor thread
+        self._raising_ended = _WakeUp()  # wakes the main thread
 
     # --- main thread --------------------------------------------------------------------------
 
@@ -97,8 +95,8 @@ class Interrupter:
         # The other thread announces that it is about to raise and then looks whether we are still
         # in; we say that we are out and then look at the announcement: one of us sees the other.
         while self._raising:
-            _ring(self._out_bell)
-            self._quiet_bell.acquire(timeout=_BELL_S)
+            self._main_is_out.wake()
+            self._raising_ended.wait(_LOOK_AGAIN_S)
         _clear_async_exc(self._thread_id, None)
 
     @contextlib.contextmanager
@@ -120,11 +118,11 @@ class Interrupter:
         """Wait until the main thread is in no ``atomic`` section, and let it enter no other.
 
         Returns early if it has left the function meanwhile. A section that never ends is a hang
-        of the main thread, with the guardian's hard timeout as its deadline.
+        of the main thread, and the hard timeout is its deadline.
         """
         gate = self._gate
         while self.armed and not gate.close_if_empty():
-            gate.bell.acquire(timeout=1.0)
+            gate.left.wait(1.0)
         gate.closed = True
 
     def interrupt(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
@@ -135,12 +133,12 @@ class Interrupter:
         """
         self._raising = True
         try:
-            self._insist(wake, unblock)
+            self._raise_until_out(wake, unblock)
         finally:
             self._raising = False
-            _ring(self._quiet_bell)
+            self._raising_ended.wake()
 
-    def _insist(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
+    def _raise_until_out(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
         started = time.monotonic()
         pause_s, before = _FIRST_PAUSE_S, self._stack()
         attempts = 0
@@ -149,7 +147,7 @@ class Interrupter:
             if patient and self._is_finalizing():
                 # What is raised in __del__ is lost: catch the moment when it is over, which
                 # nothing announces.
-                self._out_bell.acquire(timeout=_FINALIZER_POLL_S)
+                self._main_is_out.wait(_FINALIZER_POLL_S)
                 continue
             if not (patient and self._is_busy_leaving()):
                 if attempts:
@@ -159,7 +157,7 @@ class Interrupter:
                 _set_async_exc(self._thread_id, RankShouldRestart)
                 if attempts > 1 and wake is not None:
                     _send(self._thread_id, wake)
-            self._out_bell.acquire(timeout=pause_s)
+            self._main_is_out.wait(pause_s)
             pause_s = min(2 * pause_s, self._longest_pause_s)
 
     def _escalate(self, unblock: Callable[[FrameType], None], before: list[_Place]) -> None:
@@ -188,17 +186,32 @@ class Interrupter:
         return isinstance(error, BaseException) and comes_from_restart(error)
 
 
-class _Gate:
-    """Who is in an ``atomic`` section of one iteration, and whether anybody may still enter.
+class _WakeUp:
+    """Wakes one thread that waits; a wake-up that comes first is kept. One lock, no Python code
+    that an asynchronous exception could leave half done."""
 
-    A new one for each iteration: whatever the last one's exception left locked or counted stays
-    with the old one.
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def wait(self, timeout_s: float) -> None:
+        self._lock.acquire(timeout=timeout_s)
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._lock.release()
+
+
+class _Gate:
+    """Whether the main thread is in an ``atomic`` section, and whether it may still enter one.
+
+    A new one for each iteration: what the exception of the last one has left locked or counted
+    stays with the old one.
     """
 
     def __init__(self) -> None:
         self.closed = False
-        self.bell = _thread.allocate_lock()
-        self.bell.acquire()
+        self.left = _WakeUp()
         self._depth = 0
         self._lock = _thread.allocate_lock()
 
@@ -211,7 +224,7 @@ class _Gate:
     def leave(self) -> None:
         with self._lock:
             self._depth -= 1
-        _ring(self.bell)
+        self.left.wake()
 
     def close_if_empty(self) -> bool:
         with self._lock:
@@ -245,18 +258,13 @@ def describe_suppression(before: list[_Place], after: list[_Place]) -> str:
     )
 
 
-def _ring(bell: _thread.LockType) -> None:
-    with contextlib.suppress(RuntimeError):  # it is ringing already
-        bell.release()
-
-
 def _send(thread_id: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, OSError):
         signal.pthread_kill(thread_id, number)
 
 
 def wake_signal() -> int | None:
-    """A real-time signal that nobody uses, with a handler that does nothing.
+    """A real-time signal that is free, with a handler that does nothing.
 
     Delivering it makes a system call return early, whereupon Python looks for pending exceptions.
     The handler stays for the life of the process: a signal that is still under way when the

@@ -17,7 +17,7 @@ _BYTES = 4096
 
 
 class Watch(enum.IntEnum):
-    """Which timeouts the guardian applies to the main thread at the moment."""
+    """Which timeouts the monitor process applies to the main thread at the moment."""
 
     OFF = -1  # the user switched hang protection off
     NONE = 0  # inside the wrapper's own waits, which carry deadlines of their own
@@ -41,14 +41,14 @@ class _Slot:
 class Page:
     """Progress, timeouts and identity of one rank.
 
-    Written by the main process: everything but ``guardian_tick``, ``soft_s`` and ``hard_s``; the
-    guardian also writes the last two when another rank changes the timeouts of all.
+    Written by the main process: everything but ``monitor_tick``, ``soft_s`` and ``hard_s``; the
+    monitor process also writes the last two when another rank changes the timeouts of all.
     """
 
     main_beat = _Slot(0)  # the main thread executed bytecode
     ping = _Slot(1)  # the last manual heartbeat; 0 until the first one of the iteration
     watchdog_tick = _Slot(2)  # any Python thread of the process got to run
-    guardian_tick = _Slot(3)  # the guardian is alive
+    monitor_tick = _Slot(3)  # the monitor process is alive
     watch = _Slot(4)  # a Watch
     soft_s = _Slot(5)  # timeouts in force outside phases
     hard_s = _Slot(6)
@@ -56,7 +56,7 @@ class Page:
     phase_hard_s = _Slot(8)
     iteration = _Slot(9)
     number = _Slot(10)  # the rank's number in this iteration
-    finished = _Slot(11)  # 1: the main process left the wrapper in good order
+    finished = _Slot(11)  # 1: the main process leaves the wrapper, and its exit is expected
     timeouts_stamp = _Slot(12)  # wall time of the change that soft_s and hard_s come from
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
 
@@ -87,7 +87,7 @@ class Page:
 
 
 def create_page_fd() -> int:
-    """A descriptor of a new, zeroed page that no file system shows and nobody has to remove."""
+    """A descriptor of a new, zeroed page, which ends with the last process that holds it."""
     fd = os.memfd_create("ncclops-progress", os.MFD_CLOEXEC)
     os.ftruncate(fd, _BYTES)
     return fd
@@ -95,12 +95,12 @@ def create_page_fd() -> int:
 
 Message = dict[str, Any]
 
-# A report with a full traceback stays far below; anything longer is not one of us.
+# A report with a full traceback is far shorter; anything longer does not come from a rank.
 _LONGEST_LINE = 1 << 20
 
 
 class Peer:
-    """One connection to another guardian; never blocks."""
+    """One connection to another monitor process; never blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -161,7 +161,7 @@ def receive_packet(sock: socket.socket) -> bytes | None:
             return None
         except ConnectionResetError:
             # The other end went without reading what we had sent. Linux says so, once, before it
-            # hands out what that end had still to say.
+            # hands out what that end had sent.
             continue
         except OSError:
             break

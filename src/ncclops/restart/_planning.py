@@ -63,7 +63,7 @@ def keys_change(assignment: RankAssignment) -> bool:
 
 
 def plan(assignment: RankAssignment, world: World) -> World:
-    """The next world: nobody in it is dead, and ``active`` is decided.
+    """The next world: no rank in it is dead, and ``active`` is decided.
 
     Raises ``TypeError`` unless ``supports_global_plan``, and ``RestartError`` when a living rank
     has reported no keys or when ``assignment`` does not take dead ranks out.
@@ -80,7 +80,7 @@ def plan(assignment: RankAssignment, world: World) -> World:
             f"{assignment!r} leaves terminated ranks {sorted(world.dead)[:8]} in place: "
             "add ShiftRanks() or FillGaps()"
         )
-    # A composition without a filter means that everybody works, in the guides' own examples too.
+    # Without a filter all ranks are active, in the guides' own examples too.
     return world if world.active is not None else activate_all(world)
 
 
@@ -109,7 +109,7 @@ def _steps(assignment: object) -> list[PlannedAssignment] | None:
 
 
 def _inherits_call(instance: object, base: type) -> bool:
-    """Whether calling ``instance`` runs the code of ``base``; else plan() may not tell it all."""
+    """Whether calling ``instance`` runs the code of ``base``; else plan() may not do the same."""
     call_of = operator.attrgetter("__call__")
     return call_of(type(instance)) is call_of(base)
 
@@ -202,22 +202,22 @@ class PlannedAssigner:
     def _plan(
         self, before: World | None, agreement: Agreement, arrived: Mapping[int, Sequence[str]]
     ) -> Plan:
-        everybody = arrived.keys() | agreement.gone
-        world = World(tuple(sorted(everybody))) if before is None else before
+        members = arrived.keys() | agreement.gone
+        world = World(tuple(sorted(members))) if before is None else before
         world = world.losing(agreement.gone)
         if before is None or self._keys_change:
             world = world.with_keys(arrived)
         try:
             after = plan(self._assignment, world)
             places = {rank: p.to_text() for rank, p in placements(after).items()}
-        except Exception as error:  # noqa: BLE001 - users' conditions; all ranks have to hear of it
+        except Exception as error:  # noqa: BLE001 - users' conditions; every rank has to raise it
             after, places = (
                 world,
                 dict.fromkeys(arrived, f"{_FAILED}{type(error).__name__}: {error}"),
             )
-        # also those who have gone: they may be alive, and waiting to hear it
-        told = {rank: places.get(rank, _DISCARDED) for rank in everybody}
-        return Plan(after.to_json(), told)
+        # also for those that have gone: they may be alive, and waiting for it
+        result = {rank: places.get(rank, _DISCARDED) for rank in members}
+        return Plan(after.to_json(), result)
 
     def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002
         """See ``Assigner.assign``."""

@@ -41,7 +41,7 @@ def fork_is_safe() -> bool:
 
 
 def fork_detached(name: str, run: Callable[[], object], *, keep: int, log: str) -> int:
-    """Call ``run`` in a process that outlives this one and is nobody's child; see ``fork_is_safe``.
+    """Call ``run`` in a process that outlives this one, as a child of init; see ``fork_is_safe``.
 
     Returns a child to wait for, which ends at once. The process has its own session and none of
     our descriptors but ``keep``; its output goes to the file ``log``, and it shows as ``name``.
@@ -109,7 +109,7 @@ def freeze_heap() -> None:
     A full collection over what torch has loaded takes tens of milliseconds, and each restart
     needs one, to release what the abandoned iteration holds. What was frozen is not looked at.
 
-    Garbage that is frozen stays for good. A process that may hold much is therefore collected
+    Garbage that is frozen is never collected. A process that may hold much is therefore collected
     completely before; in a small one only what is young, so that the start costs nothing.
     """
     global _is_frozen

@@ -23,7 +23,7 @@ class World:
     - ``initial_ranks``: who the ranks are, by the number they had at launch; each occurs once.
     - ``dead``: numbers (in this world) of ranks that must not be in the next one.
     - ``active``: ranks ``0 .. active - 1`` call the function, the others are reserves; ``None``
-      as long as nobody has decided (always so before the first assignment).
+      as long as that is undecided (always so before the first assignment).
     - ``surplus``: of the reserves, the first ``surplus`` are there only because a filter wanted
       a smaller world, and come back first when it wants a larger one.
     - ``keys``: per rank, the grouping keys it reported, in the order of ``key_functions``;

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d
 
-from ncclops.restart._gloo_sockets import release_gloo_connections, shut_down_gloo_connections
+from ncclops.restart._gloo_sockets import shut_down_gloo_connections
+from ncclops.restart._groups import abort_groups
+from ncclops.restart.log import logged
 from ncclops.restart.state import FrozenState
 
 log = logging.getLogger("ncclops.restart")
-
-# What the abort of an NCCL backend is called, newest torch first.
-_ABORT_NAMES = ("abort", "_abort", "_shutdown")
 
 
 class Abort(ABC):
     """Called in the monitor thread after a fault, while the main thread may still be running.
 
-    Its exceptions are logged and ignored: whatever happens, the restart goes on.
+    Its exceptions are logged and ignored: the restart goes on.
     """
 
     @abstractmethod
@@ -52,12 +47,12 @@ class AbortTorchDistributed(Abort):
         if not distributed.is_available():
             return state
         if self.torch_fr_trace_path is not None and distributed.is_initialized():
-            with _logged("writing the flight-recorder trace"):
+            with logged("writing the flight-recorder trace"):
                 _dump_trace(self.torch_fr_trace_path, state)
         # Also when no group is initialised: the main thread may be blocked in making the first.
-        with _logged("shutting down Gloo's connections"):
+        with logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()
-        _abort_groups()
+        abort_groups()
         return state
 
 
@@ -96,7 +91,7 @@ class AbortPersistentCheckpointProcesses(Abort):
             sys.modules.get("megatron.training.async_utils"), "reset_persistent_async_worker", None
         )
         if reset is not None:
-            with _logged("resetting Megatron's checkpoint worker"):
+            with logged("resetting Megatron's checkpoint worker"):
                 reset()
         for child in multiprocessing.active_children():
             if self.is_writer(child):
@@ -111,64 +106,6 @@ def _is_checkpoint_writer(child: multiprocessing.process.BaseProcess) -> bool:
     return any("checkpoint" in module or "async_ckpt" in module for module in modules)
 
 
-def forget_failed_groups() -> None:
-    """Leave nothing of the last iteration's groups, now that all ranks are out of it.
-
-    A group that was completed just after the abort had looked for it is aborted now. Gloo's
-    connections are closed, and torch numbers process groups from 0 again: it names them by
-    a counter that only ``destroy_process_group`` resets. Where making the first group was
-    interrupted there is nothing to destroy, and the rank would from then on look for its peers
-    under names that they do not use.
-    """
-    _abort_groups()
-    release_gloo_connections()
-    world = getattr(distributed_c10d, "_world", None)
-    if world is not None and not distributed.is_initialized() and not world.pg_map:
-        world.group_count = 0
-
-
-def _abort_groups() -> None:
-    """Abort and destroy the groups there are."""
-    if not distributed.is_initialized():
-        return
-    group = distributed.group.WORLD
-    _abort_backends()
-    # An abort that took too long was given up; the groups there are now are not its own.
-    if distributed.group.WORLD is group:
-        with _logged("destroy_process_group"):
-            distributed.destroy_process_group()
-
-
-def _abort_backends() -> None:
-    """Abort all backends at once: one may wait for another's peers."""
-    threads = [
-        threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
-        for backend in _backends()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _abort_backend(backend: Any) -> None:
-    abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
-    if abort is not None:
-        with _logged(f"aborting {type(backend).__name__}"):
-            abort()
-
-
-def _backends() -> list[Any]:
-    """Each backend object of each group once; groups may share them."""
-    found: dict[int, Any] = {}
-    for group in list(distributed_c10d._world.pg_map):
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(RuntimeError):
-                backend = group._get_backend(torch.device(device))
-                found[id(backend)] = backend
-    return list(found.values())
-
-
 def _dump_trace(path: str, state: FrozenState) -> None:
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None) or getattr(
         torch._C._distributed_c10d, "_dump_fr_trace", None
@@ -181,11 +118,3 @@ def _dump_trace(path: str, state: FrozenState) -> None:
     Path(f"{name}{state.active_rank if state.active_rank is not None else state.rank}").write_bytes(
         dump()
     )
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - an abort must not prevent the restart
-        log.warning("%s failed: %s", what, error)

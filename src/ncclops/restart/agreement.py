@@ -10,7 +10,7 @@ from typing import Any
 from ncclops.restart._world import World
 from ncclops.restart.attribution import Fault
 
-# The barrier before the first iteration, and whatever goes wrong until then.
+# The barrier before the first iteration, and everything that goes wrong until then.
 INITIAL = -1
 
 
@@ -79,7 +79,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Plan:
-    """The planner's result: the next world as text, and what to tell each rank that arrived."""
+    """The planner's result: the next world as text, and what each rank that arrived gets."""
 
     world: str
     placements: Mapping[int, str]
@@ -95,7 +95,7 @@ def numbers_lost(
 ) -> frozenset[int]:
     """The numbers in ``world`` of those that have gone since it began."""
     lost = {fault.initial_rank for fault in gone if fault.initial_rank not in gone_before}
-    if world is None:  # nobody has been given another number yet
+    if world is None:  # no rank has been given another number yet
         return frozenset(lost)
     return frozenset(n for n, initial in enumerate(world.initial_ranks) if initial in lost)
 
@@ -106,10 +106,10 @@ def numbers_claimed_and_left(
     arrivals: Collection[Arrival],
     gone_before: Collection[int],
 ) -> frozenset[int]:
-    """The numbers, in ``iteration``, of its members that have gone, where nobody plans for all.
+    """The numbers, in ``iteration``, of its members that have gone, where no rank plans for all.
 
     Most reports carry the number. A rank that died before it had taken its number in, or whose
-    death was noticed from afar, has one of the numbers that nobody claims; which one it was
+    death was noticed from afar, has one of the numbers that no rank claims; which one it was
     makes no difference to those that remain.
     """
     lost = {fault.initial_rank: fault for fault in gone if fault.initial_rank not in gone_before}

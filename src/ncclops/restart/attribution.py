@@ -28,10 +28,10 @@ class FaultKind(enum.StrEnum):
     HEALTH_CHECK = "health-check"  # unfit to restart: the rank leaves
     DISCARDED = "discarded"  # the assignment has no place for this rank
     DIED = "died"  # the process is gone: killed, crashed, or ended after the hard timeout
-    LOST = "lost"  # neither the process nor its guardian can be reached
+    LOST = "lost"  # neither the main process nor its monitor process can be reached
     SOFT_TIMEOUT = "soft-timeout"  # no progress
-    HUNG = "hung"  # found hung by somebody who sees all ranks
-    COMPLETION_TIMEOUT = "completion-timeout"  # others finished, and this rank waited in vain
+    HUNG = "hung"  # found hung by an observer of all ranks, such as the launcher
+    COMPLETION_TIMEOUT = "completion-timeout"  # this rank finished, and others did not in time
 
 
 # Kinds that as a rule follow from another rank's fault: when one rank hangs, all that wait for it
@@ -155,8 +155,8 @@ class Fault:
         return self.kind not in _SEEN_FROM_OUTSIDE
 
     @property
-    def account(self) -> str:
-        """All that there is to read about it."""
+    def report(self) -> str:
+        """Summary and traceback or stacks, for people."""
         if self.is_exception:
             return self.traceback or self.summary
         return f"{self.summary}\n{self.traceback}" if self.traceback else self.summary
@@ -270,7 +270,7 @@ def condense(faults: Sequence[Fault], most: int = 32) -> list[Fault]:
 def without_repeats(faults: Sequence[Fault]) -> list[Fault]:
     """``faults`` with each rank's first fault of a kind only, in the same order.
 
-    A death, for example, may be reported both by the guardian and by its neighbour.
+    A death, for example, may be reported both by the monitor process and by its neighbour.
     """
     first = {(fault.initial_rank, fault.gone): fault for fault in reversed(faults)}
     return [fault for fault in faults if first[fault.initial_rank, fault.gone] is fault]
@@ -305,7 +305,7 @@ def append_to_chain(error: BaseException, earlier: BaseException) -> None:
 
 
 class Causes:
-    """The exceptions that a rank has met, so that none is lost when it ends with another one."""
+    """The exceptions of a rank so far, so that none is lost when it ends with another one."""
 
     def __init__(self, initial_rank: int) -> None:
         self._initial_rank = initial_rank
@@ -314,7 +314,7 @@ class Causes:
         self._remote: Fault | None = None  # the latest one
 
     def note(self, error: BaseException) -> None:
-        """The rank has met ``error``."""
+        """``error`` was raised on this rank."""
         if error is not self.last:
             self._earlier, self.last = self.last, error
 
@@ -328,11 +328,11 @@ class Causes:
         if others:
             self._remote = find_cause(others)
 
-    def behind(self, error: BaseException) -> BaseException:
-        """``error`` with this rank's earlier exception, or else another rank's, behind it."""
+    def with_root_cause(self, error: BaseException) -> BaseException:
+        """``error``, chained to this rank's earlier exception or else to another rank's fault."""
         earlier = self._earlier
         if earlier is None and self._remote is not None:
-            earlier = RemoteFaultError(self._remote.account)
+            earlier = RemoteFaultError(self._remote.report)
         if earlier is not None:
             append_to_chain(error, earlier)
         return error

@@ -92,8 +92,8 @@ class CallWrapper:
     def request_restart(self, reason: str, hung: int | None = None) -> None:
         """Have all ranks restart, for ``reason``. From any thread; returns at once.
 
-        ``hung`` is the initial rank that is to blame, where somebody who sees all ranks has found
-        one that hangs; otherwise the restart counts as requested by this rank.
+        ``hung`` is the initial rank that hangs, where an observer of all ranks, such as the
+        launcher, has found one; otherwise the restart counts as requested by this rank.
         """
         self._session.request_restart(reason, hung)
 
@@ -105,9 +105,14 @@ class CallWrapper:
         self._page.main_beat = time.monotonic()
 
     @property
+    def is_monitored(self) -> bool:
+        """Whether this rank has a monitor process, or one is being started."""
+        return self._session.monitor_process.pid is not None
+
+    @property
     def is_guarded(self) -> bool:
-        """Whether this rank's guardian is there, or being replaced."""
-        return self._session.guardian.pid is not None
+        """Old name of ``is_monitored``."""
+        return self.is_monitored
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -143,7 +148,7 @@ class CallWrapper:
         self._check_timeouts(soft_timeout, hard_timeout)
         page = self._page
         if not page.phase_soft_s:
-            self._phases.clear()  # what an interrupted iteration has left behind
+            self._phases.clear()  # what an interrupted iteration has left
         self._phases.append((page.phase_soft_s, page.phase_hard_s))
         self._set_phase(soft_timeout.total_seconds(), hard_timeout.total_seconds())
         log.info("phase %s: timeouts %s and %s", name, soft_timeout, hard_timeout)
@@ -162,9 +167,9 @@ class CallWrapper:
     def set_timeouts(self, *, soft_timeout: timedelta, hard_timeout: timedelta) -> None:
         """Change the timeouts of *all* ranks from now on; any one rank may call it.
 
-        The change travels from guardian to guardian and arrives within milliseconds; it does not
-        wait for that. It lasts until the next change. If several ranks change at the same time,
-        the latest one by the wall clock stands. A phase keeps its own timeouts.
+        The change travels along the ring of monitor processes and arrives within milliseconds;
+        this does not wait for that. It lasts until the next change. If several ranks change at
+        the same time, the latest one by the wall clock stands. A phase keeps its own timeouts.
         Raises ``ValueError`` unless ``soft_timeout < hard_timeout < barrier_timeout``.
         """
         self._check_timeouts(soft_timeout, hard_timeout)
@@ -175,7 +180,7 @@ class CallWrapper:
         stamp = time.time()
         self._page.change_timeouts(soft_s, hard_s, stamp)
         message = {"op": "timeouts", "soft_s": soft_s, "hard_s": hard_s, "stamp": stamp}
-        self._session.guardian.send(message)
+        self._session.monitor_process.send(message)
 
     @staticmethod
     def _check_timeouts(soft_timeout: timedelta, hard_timeout: timedelta) -> None:
@@ -208,7 +213,7 @@ class CallWrapper:
     # --- the rest -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Drop what the call held. The loop has released threads and guardian when it ended."""
+        """Drop what the call held. Threads and processes ended with the loop."""
         self._loop = None
 
     @property
@@ -219,7 +224,7 @@ class CallWrapper:
 
     @property
     def _page(self) -> Page:
-        page: Page = self._session.guardian.page
+        page: Page = self._session.monitor_process.page
         return page
 
 

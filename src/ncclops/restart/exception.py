@@ -10,7 +10,7 @@
         ├── HealthCheckError     a health check found this rank unfit to go on
         │   └── (health_check)   FaultCounterExceeded
         ├── StoreGone            the store through which the ranks agree does not answer any more
-        ├── InternalError        a promise inside the wrapper was broken: please report it
+        ├── InternalError        the wrapper did not do what it guarantees: please report it
         ├── TimeoutError         something the wrapper waited for came too late
         ├── (rank_assignment)    RankDiscarded: the new assignment has no place for this rank
         └── (store)              BarrierError and its kinds
@@ -41,7 +41,7 @@ class StoreGone(RestartError):
 
 
 class InternalError(RestartError):
-    """The wrapper broke one of its own promises; the message says which."""
+    """The wrapper did not do what it guarantees; the message says what. Please report it."""
 
 
 class TimeoutError(RestartError, builtins.TimeoutError):  # noqa: A001 - the public API's name
@@ -50,7 +50,7 @@ class TimeoutError(RestartError, builtins.TimeoutError):  # noqa: A001 - the pub
 
 @dataclasses.dataclass(frozen=True)
 class Escalation:
-    """What a rank that stops restarting asks of whatever has started it.
+    """What a rank that stops restarting asks of its launcher.
 
     ``to``: ``respawn`` (start new processes, a restart in this one cannot help) or ``stop`` (no
     attempt can help). ``reason`` is for people. ``failure`` is what happened and where, for

@@ -154,7 +154,7 @@ class _LocalGpuCheck(_DeviceCheck):
         self.device_index = device_index
 
     def _selector(self) -> int | str | None:
-        """The GPU as NVML knows it; ``None`` where nothing tells which one is this rank's."""
+        """The GPU as NVML knows it; ``None`` where it is not known which one is this rank's."""
         index = self.device_index
         if index is None:
             index = current_cuda_device()

@@ -1,19 +1,25 @@
-"""One restart, explained: what the hook receives and what the JSON file holds."""
+"""One restart, explained: what the callback receives and what the JSON file holds."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
 from ncclops.restart.exception import Escalation
+from ncclops.restart.log import logged
 from ncclops.restart.state import State
+
+log = logging.getLogger("ncclops.restart")
 
 # In the order in which they happen.
 PHASES = ("detect", "collect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
@@ -24,7 +30,7 @@ class Incident:
     """Why iteration ``iteration`` ended, and what the restart after it took on this rank.
 
     Ranks are initial ranks. ``faulty_ranks`` are all that faulted, the one that caused the others
-    first; ``ranks_lost`` those that left for good in this iteration. ``phases_ms`` has the
+    first; ``ranks_lost`` those that left the job in this iteration. ``phases_ms`` has the
     milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from the fault, by the wall
     clock of the rank that had it, until it was known here. World sizes count healthy ranks;
     ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
@@ -157,3 +163,98 @@ def write(incident: Incident, directory: Path) -> Path:
     draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
     draft.replace(path)
     return path
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """A restart on its way: how the last iteration ended, and what the phases took so far."""
+
+    agreement: Agreement
+    before: State
+    phases_ms: dict[str, float]
+
+
+class Account:
+    """What each phase of a rank's restarts took in one call, and the incidents that come of it.
+
+    ``on_incident`` gets each incident; ``directories`` is where one rank writes it.
+
+    ``on_lost`` is called on that rank for each rank that was lost: with the incident's directory,
+    the initial rank and the reason.
+    """
+
+    def __init__(
+        self,
+        directories: IncidentDirectories | None,
+        on_incident: Callable[[Incident], object] | None,
+        on_lost: Callable[[Path, int, str], object] | None,
+    ) -> None:
+        self._directories = directories
+        self._on_incident = on_incident
+        self._on_lost = on_lost
+        self._phases_ms: dict[str, float] = {}
+        self._restart: _Restart | None = None  # until the function has been entered again
+        self._seen_at = 0.0
+        self._entered_at = time.monotonic()
+
+    # --- the phases ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside is phase ``name`` of ``incident.PHASES``."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._phases_ms[name] = 1000 * (time.monotonic() - started)
+
+    def aborted(self, seen_at: float, collect_s: float, abort_s: float) -> None:
+        """A restart begins: the monitor thread saw a fault at monotonic time ``seen_at``."""
+        self._phases_ms = {"collect": 1000 * collect_s, "abort": 1000 * abort_s}
+        self._seen_at = time.time() - (time.monotonic() - seen_at)
+
+    def agreed(self, faults: Sequence[Fault]) -> None:
+        """These were the iteration's faults."""
+        if faults:
+            detected_s = self._seen_at - min(fault.at for fault in faults)
+            self._phases_ms["detect"] = max(0.0, 1000 * detected_s)
+
+    def entering(self) -> None:
+        """An iteration begins."""
+        self._entered_at = time.monotonic()
+
+    # --- the incidents ------------------------------------------------------------------------
+
+    def restarting(self, agreement: Agreement, before: State) -> None:
+        """All ranks have their new numbers: what remains is to enter the function."""
+        self._restart = _Restart(agreement, before, self._phases_ms)
+
+    def restarted(self, state: State) -> None:
+        """The function is entered, or will not be: report the restart, unless that is done."""
+        restart, self._restart = self._restart, None
+        if restart is not None:
+            restart.phases_ms["enter"] = 1000 * (time.monotonic() - self._entered_at)
+            self._report(restart, state)
+
+    def leaving(self, agreement: Agreement, state: State) -> None:
+        """This rank takes no part in the restart."""
+        self._report(_Restart(agreement, state, self._phases_ms), None)
+
+    def _report(self, restart: _Restart, after: State | None) -> None:
+        """Log the incident, write it (one rank does) and hand it to the callback."""
+        incident = describe(restart.agreement, restart.before, after, restart.phases_ms)
+        writes = after is None or after.rank == 0
+        log.log(logging.WARNING if writes else logging.INFO, "%s", incident)
+        if self._directories is not None and writes:
+            with logged("writing the incident"):
+                self._write(incident, self._directories.of(incident.iteration))
+        if self._on_incident is not None:
+            with logged("on_incident"):
+                self._on_incident(incident)
+
+    def _write(self, incident: Incident, directory: Path) -> None:
+        write(incident, directory)
+        if self._on_lost is not None and incident.rank is not None:
+            for fault in incident.faults:
+                if fault.gone:
+                    self._on_lost(directory, fault.initial_rank, fault.summary)

@@ -51,7 +51,7 @@ class RetryController(Initialize):
             reasons.append(f"{state.iteration=} reached max_iterations={self.max_iterations}")
         if state.world_size < self.min_world_size:
             reasons.append(f"{state.world_size=} is below min_world_size={self.min_world_size}")
-        # Unset only where somebody calls this without a rank assignment before.
+        # Unset only where this is called without a rank assignment before.
         active_world_size = state.active_world_size
         if active_world_size is not None and active_world_size < self.min_active_world_size:
             reasons.append(

@@ -7,15 +7,15 @@ named by their *initial* rank throughout, which never changes.
 ========================  =========================================================================
 key                       meaning
 ========================  =========================================================================
-``gone`` (log)            ranks that left the job for good, over all iterations, each with a Fault
+``gone`` (log)            ranks that left the job, over all iterations, each with a Fault
 ``gone/ranks`` (log)      their numbers alone, repeats included, each after its Fault
 ``<k>/faults`` (log)      the faults seen in iteration *k*, in order of arrival
 ``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed``         how many active ranks came back from the function
-``<k>/roll/<g>``          which ranks of group *g* reached the barrier at the end of *k*, and how
+``<k>/arrived/<g>``       which ranks of group *g* reached the barrier at the end of *k*, and how
                           many of them were reported gone meanwhile: see ``_arrival_bitmap``
-``<k>/arrivals`` (log)    what ranks have to say when they arrive, if anything
+``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
 ``<k>/placements/<g>``    the agreement once more, and what each rank of group *g* becomes; set by
@@ -23,14 +23,15 @@ key                       meaning
 ========================  =========================================================================
 
 The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
-says so in its group's number, and sees there whether it is the last of the group: then it reads
-what the others need, and if they cover everybody, it publishes ``done``, plans the next world and
-publishes the placements. One who reports a loss writes it into the logs, then counts it in the
-group's number, and then always reads. Of two events the later one therefore sees both. (Two who
-count at once may count too many, never too few; the logs decide.)
+sets its bit in its group's number, and the sum shows whether it is the last of the group: then it
+reads the other groups' numbers and the log of losses, and if these cover all ranks, it publishes
+``done``, plans the next world and publishes the placements. A rank that reports a loss writes it
+into the logs, then counts it in the group's number, and then always reads. Of two events the later
+one therefore sees both. (Two that count at once may count too many, never too few; the logs
+decide.)
 
 A loss that was reported too late for the agreement has to be counted again in the next barrier, by
-its reporter. Everybody counts all that are in the log, so should the reporter die before it does,
+its reporter. Each report counts all losses in the log, so should the reporter die before it does,
 the report of its death does it.
 Should the planner die between ``done`` and the placements, the report of its death makes the
 reporter plan, from the same ``done`` and with the same result.
@@ -87,9 +88,9 @@ class Ledger:
         self._publish(f"{iteration}/outcome", FAULT)
 
     def record_gone(self, iteration: int, fault: Fault, gone_before: Collection[int]) -> None:
-        """Note that ``fault.initial_rank`` left for good; ends the barrier if it was the last.
+        """Note that ``fault.initial_rank`` left the job; ends the barrier if it was the last.
 
-        ``gone_before`` had gone when the iteration began, as everybody in it knows.
+        ``gone_before`` had gone when the iteration began; all its members agree on that.
         """
         self._append("gone", fault.to_json())
         self._append("gone/ranks", str(fault.initial_rank))
@@ -100,7 +101,7 @@ class Ledger:
         """Count the losses that are in the log and in no agreement; end the barrier if due."""
         lost = self._ranks_gone() - set(gone_before)
         for group, count in Counter(map(bitmap.group_of, lost)).items():
-            key = _roll_key(iteration, group)
+            key = _arrived_key(iteration, group)
             uncounted = count - bitmap.losses(self._store.add(key, 0))
             if uncounted > 0:
                 self._store.add(key, uncounted * bitmap.LOSS)
@@ -124,7 +125,9 @@ class Ledger:
         if arrival.keys or self._planner is None:
             self._append(f"{iteration}/arrivals", arrival.to_json())
         group = bitmap.group_of(arrival.initial_rank)
-        number = self._store.add(_roll_key(iteration, group), bitmap.arrival(arrival.initial_rank))
+        number = self._store.add(
+            _arrived_key(iteration, group), bitmap.arrival(arrival.initial_rank)
+        )
         expected = bitmap.expected(group, self._initial_world_size, gone_before)
         if bitmap.may_be_complete(number, expected):
             self._try_to_agree(iteration, gone_before)
@@ -132,9 +135,9 @@ class Ledger:
     def wait_for_agreement(
         self, iteration: int, initial_rank: int, timeout: timedelta
     ) -> tuple[Agreement, str | None]:
-        """Block until everybody has arrived or gone: the agreement, and this rank's placement.
+        """Block until all ranks have arrived or gone: the agreement, and this rank's placement.
 
-        The placement is ``None`` without a planner, and for a rank that the others hold for gone.
+        The placement is ``None`` without a planner, and for a rank that the others take for gone.
         """
         if self._planner is None:
             return Agreement.from_json(self._wait(f"{iteration}/done", timeout)), None
@@ -145,11 +148,11 @@ class Ledger:
         return agreement, None if gone else placements[str(initial_rank)]
 
     def _try_to_agree(self, iteration: int, gone_before: Collection[int]) -> None:
-        present = self._roll_call(iteration, gone_before)
+        present = self._arrived_ranks(iteration, gone_before)
         if present is None or len(self._ranks_gone() | present) < self._initial_world_size:
             return
         if self._store.check([f"{iteration}/{'done' if self._planner is None else 'world'}"]):
-            return  # another one was as late as we are, and quicker
+            return  # another rank was as late as this one, and has done it
         gone = [Fault.from_json(line) for line in self._read("gone")]
         arrivals = list(map(Arrival.from_json, self._read(f"{iteration}/arrivals")))
         faults = without_repeats(list(map(Fault.from_json, self._read(f"{iteration}/faults"))))
@@ -170,17 +173,17 @@ class Ledger:
             self._publish_plan(iteration, self._planner(world, agreed, keys), agreed)
         self._forget(iteration - 2)
 
-    def _roll_call(self, iteration: int, gone_before: Collection[int]) -> set[int] | None:
-        """Who has arrived; ``None`` if it is plain from the numbers that somebody has yet to."""
+    def _arrived_ranks(self, iteration: int, gone_before: Collection[int]) -> set[int] | None:
+        """Which ranks have arrived; ``None`` if the numbers show that some have yet to."""
         size = self._initial_world_size
         counts = {g: bitmap.expected(g, size, gone_before) for g in bitmap.groups(size)}
         expected = {group: count for group, count in counts.items() if count}
-        keys = [_roll_key(iteration, group) for group in expected]
+        keys = [_arrived_key(iteration, group) for group in expected]
         numbers = _read_counts(self._store, keys)
         if numbers is None or not all(map(bitmap.may_be_complete, numbers, expected.values())):
             return None
-        roll = zip(expected, numbers, strict=True)
-        return {rank for group, number in roll for rank in bitmap.arrived(group, number)}
+        groups = zip(expected, numbers, strict=True)
+        return {rank for group, number in groups for rank in bitmap.arrived(group, number)}
 
     def _ranks_gone(self) -> set[int]:
         return set(map(int, self._read("gone/ranks")))
@@ -201,16 +204,16 @@ class Ledger:
         _set_many(self._store, values | {f"{iteration}/world": plan.world})
 
     def _forget(self, iteration: int) -> None:
-        # Nobody reads it any more: a rank is never more than one iteration behind the others.
+        # No rank reads it any more: none is more than one iteration behind the others.
         names = ("faults", "outcome", "completed", "arrivals", "done", "world")
         keys = [f"{iteration}/{name}" for name in names]
         for group in bitmap.groups(self._initial_world_size):
-            keys += [_roll_key(iteration, group), f"{iteration}/placements/{group}"]
+            keys += [_arrived_key(iteration, group), f"{iteration}/placements/{group}"]
         for key in keys:
             with contextlib.suppress(Exception):  # some stores cannot delete
                 self._store.delete_key(key)
 
-    # --- numbers that all ranks have to know alike ---------------------------------------------
+    # --- numbers on which all ranks have to agree ---------------------------------------------
 
     def agree_on(self, name: str, proposal: int) -> int:
         """The number that the first rank has proposed under ``name``."""
@@ -220,28 +223,28 @@ class Ledger:
     # --- leaving the wrapper ------------------------------------------------------------------
 
     def check_out(self, expected: int) -> None:
-        """Note that this rank leaves the wrapper; the last of ``expected`` opens the door."""
+        """Note that this rank leaves the wrapper; the last of ``expected`` releases the waiters."""
         if self._store.add("left", 1) >= expected:
             self._publish("all-left", "1")
 
-    def wait_for_everyone(self, timeout: timedelta) -> None:
+    def wait_for_all_to_leave(self, timeout: timedelta) -> None:
         """Block until all have checked out."""
         self._wait("all-left", timeout)
 
-    # --- addresses of the guardians -----------------------------------------------------------
+    # --- addresses of the monitor processes ---------------------------------------------------
 
     def publish_address(self, initial_rank: int, address: Sequence[Any]) -> None:
-        """Make known where this rank's guardian listens."""
-        self._store.set(f"guardian/{initial_rank}", json.dumps(list(address)))
+        """Make known where this rank's monitor process listens."""
+        self._store.set(f"monitor/{initial_rank}", json.dumps(list(address)))
 
     def address_of(self, initial_rank: int, timeout: timedelta) -> list[Any]:
-        """Where that rank's guardian listens; blocks until the rank has said so."""
-        address: list[Any] = json.loads(self._wait(f"guardian/{initial_rank}", timeout))
+        """Where that rank's monitor process listens; blocks until the rank has said so."""
+        address: list[Any] = json.loads(self._wait(f"monitor/{initial_rank}", timeout))
         return address
 
     def known_addresses(self, initial_ranks: Iterable[int]) -> list[list[Any]]:
         """Those of ``initial_ranks`` that have been published; does not block."""
-        keys = [f"guardian/{rank}" for rank in initial_ranks]
+        keys = [f"monitor/{rank}" for rank in initial_ranks]
         return [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
 
     # --- the operations underneath ------------------------------------------------------------
@@ -259,8 +262,8 @@ class Ledger:
         return _read_log(self._store, key)
 
 
-def _roll_key(iteration: int, group: int) -> str:
-    return f"{iteration}/roll/{group}"
+def _arrived_key(iteration: int, group: int) -> str:
+    return f"{iteration}/arrived/{group}"
 
 
 def _placements_key(iteration: int, initial_rank: int) -> str:
@@ -283,7 +286,7 @@ def _append(store: Store, key: str, line: str) -> None:
 
 
 def _read_log(store: Store, key: str) -> list[str]:
-    """The lines of the log at ``key``, none if nobody has written."""
+    """The lines of the log at ``key``, none if nothing was written."""
     if _is_extended(store):
         return store.get(key).decode().splitlines() if store.check([key]) else []
     slots = [f"{key}/slot/{slot}" for slot in range(1, store.add(f"{key}/slots", 0) + 1)]
@@ -293,10 +296,10 @@ def _read_log(store: Store, key: str) -> list[str]:
 
 
 def _publish(store: Store, key: str, value: str) -> None:
-    """Set ``key`` unless somebody has set it already: the first value stands."""
+    """Set ``key`` unless it is set already: the first value stands."""
     try:
-        # The second time for those who wait already: not every server of torch 2.5 tells them of
-        # a compare_set. It changes nothing, whoever came first.
+        # The second time for those that wait already: not every server of torch 2.5 wakes them
+        # on a compare_set. It sets the same value, whichever rank was first.
         store.set(key, store.compare_set(key, "", value).decode())
     except (RuntimeError, NotImplementedError) as error:
         if _is_extended(store):

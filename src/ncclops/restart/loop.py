@@ -8,9 +8,9 @@
               │                                                           │
               └───────────────────────────── assign ◄─────── barrier ◄────┘
 
-``detect``, ``collect`` (this rank's picture, where incidents are wanted) and ``abort`` happen in
-the monitor thread; this thread waits for them. Any phase may end with this rank *leaving*: it
-says so in the ledger, and the others go on without it.
+``detect``, ``collect`` (a snapshot of this rank, where a hook for that was handed in) and ``abort``
+happen in the monitor thread; this thread waits for them. Any phase may end with this rank
+*leaving*: it records that in the ledger, and the others continue without it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from typing import Any, NoReturn
 
 from torch import distributed
 
-from ncclops.restart._account import Account
-from ncclops.restart._group_release import keep_backends_longer_than_groups
+from ncclops.restart._groups import (
+    env_leads_to,
+    forget_failed_groups,
+    keep_backends_longer_than_groups,
+)
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._process import freeze_heap, release
-from ncclops.restart.abort import forget_failed_groups
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import Causes, Fault, FaultKind, comes_from_restart
-from ncclops.restart.env_rendezvous import env_leads_to
 from ncclops.restart.exception import (
     HealthCheckError,
     InternalError,
@@ -44,6 +45,7 @@ from ncclops.restart.exception import (
     TimeoutError,  # noqa: A004 - the public API's name
 )
 from ncclops.restart.health_check import HealthCheck
+from ncclops.restart.incident import Account
 from ncclops.restart.log import logged
 from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreLost
 from ncclops.restart.rank_assignment import RankDiscarded
@@ -54,13 +56,14 @@ from ncclops.restart.store import BarrierTimeout, critical_ranks
 
 log = logging.getLogger("ncclops.restart")
 
-# Between a fault in the ledger and the news of it: two messages. This much later the store is ill.
+# Between a fault in the ledger and the monitor thread's message about it lie two messages of the
+# store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The iteration went well everywhere; ``value`` is what the function returned here."""
+    """All active ranks returned from the function; ``value`` is what it returned here."""
 
     value: Any
 
@@ -92,7 +95,7 @@ class RestartLoop:
         self._state = state
         self._call = call
         self.session = Session(settings, state)
-        self._page = self.session.guardian.page
+        self._page = self.session.monitor_process.page
         session = self.session
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
@@ -117,22 +120,22 @@ class RestartLoop:
             error = _store_gone(failure)
             error.__cause__ = failure
             self._causes.note(error)
-        except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, whatever else
+        except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, for example
             error = unexpected
             self._causes.note(unexpected)
-            self._depart_in_disorder(unexpected)
+            self._report_unexpected_end(unexpected)
         finally:
             self.session.close()
-        raise self._causes.behind(error)
+        raise self._causes.with_root_cause(error)
 
     def _run_iterations(self) -> Any:
         self._join()
-        while not isinstance(ending := self._iterate_for_sure(), Finished):
+        while not isinstance(ending := self._run_iteration(), Finished):
             self._restart(ending)
         return self._complete(ending.value)
 
-    def _iterate_for_sure(self) -> Finished | Failed:
-        """``_iterate``, even if the last of the exceptions on their way hits it at its very end."""
+    def _run_iteration(self) -> Finished | Failed:
+        """``_iterate``, also when the last interruption arrives in its own last statements."""
         try:
             return self._iterate()
         except RankShouldRestart:
@@ -145,14 +148,14 @@ class RestartLoop:
     def _join(self) -> None:
         """The barrier before the first iteration, and the first assignment."""
         session, timeout = self.session, self._settings.barrier_timeout
-        session.monitor.expect_agreement(INITIAL)
-        session.ledger.publish_address(self._state.initial_rank, session.guardian.address)
+        session.monitor_thread.expect_agreement(INITIAL)
+        session.ledger.publish_address(self._state.initial_rank, session.monitor_process.address)
         self._arrive(INITIAL)
         keep_backends_longer_than_groups()
         freeze_heap()
-        session.introduce(timeout)
+        session.connect_ring(timeout)
         agreed = self._await_agreement(INITIAL)
-        session.learn_successors(agreed.agreement.gone)
+        session.add_successors(agreed.agreement.gone)
         self._assign(agreed)
         session.enter(0, agreed.agreement)
 
@@ -170,13 +173,13 @@ class RestartLoop:
                 value = self._run_armed()
             finally:
                 session.interrupter.settle()
-        except BaseException as error:  # noqa: BLE001 - sorted out below
+        except BaseException as error:  # noqa: BLE001 - judged below
             caught = error
         session.interrupter.settle()
         self._page.watch = Watch.NONE
         if caught is not None:
-            session.note_exit(caught)
-            return self._await_abort(self._sort_out(caught))
+            session.note_function_left(caught)
+            return self._await_abort(self._judge(caught))
         if state.mode is Mode.ACTIVE:
             assert state.active_world_size is not None
             session.ledger.record_completion(state.iteration, state.active_world_size)
@@ -185,10 +188,10 @@ class RestartLoop:
     def _run_armed(self) -> Any:
         """The part that the monitor thread may interrupt."""
         interrupter = self.session.interrupter
-        # Armed before anybody watches: an interruption must not find us on the way in.
+        # Armed before the monitor thread watches: it must not interrupt a thread that is not armed.
         interrupter.arm()
         try:
-            self.session.monitor.watch(self._state.iteration, self._state.freeze())
+            self.session.monitor_thread.watch(self._state.iteration, self._state.freeze())
             self._page.touch()
             self._page.watch = Watch.SOFT_AND_HARD
             self._enter()
@@ -199,17 +202,17 @@ class RestartLoop:
             interrupter.armed = False  # first and without a call: see Interrupter
 
     def _enter(self) -> None:
-        """Initialize and health check; then a restart has succeeded and is made known."""
+        """Initialize and health check; then a restart has succeeded and is reported."""
         if not self._state.active_world_size:
             raise RestartAbort("the rank assignment leaves no active rank")
         self._callback(self._settings.initialize)
         self._check_health(self._settings.health_check)
         self._account.restarted(self._state)
 
-    def _sort_out(self, error: BaseException) -> Failed:
-        """What ``error``, which left the armed part, says about this rank."""
+    def _judge(self, error: BaseException) -> Failed:
+        """What ``error``, which left the armed part, means for this rank."""
         state = self._state
-        interrupted = self.session.monitor.fault_seen_in == state.iteration
+        interrupted = self.session.monitor_thread.fault_seen_in == state.iteration
         if interrupted and isinstance(error, RankShouldRestart) and error.__context__ is not None:
             error = error.__context__  # it came on top of what the function had raised itself
         if isinstance(error, RankShouldRestart):
@@ -226,8 +229,8 @@ class RestartLoop:
             return Failed()  # what an abort does to those who wait
         self._causes.note(error)
         self.session.ledger.record_fault(state.iteration, fault)
-        # What is raised after the abort cannot be told from what the abort made raise: it is on
-        # record, and the rank is not blamed for it.
+        # What is raised after the abort cannot be distinguished from what the abort causes: it is
+        # recorded, and the rank is not blamed for it.
         return Failed(fault, error if gone or not interrupted else None)
 
     def _await_abort(self, failed: Failed) -> Finished | Failed:
@@ -245,9 +248,9 @@ class RestartLoop:
         return failed
 
     def _fail_late(self, failed: Failed) -> Finished:
-        """A reserve failed when the others had finished already: that changes nothing for them."""
+        """A reserve failed after all active ranks had finished: the outcome stays."""
         if failed.fault is not None and failed.fault.gone and failed.error is not None:
-            self._depart(failed.error, None)
+            self._end_rank(failed.error, None)
         log.warning("a reserve failed after the job had finished: %s", failed.fault)
         return Finished(None)
 
@@ -271,14 +274,12 @@ class RestartLoop:
 
     def _restart(self, ending: Failed) -> None:
         """Finalize, health check, barrier, assign: then the next iteration can begin."""
-        self._account.restarted(
-            self._state
-        )  # the last one, if the function was not even reached after it
+        self._account.restarted(self._state)  # the last one, if the function was not reached
         if ending.fault is not None and ending.fault.gone:
             assert ending.error is not None
             self._leave(ending.error, ending.fault)
         self._recover(ending)
-        agreed = self._meet()
+        agreed = self._pass_barrier()
         before = copy.copy(self._state)
         with self._account.phase("assign"):
             self._assign(agreed)
@@ -289,7 +290,7 @@ class RestartLoop:
     def _note_abort(self, news: News) -> None:
         if not isinstance(news, Aborted):
             raise InternalError(f"expected the abort, got {news}")
-        self._account.aborted(news)
+        self._account.aborted(news.seen_at, news.collect_s, news.abort_s)
 
     def _recover(self, ending: Failed) -> None:
         """Finalize and health check, under the hard timeout; a failure ends this rank."""
@@ -304,12 +305,12 @@ class RestartLoop:
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, this rank cannot go on
+        except BaseException as error:  # noqa: BLE001 - with any of them this rank cannot go on
             self._leave(error, self._fault(error, kind, gone=True))
         finally:
             self._page.watch = Watch.NONE
 
-    def _meet(self) -> Agreed:
+    def _pass_barrier(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""
         with self._account.phase("barrier"):
             self._arrive(self._state.iteration)
@@ -319,7 +320,8 @@ class RestartLoop:
                 f for f in agreed.agreement.faults if f.initial_rank == self._state.initial_rank
             ]
             reason = reasons[-1].summary if reasons else "it was reported gone"
-            self._depart(RestartError(f"the others went on without this rank: {reason}"), agreed)
+            error = RestartError(f"the other ranks restarted without this one: {reason}")
+            self._end_rank(error, agreed)
         self._account.agreed(agreed.agreement.faults)
         return agreed
 
@@ -338,8 +340,8 @@ class RestartLoop:
                 "initial barrier" if iteration == INITIAL else f"barrier of iteration {iteration}"
             )
             raise BarrierTimeout(
-                f"{name}: not all of the ranks arrived within barrier_timeout={timeout}, and "
-                "nobody reported the missing ones lost"
+                f"{name}: not all ranks arrived within barrier_timeout={timeout}, and no rank "
+                "reported the missing ones lost"
             ) from None
         if not isinstance(news, Agreed):
             raise InternalError(f"expected the agreement, got {news}")
@@ -357,7 +359,7 @@ class RestartLoop:
             if kind is FaultKind.LEFT:
                 self.session.ledger.record_fault(following, fault)
             self.session.ledger.record_gone(following, fault, agreed.agreement.gone)
-            self._depart(error, agreed)
+            self._end_rank(error, agreed)
 
     # --- the ways out -------------------------------------------------------------------------
 
@@ -371,19 +373,19 @@ class RestartLoop:
         return value
 
     def _leave(self, error: BaseException, fault: Fault) -> NoReturn:
-        """Tell the others that this rank is out, wait with them for the barrier, and go."""
+        """Record that this rank leaves, wait with the others for the barrier, and leave."""
         self._causes.note(error)
         session, iteration = self.session, self._state.iteration
         agreed: Agreed | None = None
         with logged("leaving"):
             session.ledger.record_fault(iteration, fault)
             session.ledger.record_gone(iteration, fault, session.gone)
-            self._page.finished = 1  # from here on our end is no news
+            self._page.finished = 1  # our exit is expected from now on: do not report it
             agreed = self._await_agreement(iteration)
-        self._depart(error, agreed)
+        self._end_rank(error, agreed)
 
-    def _depart(self, error: BaseException, agreed: Agreed | None) -> NoReturn:
-        """The last steps of a rank that leaves: the hook, the record."""
+    def _end_rank(self, error: BaseException, agreed: Agreed | None) -> NoReturn:
+        """The last steps of a rank that leaves: incident, terminate callback, check-out."""
         self._causes.note(error)
         self._state.mode = Mode.TERMINATED
         if agreed is not None and agreed.agreement.iteration != INITIAL:
@@ -397,8 +399,8 @@ class RestartLoop:
         self._check_out()
         raise _Leaving(error)
 
-    def _depart_in_disorder(self, error: BaseException) -> None:
-        """Something the loop has no phase for: the others must not wait for us."""
+    def _report_unexpected_end(self, error: BaseException) -> None:
+        """An exception in no phase of the loop: the other ranks must not wait for this one."""
         if self._page.finished or isinstance(error, StoreGone):
             return
         with logged("reporting the end of this rank"):
@@ -407,7 +409,7 @@ class RestartLoop:
             session.ledger.record_gone(session.iteration, fault, session.gone)
 
     def _check_out(self) -> None:
-        """Let ranks that hold the store leave last."""
+        """Have the ranks that host the store leave last."""
         critical = critical_ranks(self.session.raw_store)
         if not critical:
             return
@@ -416,13 +418,13 @@ class RestartLoop:
             if self._state.mode is not Mode.TERMINATED:
                 self.session.ledger.check_out(self._state.initial_world_size - len(gone))
             if self._state.initial_rank in critical:
-                self.session.ledger.wait_for_everyone(self._settings.barrier_timeout)
+                self.session.ledger.wait_for_all_to_leave(self._settings.barrier_timeout)
 
     def _restore_env(self) -> None:
-        """Leave behind numbers that a later call can start from, reserves included."""
-        everybody = copy.copy(self._state)
-        everybody.active_rank, everybody.active_world_size = everybody.rank, everybody.world_size
-        everybody.set_distributed_vars()
+        """Leave numbers in the environment that a later call can start from, also on a reserve."""
+        state = copy.copy(self._state)
+        state.active_rank, state.active_world_size = state.rank, state.world_size
+        state.set_distributed_vars()
 
     # --- small things -------------------------------------------------------------------------
 
@@ -447,7 +449,7 @@ class RestartLoop:
 
     def _news(self, timeout: timedelta | None) -> News:
         """The next message of the monitor thread. Raises ``queue.Empty`` when it is late."""
-        news = self.session.monitor.news.get(
+        news = self.session.monitor_thread.news.get(
             timeout=timeout.total_seconds() if timeout is not None else None
         )
         if isinstance(news, StoreLost):
@@ -468,7 +470,7 @@ class RestartLoop:
 
 
 class _Leaving(BaseException):
-    """Unwinds the loop of a rank that has said goodbye; ``error`` is what its caller gets."""
+    """Unwinds the loop of a rank that has left; ``error`` is what its caller gets."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -1,8 +1,8 @@
-"""The main process's end of its guardian: start it, replace it, talk to it.
+"""A rank's monitor process as its main process sees it: start it, replace it, send to it.
 
-The guardian is a fresh interpreter (``subprocess`` uses ``vfork`` and ``exec``, safe with threads
-and with a CUDA context; all descriptors but three are closed) that runs without ``site`` and
-without torch: up in some 20 ms, about 10 MB.
+It is a fresh interpreter (``subprocess`` uses ``vfork`` and ``exec``, safe with threads and with a
+CUDA context; all descriptors but four are closed) that runs without ``site`` and without torch: up
+in some 20 ms, about 10 MB. What it does is in ``_monitor_main``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from ncclops.restart.snapshots import OutsideViewSource
 log = logging.getLogger("ncclops.restart")
 
 _BOOT = (
-    "import sys; sys.path.insert(0, {root!r}); from ncclops.restart.guardian import main; main()"
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from ncclops.restart._monitor_main import main; main()"
 )
 
 
 @dataclass(frozen=True)
-class GuardianSettings:
-    """What a guardian has to know about its rank."""
+class MonitorProcessSettings:
+    """What a monitor process is started with."""
 
     rank: int
     host: str
@@ -49,13 +50,14 @@ class GuardianSettings:
 
 
 class MonitorProcess:
-    """A rank's guardian as its main process sees it.
+    """The handle of one rank's monitor process.
 
-    ``page`` and the listening socket belong to the main process and survive a guardian that has
-    to be replaced; its peers reconnect to the same ``address``.
+    ``page`` and the listening socket belong to the main process and survive a monitor process
+    that has to be replaced; its peers reconnect to the same ``address``. ``send`` may be called
+    by any thread; the watchdog thread alone reads and replaces.
     """
 
-    def __init__(self, settings: GuardianSettings) -> None:
+    def __init__(self, settings: MonitorProcessSettings) -> None:
         self._settings = settings
         self._page_fd = create_page_fd()
         self.page = Page(self._page_fd)
@@ -63,31 +65,30 @@ class MonitorProcess:
         self._listener = socket.create_server(
             (settings.host, 0), family=_family(settings.host), backlog=16
         )
-        # Whoever talks takes the lock; the watchdog thread alone reads and replaces.
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> tuple[int, str, int, str]:
-        """Rank, host, port and token, as a ``sibling_monitor.Address``."""
+        """Rank, host, port and token, as a ``_ring.Address``."""
         port: int = self._listener.getsockname()[1]
         return (self._settings.rank, self._settings.host, port, self._token)
 
     @property
     def pid(self) -> int | None:
-        """The process id of the guardian, ``None`` before the start and after the end."""
+        """The process id of the monitor process, ``None`` before the start and after the end."""
         return self._process.pid if self._process is not None else None
 
     def fileno(self) -> int:
-        """The link, for ``poll``; -1 while there is no guardian."""
+        """The link, for ``poll``; -1 while there is no monitor process."""
         return self._link.fileno() if self._link is not None else -1
 
     def start(self) -> None:
-        """Start the guardian, or another one after the last was lost."""
+        """Start the monitor process, or another one after the last was lost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        # Opened here, so that a death is seen that comes before the guardian has come up.
+        # Opened here, so that a death is seen that comes before the monitor process has come up.
         pidfd = os.pidfd_open(os.getpid())
         fds = (self._page_fd, theirs.fileno(), self._listener.fileno(), pidfd)
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
@@ -110,13 +111,13 @@ class MonitorProcess:
             _write_pid(process.pid, Path(self._settings.pidfile))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send to the guardian. One that is gone or does not read is the watchdog's business."""
+        """Send ``message``; it is lost if the process is gone or does not read."""
         with self._lock, contextlib.suppress(OSError):
             if self._link is not None:
                 self._link.send(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message. Raises ``EOFError`` when the guardian is gone; ``None``: none waits."""
+        """The next message; ``None``: none waits. Raises ``EOFError`` when the process is gone."""
         if self._link is None:
             raise EOFError
         data = receive_packet(self._link)
@@ -128,16 +129,16 @@ class MonitorProcess:
         return message
 
     def replace(self) -> None:
-        """End the guardian, whatever state it is in, and start another."""
+        """End the monitor process, whatever state it is in, and start another."""
         self._end(grace_s=0)
         self.start()
 
     def abandon(self) -> None:
-        """End the guardian without starting another."""
+        """End the monitor process without starting another."""
         self._end(grace_s=0)
 
     def stop(self) -> None:
-        """Dismiss the guardian and release everything that was shared with it."""
+        """Have the process end, and release everything that was shared with it."""
         self.page.finished = 1
         self.send({"op": "bye"})
         self._end(grace_s=5)
@@ -181,7 +182,7 @@ class MonitorProcess:
 
 
 def _write_pid(pid: int, path: Path) -> None:
-    """The file always holds a whole number: whoever reads it may be about to send a signal."""
+    """The file always holds a whole number: a reader may be about to send a signal to it."""
     draft = path.with_name(f".{path.name}.{pid}")
     draft.write_text(f"{pid}\n")
     draft.replace(path)
@@ -191,8 +192,8 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-# An address that is nobody's (RFC 5737): the route to it is the one to other networks.
-_SOMEWHERE_ELSE = "192.0.2.1"
+# An address that no host has (RFC 5737): the route to it is the one to other networks.
+_OTHER_NETWORK = "192.0.2.1"
 
 
 def _local_end_of_route(host: str) -> str:
@@ -227,5 +228,5 @@ def reachable_host() -> str:
     if _is_loopback(host) and not (_is_loopback(master) or master == "localhost"):
         # The master's own name often stands for the loopback address on its node (Debian's
         # 127.0.1.1), which the other nodes cannot use.
-        host = _local_end_of_route(_SOMEWHERE_ELSE)
+        host = _local_end_of_route(_OTHER_NETWORK)
     return host

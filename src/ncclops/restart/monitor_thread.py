@@ -1,7 +1,7 @@
 """The monitor thread: waits for the outcome of an iteration, and ends it when that is a fault.
 
-It spends its life in blocking waits on the store, on a connection of its own, and tells the main
-thread what it learnt through a queue.
+It waits in blocking calls of the store, over a connection of its own, and sends the main thread
+what happened through a queue.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class MonitorThread:
         return abort_s
 
     def _abort_within_deadline(self, abort: Abort, state: FrozenState) -> None:
-        """Run ``abort``; one that hangs must not keep the main thread in the function for ever."""
+        """Run ``abort``; one that hangs must not keep the main thread in the function."""
 
         def run() -> None:
             with _guarded("abort"):

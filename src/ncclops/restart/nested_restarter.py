@@ -1,4 +1,4 @@
-"""Lines that tell an outer restarter, which reads the log, what this inner one is doing.
+"""Lines in the log by which an outer restarter sees what this inner one is doing.
 
 A launcher that also restarts must not act while ranks restart in process. One rank,
 ``special_rank``, logs at level INFO::

@@ -1,4 +1,4 @@
-"""The watchdog thread: shows the guardian that the main thread moves, and listens to it.
+"""The watchdog thread: shows the monitor process that the main thread moves, and reads from it.
 
 Automatic heartbeat: Python runs "pending calls" in the main thread between two bytecodes. The
 watchdog registers libc's ``sem_post`` as such a call and, at its next tick, looks whether the
@@ -27,7 +27,7 @@ _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 _add_pending_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 _SEM_T_BYTES = 64  # sizeof(sem_t) is 16 or 32 on the C libraries of Linux
 
-# Nothing is gained by replacing a guardian that cannot stay up (no memory, no processes left).
+# More replacements would not help one that cannot stay up (no memory, no processes left).
 _MOST_REPLACEMENTS = 10
 
 
@@ -56,23 +56,23 @@ class MainThreadPulse:
 
 
 class ProgressWatchdog:
-    """Thread that ticks every ``interval`` and serves the guardian's messages in between.
+    """Thread that ticks every ``interval`` and serves the monitor process's messages in between.
 
     ``on_message`` is called in this thread with each message and must not block: the tick is
-    what keeps the guardian from ending the process.
+    what keeps the monitor process from ending the process.
     """
 
     def __init__(
         self,
-        guardian: MonitorProcess,
+        monitor_process: MonitorProcess,
         interval: timedelta,
         heartbeat_timeout: timedelta,
         on_message: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._guardian = guardian
+        self._monitor_process = monitor_process
         self._interval_s = interval.total_seconds()
-        # Sooner than the neighbour in the ring loses patience with the same guardian.
-        self._guardian_timeout_s = heartbeat_timeout.total_seconds() / 2
+        # Sooner than its predecessor in the ring takes the same monitor process for lost.
+        self._monitor_timeout_s = heartbeat_timeout.total_seconds() / 2
         self._on_message = on_message
         self._pulse = MainThreadPulse()
         self._replacements = 0
@@ -81,8 +81,8 @@ class ProgressWatchdog:
 
     def start(self) -> None:
         """Start the thread."""
-        self._guardian.page.touch()
-        self._guardian.page.guardian_tick = time.monotonic()
+        self._monitor_process.page.touch()
+        self._monitor_process.page.monitor_tick = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,37 +107,35 @@ class ProgressWatchdog:
     def _wait(self, timeout_s: float) -> list[int]:
         poller = select.poll()
         poller.register(self._stop_fd, select.POLLIN)
-        if self._guardian.fileno() >= 0:
-            poller.register(self._guardian.fileno(), select.POLLIN)
+        if self._monitor_process.fileno() >= 0:
+            poller.register(self._monitor_process.fileno(), select.POLLIN)
         return [fd for fd, _ in poller.poll(timeout_s * 1000)]
 
     def _tick(self) -> None:
-        page = self._guardian.page
+        page = self._monitor_process.page
         now = page.watchdog_tick = time.monotonic()
         if self._pulse.moved():
             page.main_beat = now
-        guarded = self._guardian.pid is not None
-        if guarded and now - page.guardian_tick > max(
-            self._guardian_timeout_s, 2 * self._interval_s
-        ):
-            log.warning("the guardian (pid %s) does not respond", self._guardian.pid)
-            self._replace_guardian()
+        guarded = self._monitor_process.pid is not None
+        if guarded and now - page.monitor_tick > max(self._monitor_timeout_s, 2 * self._interval_s):
+            log.warning("the monitor process (pid %s) does not respond", self._monitor_process.pid)
+            self._replace_monitor_process()
 
     def _serve(self) -> None:
         try:
-            while (message := self._guardian.receive()) is not None:
+            while (message := self._monitor_process.receive()) is not None:
                 self._on_message(message)
         except EOFError:
-            log.warning("the guardian (pid %s) is gone", self._guardian.pid)
-            self._replace_guardian()
+            log.warning("the monitor process (pid %s) is gone", self._monitor_process.pid)
+            self._replace_monitor_process()
 
-    def _replace_guardian(self) -> None:
+    def _replace_monitor_process(self) -> None:
         self._replacements += 1
-        self._guardian.page.guardian_tick = time.monotonic()
+        self._monitor_process.page.monitor_tick = time.monotonic()
         try:
             if self._replacements > _MOST_REPLACEMENTS:
                 raise OSError(f"replaced {_MOST_REPLACEMENTS} times already")
-            self._guardian.replace()
+            self._monitor_process.replace()
         except OSError as error:
-            self._guardian.abandon()
-            log.error("this rank goes on without a guardian: %s", error)
+            self._monitor_process.abandon()
+            log.error("this rank continues without a monitor process: %s", error)

@@ -1,4 +1,4 @@
-"""Everything that accompanies one call of a wrapped function: threads, guardian, connections.
+"""What one call of a wrapped function has besides the function: threads, processes, connections.
 
 The loop (``loop.py``) decides; the session carries out and is released when the call ends.
 """
@@ -9,10 +9,11 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from traceback import format_stack, walk_stack
@@ -30,10 +31,9 @@ from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
-from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess, reachable_host
+from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings, reachable_host
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.progress_watchdog import ProgressWatchdog
-from ncclops.restart.reporter import Reporter
 from ncclops.restart.settings import Settings
 from ncclops.restart.snapshots import OutsideViewSource, RankSnapshots, registered
 from ncclops.restart.state import State
@@ -41,8 +41,8 @@ from ncclops.restart.store import PrefixStore, another_connection
 
 log = logging.getLogger("ncclops.restart")
 
-# How many of the following ranks a guardian knows in advance: with its main process dead there
-# is nobody it could ask.
+# How many of the following ranks a monitor process knows in advance: once its main process is dead
+# it cannot ask for more.
 _KNOWN_SUCCESSORS = 3
 
 # A snapshot that is not written by then is on a disk that hangs.
@@ -59,9 +59,11 @@ _CAUSES = {
 
 
 class Session:
-    """The apparatus of one call. ``state`` is the rank's, as the loop keeps it.
+    """The threads, the monitor process and the connections of one call of a wrapped function.
 
-    Raises what the store factory raises, and ``OSError`` when no guardian can be started.
+    ``state`` is the rank's, as the loop keeps it.
+
+    Raises what the store factory raises, and ``OSError`` when no monitor process can be started.
     """
 
     def __init__(self, settings: Settings, state: State) -> None:
@@ -79,9 +81,11 @@ class Session:
             self._snapshots, view = _start_snapshots(settings, self._rank)
             if self._snapshots is not None:
                 stack.callback(_close_snapshots, self._snapshots)
-            self.guardian = MonitorProcess(_guardian_settings(settings, self._rank, view))
-            stack.callback(self.guardian.stop)
-            page = self.guardian.page
+            self.monitor_process = MonitorProcess(
+                _monitor_process_settings(settings, self._rank, view)
+            )
+            stack.callback(self.monitor_process.stop)
+            page = self.monitor_process.page
             page.iteration, page.number = INITIAL, state.rank
             page.touch()
             page.soft_s = settings.soft_timeout.total_seconds()
@@ -89,19 +93,20 @@ class Session:
             self._own_sockets: set[int] = set()
             self._connecting = threading.Lock()
             self.store = self._connect()
-            page.touch()  # rank 0 may have let us wait for longer than a timeout
-            # Until it has met the others a guardian could only do harm: it comes up while they do.
-            self.guardian.start()
+            page.touch()  # connecting may have taken longer than a timeout
+            # Not before the store answers: until then there is nothing that it could report to, and
+            # the wait for a late rank 0 would count towards the hard timeout.
+            self.monitor_process.start()
             self.assigner = choose_assigner(settings.rank_assignment, self.store)
             self.ledger = self._ledger(self.store)
             self.incidents = self._incident_directories()
             self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
             stack.callback(self.reporter.stop, 5)
             self.watchdog = ProgressWatchdog(
-                self.guardian,
+                self.monitor_process,
                 settings.progress_watchdog_interval,
                 settings.heartbeat_timeout,
-                self._on_guardian_message,
+                self._on_monitor_message,
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
@@ -110,7 +115,7 @@ class Session:
                 settings.monitor_thread_interval.total_seconds(),
                 settings.soft_timeout.total_seconds(),
             )
-            self.monitor = MonitorThread(
+            self.monitor_thread = MonitorThread(
                 self._ledger(self._another_connection()),
                 self.interrupter,
                 settings.abort,
@@ -123,15 +128,22 @@ class Session:
                 unblock=self._unblock,
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
-            stack.callback(self.monitor.stop, 1)
+            stack.callback(self.monitor_thread.stop, 1)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Stop the threads and the guardian, and drop the connections."""
-        self.guardian.page.finished = 1
+        """Stop the threads and the monitor process, and drop the connections."""
+        self.monitor_process.page.finished = 1
         self._stack.close()
         # The connections close with the last reference, and the store's server goes when they do.
-        del self.store, self.raw_store, self.ledger, self.monitor, self.reporter, self.assigner
+        del (
+            self.store,
+            self.raw_store,
+            self.ledger,
+            self.monitor_thread,
+            self.reporter,
+            self.assigner,
+        )
 
     # --- connections --------------------------------------------------------------------------
 
@@ -157,7 +169,7 @@ class Session:
         parent = Path(self.settings.incident_dir)
         first = self.ledger.agree_on("incidents-from", free_number(parent))
         directories = IncidentDirectories(parent, first)
-        self.guardian.page.incidents_from = directories.first + 1
+        self.monitor_process.page.incidents_from = directories.first + 1
         return directories
 
     def _ledger(self, store: Store) -> Ledger:
@@ -168,7 +180,7 @@ class Session:
 
         Its connection is shut down when the iteration is aborted, which ends a wait on it.
         """
-        with self._connecting:  # or it would pass for one of our own, which are never shut down
+        with self._connecting:  # or it would be taken for our own, which are never shut down
             store = another_connection(self.raw_store)
         return PrefixStore(f"{self._prefix}/{self._iteration}/groups", store)
 
@@ -185,8 +197,8 @@ class Session:
 
     # --- iterations ---------------------------------------------------------------------------
 
-    def introduce(self, timeout: timedelta) -> None:
-        """Tell our guardian where its successor's listens, as soon as that one has said so."""
+    def connect_ring(self, timeout: timedelta) -> None:
+        """Give our monitor process the address of its successor, once that is published."""
         if self._world_size == 1:
             self._send_addresses()
             return
@@ -197,7 +209,7 @@ class Session:
     def enter(self, iteration: int, agreement: Agreement) -> None:
         """The ranks have agreed on how the last iteration ended: ``iteration`` begins."""
         self._gone = agreement.gone
-        page = self.guardian.page
+        page = self.monitor_process.page
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
         self._iteration = iteration
@@ -212,7 +224,7 @@ class Session:
             else:
                 del self._reported[rank]
 
-    def note_exit(self, error: BaseException) -> None:
+    def note_function_left(self, error: BaseException) -> None:
         """The main thread has left the function with ``error``; the snapshot shows where."""
         if self._snapshots is not None:
             with logged("noting the exception for a snapshot"):
@@ -221,7 +233,7 @@ class Session:
     def _take_snapshot(self, iteration: int) -> None:
         """Monitor thread; the monitor process looks at the main process at the same time."""
         assert self._snapshots is not None and self.incidents is not None
-        self.guardian.send({"op": "observe", "iteration": iteration})
+        self.monitor_process.send({"op": "observe", "iteration": iteration})
         self._snapshots.take(self.incidents.of(iteration))
 
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:
@@ -237,16 +249,16 @@ class Session:
 
     @property
     def gone(self) -> frozenset[int]:
-        """The initial ranks that had left for good when the present iteration began."""
+        """The initial ranks that had left the job when the present iteration began."""
         return self._gone
 
-    def learn_successors(self, gone: Iterable[int]) -> None:
-        """Fetch the addresses of a few more successors, now that all have published theirs."""
+    def add_successors(self, gone: Iterable[int]) -> None:
+        """Give it the addresses of a few more successors, now that all have published theirs."""
         lost = set(gone)
         following = [rank for rank in self._following(self._rank) if rank not in lost]
         more = self.ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
         self._addresses += more
-        if more:  # an empty message would say that nobody is left
+        if more:  # an empty message would mean that no other rank is left
             self._send_addresses(more)
 
     def request_restart(self, reason: str, hung: int | None) -> None:
@@ -266,16 +278,16 @@ class Session:
         if iteration != INITIAL:  # before the first, there is nothing to start again
             self.reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
 
-    # --- the guardian's messages (watchdog thread) --------------------------------------------
+    # --- messages of the monitor process (watchdog thread) -------------------------------------
 
-    def _on_guardian_message(self, message: dict[str, Any]) -> None:
+    def _on_monitor_message(self, message: dict[str, Any]) -> None:
         if message["op"] == "need-addresses":
             self._on_need_addresses(message["after"])
         else:
             self.reporter.submit(lambda ledger: self._record(ledger, message))
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
-        """Put a guardian's report into the store, and tell the guardian so."""
+        """Put a monitor process's report into the store, and confirm that. Reporter thread."""
         iteration = self._iteration
         fault = Fault(
             kind=_CAUSES[message["cause"]],
@@ -290,7 +302,7 @@ class Session:
             gone=message["gone"],
         )
         if fault.initial_rank in self._gone:
-            pass  # its guardian's end, noticed as well: everybody knows, and has restarted
+            pass  # a rank that has left already: it is in the last agreement
         elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self._iteration  # read after the note for ``enter`` is made
@@ -298,7 +310,7 @@ class Session:
             ledger.record_gone(iteration, fault, self._gone)
         elif fault.iteration == iteration:
             ledger.record_fault(iteration, fault)
-        self.guardian.send({"op": "confirm", "id": message["id"]})
+        self.monitor_process.send({"op": "confirm", "id": message["id"]})
 
     def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
         """Where this rank's main thread is, if ``message`` says that it does not move."""
@@ -311,7 +323,7 @@ class Session:
         if after != self._rank:
             self.reporter.submit(lambda ledger: self._look_up(ledger, after))
         elif self._addresses:
-            self._send_addresses()  # the guardian is a replacement
+            self._send_addresses()  # the monitor process is a replacement
         # else it has just started, and the main thread sends the first ones in a moment
 
     def _look_up(self, ledger: Ledger, after: int) -> None:
@@ -330,13 +342,13 @@ class Session:
 
     def _send_addresses(self, addresses: list[list[Any]] | None = None) -> None:
         chosen = self._addresses if addresses is None else addresses
-        self.guardian.send({"op": "addresses", "addresses": chosen})
+        self.monitor_process.send({"op": "addresses", "addresses": chosen})
 
 
 def _start_snapshots(
     settings: Settings, rank: int
 ) -> tuple[RankSnapshots | None, OutsideViewSource | None]:
-    """The hook that was handed in, where incidents are wanted, and its part for the guardian."""
+    """The hook that was handed in, where incidents are wanted, and its part outside."""
     factory = settings.snapshots or registered()
     if factory is None or settings.incident_dir is None:
         return None, None
@@ -353,13 +365,13 @@ def _close_snapshots(snapshots: RankSnapshots) -> None:
         snapshots.close(_FINISH_SNAPSHOTS_WITHIN_S)
 
 
-def _guardian_settings(
+def _monitor_process_settings(
     settings: Settings, rank: int, outside_view: OutsideViewSource | None
-) -> GuardianSettings:
+) -> MonitorProcessSettings:
     def with_rank(path: str | None) -> str | None:
         return path.replace("{rank}", str(rank)) if path is not None else None
 
-    return GuardianSettings(
+    return MonitorProcessSettings(
         rank=rank,
         host=reachable_host(),
         monitor_process_interval=settings.monitor_process_interval,
@@ -374,7 +386,7 @@ def _guardian_settings(
 
 
 def _job_prefix() -> str:
-    """Tells this job's keys from those of another one, or of an earlier attempt, in one store."""
+    """The name space of this job and attempt in a store that others may use as well."""
     chosen = os.environ.get("NCCLOPS_STORE_PREFIX")
     if chosen:
         return chosen
@@ -400,3 +412,47 @@ def _port_of(store: Any) -> int | None:
     while isinstance(store, distributed.PrefixStore):
         store = store.underlying_store
     return store.port if isinstance(store, distributed.TCPStore) else None
+
+
+Job = Callable[[Ledger], None]
+
+
+class Reporter:
+    """The reporter thread: writes to the store what must not wait for the main thread.
+
+    Mostly deaths and timeouts that monitor processes report. The watchdog thread receives them
+    and must not block, and the main and the monitor thread may be blocked in a wait of their own:
+    hence a third thread with a third connection, made by ``connect``. Both exist from the first
+    report on: a job without faults does not have them.
+    """
+
+    def __init__(self, connect: Callable[[], Ledger]) -> None:
+        self._connect = connect
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def submit(self, job: Job) -> None:
+        """Run ``job`` soon, after those before. Does not block; any thread."""
+        self._jobs.put(job)
+        with self._starting:
+            if self._thread is None:
+                target = self._run
+                self._thread = threading.Thread(target=target, name="ncclops-reporter", daemon=True)
+                self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is queued, for at most ``timeout_s``, and end."""
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        ledger: Ledger | None = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                ledger = ledger or self._connect()
+                job(ledger)
+            except Exception as error:  # noqa: BLE001 - the report goes to another main process
+                log.warning("a report could not be recorded: %s", error)
+                ledger = None

@@ -26,7 +26,7 @@ class State:
     ``None`` on a reserve). ``initial_rank`` and ``initial_world_size`` are what the launcher gave
     and never change; left out, they are ``rank`` and ``world_size``. ``iteration`` counts
     restarts from 0. ``fn_exception`` is what this very rank raised in the current iteration;
-    ``None`` where the fault was somebody else's.
+    ``None`` where the fault was another rank's.
     """
 
     rank: int

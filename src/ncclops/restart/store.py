@@ -4,7 +4,7 @@
 
     RestartError
     └── BarrierError
-        ├── BarrierTimeout      not everybody came in time
+        ├── BarrierTimeout      not all ranks came in time
         └── BarrierOverflow     more came than were expected
 """
 
@@ -29,7 +29,7 @@ class BarrierError(RestartError):
 
 
 class BarrierTimeout(BarrierError):
-    """Somebody did not come before the deadline."""
+    """Not all ranks came before the deadline."""
 
 
 class BarrierOverflow(BarrierError):
@@ -94,7 +94,7 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
     ``multi_tenant`` is accepted for compatibility: the server is shared by all that connect.
 
     Raises ``ValueError`` when no address is known, and ``torch.distributed.DistNetworkError``
-    when nobody answers there within ``timeout``.
+    when no server answers there within ``timeout``.
     """
 
     def __init__(
@@ -240,9 +240,3 @@ def _required(variable: str, parameter: str) -> str:
             "store_kwargs, or point NCCLOPS_STORE to a server"
         )
     return value
-
-
-def lose_connection(error: Exception) -> bool:
-    """Whether ``error``, raised by a store, says that the server is gone rather than late."""
-    timeout_words = ("timeout", "timed out")
-    return not any(word in str(error).lower() for word in timeout_words)

@@ -1,6 +1,6 @@
 """The process that hosts the store's server, so that the server outlives every rank.
 
-Rank 0 binds the port itself (nobody can take it in between) and hands the listening socket to
+Rank 0 binds the port itself, so that it is not taken in between, and hands the listening socket to
 this process, which has a session of its own and is reparented to init at once. It comes up
 
 * in some 15 ms as a fork of rank 0, where that is safe: see ``_process.fork_is_safe``;
@@ -8,7 +8,7 @@ this process, which has a session of its own and is reparented to init at once. 
   loading only the extension module takes a tenth of the time and half of the memory of ``import
   torch``, and falls back to that where it fails.
 
-It goes by itself when nobody has been connected for a moment.
+It ends by itself when no client has been connected for a moment.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def load_tcp_store() -> Any:
     """The TCPStore class, with as little of torch as will do."""
     try:
         return _load_extension_only()
-    except Exception:  # noqa: BLE001 - whatever a future torch needs more, the full import has
+    except Exception:  # noqa: BLE001 - what a future torch may need more, the full import has
         for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
             del sys.modules[name]
         return importlib.import_module("torch.distributed").TCPStore
@@ -170,7 +170,7 @@ def look_up_no_names() -> None:
 def wait_until_deserted(port: int) -> None:
     """Return when no client but our own has been connected to ``port`` for a moment.
 
-    The sockets belong to torch's server thread, which tells nobody about connections. So this looks
+    The sockets belong to torch's server thread, which does not report connections. So this looks
     for a client, any one, and sleeps until that has hung up.
     """
     own = _own_ports(port)
@@ -197,7 +197,7 @@ def _own_ports(port: int) -> set[int]:
 
 
 def _find_client(port: int, own: set[int]) -> socket.socket | None:
-    """A duplicate of a connection of somebody else's; None if there is none."""
+    """A duplicate of a connection of another process; None if there is none."""
     for fd in reversed(_open_fds()):  # the newest are clients, if there are any
         ends = _ends(fd)
         if ends is not None and ends[0] == port and ends[1] not in own:

@@ -1,6 +1,6 @@
 """A name that code written for the other wrapper may import; nothing in it is documented there.
 
-Whatever it might be needed for has a public home: callbacks in the modules named after them,
+What it might be needed for is public elsewhere: callbacks in the modules named after them,
 finding annotated parameters in ``param_utils``, logging in ``log``.
 """
 

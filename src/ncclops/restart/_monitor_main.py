@@ -1,16 +1,16 @@
-"""The guardian: a small process that outlives its rank's main process. Standard library only.
+"""What runs in a monitor process: a small process beside each rank's main process.
 
 It waits in one ``select`` on everything that can happen:
 
 * the pidfd of the main process: its death, known the moment it happens;
 * the link, a socket pair to the main process's watchdog thread;
-* the ring: the next rank's guardian (watched with pings) and the previous one's;
+* the ring: the monitor process of the next rank (watched with pings) and of the previous one;
 * a tick of ``monitor_process_interval``: progress on the shared page, measured against the soft
   and hard timeouts.
 
-It never speaks to the store. What has to be recorded there is *reported* to a main process that
-is alive: its own, or, when that one died or does not answer, that of the next rank along the
-ring. If no main process is left, nobody is left who would have to know. See docs/restart.md.
+It never uses the store. What has to be recorded there is *reported* to a main process that is
+alive, see ``_reports``. If no main process is left, no rank is left that would need to know.
+Standard library only: ``torch`` would take seconds and 200 MB. See docs/restart.md.
 """
 
 from __future__ import annotations
@@ -29,23 +29,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ncclops.restart._monitor_link import Message, Page, Peer, Watch, receive_packet
-from ncclops.restart.sibling_monitor import Address, Ring, RingActions
+from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
+from ncclops.restart._ring import Address, Ring, RingActions
 from ncclops.restart.snapshots import OutsideView, Progress
 
-log = logging.getLogger("ncclops.restart.guardian")
+log = logging.getLogger("ncclops.restart.monitor")
 
 T = TypeVar("T")
 
-# A main process that has not confirmed a report by then is dead, stopped or holds its GIL.
-_CONFIRM_WITHIN_S = 1.0
-# How long the guardian of a dead main process tries to find somebody to tell.
-_DELIVER_WITHIN_S = 60.0
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
 # As much as a report carries; the main thread, which matters, comes last.
 _STACKS_CHARS = 8000
-
 
 # The fields of attribution.ExceededTimeout, which this process does not import.
 Timeout = dict[str, Any]
@@ -56,29 +52,8 @@ _CLOCKS = {
 }
 
 
-def _exceeded(limit: str, limit_s: float, silent_s: float, clock: str) -> Timeout:
-    return {"limit": limit, "limit_s": limit_s, "silent_s": round(silent_s, 3), "clock": clock}
-
-
-def _describe(timeout: Timeout) -> str:
-    return (
-        f"{_CLOCKS[timeout['clock']]} for {timeout['silent_s']:.1f} s"
-        f" ({timeout['limit']} timeout {timeout['limit_s']:g} s)"
-    )
-
-
-class _Report:
-    """A message that some main process has to record in the store, until one confirms it."""
-
-    def __init__(self, message: Message, source: Peer | None, now: float) -> None:
-        self.message = message
-        self.source = source  # who to confirm to; None: it is our own
-        self.given_up_at = now + _DELIVER_WITHIN_S
-        self.forward_at = now + _CONFIRM_WITHIN_S
-
-
-class Guardian:
-    """One rank's guardian; ``run`` returns when there is nothing left to guard or to report."""
+class Monitor:
+    """Monitors one rank; ``run`` returns when nothing is left to monitor or to report."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._rank: int = config["rank"]
@@ -89,10 +64,8 @@ class Guardian:
         self._listener = socket.socket(fileno=config["listen_fd"])
         self._pidfd = config["pidfd"]
         self._selector = selectors.DefaultSelector()
-        self._reports: dict[str, _Report] = {}
-        self._confirmed: set[str] = set()
-        self._count = 0
-        self._main_alive = True
+        self._reports = Reports(self._send_to_main, lambda: self._ring.successor)
+        self._count = 0  # of our own reports
         self._ended_for: Timeout | None = None  # what it had exceeded when we began to end it
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
@@ -109,7 +82,11 @@ class Guardian:
             config["heartbeat_interval_s"],
             config["heartbeat_timeout_s"],
             RingActions(
-                self._watch, self._unwatch, self._on_lost, self._need_addresses, self._on_linked
+                watch=self._watch,
+                unwatch=self._unwatch,
+                lost=self._on_lost,
+                need_addresses=self._need_addresses,
+                linked=self._on_linked,
             ),
         )
         self._ring.clock = time.monotonic
@@ -117,7 +94,7 @@ class Guardian:
         self._ring.on_request = self._on_request
 
     def run(self) -> None:
-        """Guard until the main process is gone, or said goodbye, and everybody knows."""
+        """Until the main process has ended or said that it leaves, and all reports are done."""
         assert self._link is not None
         self._link.setblocking(False)
         self._listener.setblocking(False)
@@ -133,20 +110,22 @@ class Guardian:
             now = time.monotonic()
             if now >= next_tick:
                 self._tick(now, late_s=now - next_tick)
-                next_tick = now + min(self._interval_s, _CONFIRM_WITHIN_S)
+                next_tick = now + min(self._interval_s, CONFIRM_WITHIN_S)
         self._ring.leave()
 
     # --- time ---------------------------------------------------------------------------------
 
     def _tick(self, now: float, late_s: float) -> None:
-        self._page.guardian_tick = now
+        self._page.monitor_tick = now
         if late_s > _OVERSLEPT_S:
             self._forgive_until = now
             self._ring.postpone(now)
         self._ring.tick(now)
-        if self._main_alive:
+        if not self._reports.main_is_gone:
             self._judge_progress(now)
-        self._chase_reports(now)
+        self._reports.retry(now)
+        if self._reports.main_is_gone and (self._reports.are_done or self._ring.alone):
+            self._done = True
 
     def _judge_progress(self, now: float) -> None:
         """Apply the soft and hard timeouts to what the page shows."""
@@ -208,9 +187,9 @@ class Guardian:
     # --- the main process ---------------------------------------------------------------------
 
     def _on_main_death(self) -> None:
-        self._main_alive = False
+        self._reports.main_is_gone = True
         self._selector.unregister(self._pidfd)
-        while self._on_link():  # its last words: the addresses of those who have to know
+        while self._on_link():  # what it sent before it died: addresses of other monitor processes
             pass
         self._close_link()
         if self._page.finished:
@@ -218,11 +197,11 @@ class Guardian:
             return
         ended_for = self._ended_for
         cause = f"hard timeout: {_describe(ended_for)}" if ended_for else "the process died"
-        log.warning("main process gone: %s", cause)
+        log.warning("the main process ended: %s", cause)
         self._look(lambda view: view.main_ended(self._directory(), self._progress(), cause))
         stacks = self._stacks if ended_for is not None else None
         self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
-        self._forward_all()
+        self._reports.on_successor(time.monotonic())
         self._done = self._ring.idle
 
     def _on_link(self) -> bool:
@@ -233,7 +212,7 @@ class Guardian:
         if data is None:
             return False
         if not data:
-            self._close_link()  # the pidfd tells whether this was a death
+            self._close_link()  # the pidfd says whether this was a death
             return False
         message = json.loads(data)
         handlers: dict[str, Callable[[Message], None]] = {
@@ -246,7 +225,7 @@ class Guardian:
         handlers[message["op"]](message)
         return True
 
-    def _tell_main(self, message: Message) -> bool:
+    def _send_to_main(self, message: Message) -> bool:
         if self._link is None:
             return False
         try:
@@ -271,7 +250,7 @@ class Guardian:
     # --- snapshots ----------------------------------------------------------------------------
 
     def _look(self, look: Callable[[OutsideView], T]) -> T | None:
-        """``look`` at the main process from here, where there is something to do that with."""
+        """``look`` at the main process from here, where a hook for that was handed in."""
         if self._outside_view is None:
             return None
         try:
@@ -305,7 +284,7 @@ class Guardian:
     def _on_lost(self, rank: int, evidence: str) -> None:
         log.warning("rank %d lost: %s", rank, evidence)
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
-        self._deliver(self._stamped(message), None)
+        self._reports.deliver(self._stamped(message), None, time.monotonic())
 
     def _report(
         self,
@@ -321,7 +300,7 @@ class Guardian:
         message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
         message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None, "timeout": timeout}
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
-        self._deliver(self._stamped(message), None)
+        self._reports.deliver(self._stamped(message), None, time.monotonic())
 
     def _stamped(self, message: Message) -> Message:
         self._count += 1
@@ -332,65 +311,16 @@ class Guardian:
         """A predecessor passes something on."""
         if message["op"] == "timeouts":
             self._on_timeouts(message)
-        elif message["id"] in self._confirmed:
-            peer.send({"op": "confirm", "id": message["id"]})
         else:
-            self._deliver(message, peer)
-
-    def _deliver(self, message: Message, source: Peer | None) -> None:
-        """Hand a report to our own main process; ``_chase_reports`` does the rest."""
-        now = time.monotonic()
-        known = self._reports.get(message["id"])
-        if known is not None:
-            self._on_repeat(known, source)
-            return
-        report = self._reports[message["id"]] = _Report(message, source, now)
-        if not (self._main_alive and self._tell_main(message)):
-            report.forward_at = now
-            self._forward(report, now)
-
-    def _on_repeat(self, report: _Report, source: Peer | None) -> None:
-        """A report comes again: from a predecessor that insists, or round the whole ring."""
-        if report.source is None and not self._main_alive:
-            # Ours, and no main process on the way could confirm it. Every one has been told, and
-            # one that is merely stuck finds the message when it goes on.
-            confirmation = {"op": "confirm", "id": report.message["id"]}
-            self._on_confirmation(confirmation)
-            if source is not None:
-                source.send(confirmation)
-        else:
-            report.source = source or report.source
-
-    def _forward(self, report: _Report, now: float) -> None:
-        if self._ring.successor is not None and now >= report.forward_at:
-            report.forward_at = now + 2 * _CONFIRM_WITHIN_S
-            self._ring.successor.send(report.message)
-
-    def _forward_all(self) -> None:
-        """A successor is there (again): pass on what waits for one."""
-        now = time.monotonic()
-        for report in self._reports.values():
-            if not self._main_alive:
-                report.forward_at = now
-            self._forward(report, now)
-
-    def _chase_reports(self, now: float) -> None:
-        """Pass on what our main process did not confirm, and see whether we are finished."""
-        for id_, report in list(self._reports.items()):
-            if now >= report.given_up_at:
-                log.warning("nobody took the report %s", report.message)
-                del self._reports[id_]
-            else:
-                self._forward(report, now)
-        if not self._main_alive and (not self._reports or self._ring.alone):
-            self._done = True
+            self._reports.deliver(message, peer, time.monotonic())
+            self._end_if_done()
 
     def _on_confirmation(self, message: Message) -> None:
-        report = self._reports.pop(message["id"], None)
-        self._confirmed.add(message["id"])
-        if report is not None and report.source is not None:
-            report.source.send(message)
-        if not self._main_alive and not self._reports:
+        self._reports.confirm(message)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._reports.main_is_gone and self._reports.are_done:
             self._done = True
 
     # --- the ring -----------------------------------------------------------------------------
@@ -407,11 +337,11 @@ class Guardian:
         self._ring.add_candidates(addresses, time.monotonic())
 
     def _need_addresses(self, after: int) -> None:
-        if not self._tell_main({"op": "need-addresses", "after": after}):
+        if not self._send_to_main({"op": "need-addresses", "after": after}):
             self._ring.alone = True
 
     def _on_timeouts(self, message: Message) -> None:
-        """A change of timeouts goes once round the ring and ends where it is no news."""
+        """A change of timeouts goes once round the ring and ends where it is known already."""
         if self._timeouts is None or message["stamp"] > self._timeouts["stamp"]:
             self._timeouts = message
             self._page.change_timeouts(message["soft_s"], message["hard_s"], message["stamp"])
@@ -421,7 +351,7 @@ class Guardian:
     def _on_linked(self) -> None:
         if self._timeouts is not None and self._ring.successor is not None:
             self._ring.successor.send(self._timeouts)
-        self._forward_all()
+        self._reports.on_successor(time.monotonic())
 
     def _watch(self, peer: Peer, callback: Callable[[], None], connecting: bool) -> None:
         events = selectors.EVENT_WRITE if connecting else selectors.EVENT_READ
@@ -435,6 +365,17 @@ class Guardian:
             self._selector.unregister(peer)
         except (KeyError, ValueError):
             return
+
+
+def _exceeded(limit: str, limit_s: float, silent_s: float, clock: str) -> Timeout:
+    return {"limit": limit, "limit_s": limit_s, "silent_s": round(silent_s, 3), "clock": clock}
+
+
+def _describe(timeout: Timeout) -> str:
+    return (
+        f"{_CLOCKS[timeout['clock']]} for {timeout['silent_s']:.1f} s"
+        f" ({timeout['limit']} timeout {timeout['limit_s']:g} s)"
+    )
 
 
 def _load_outside_view(config: dict[str, Any]) -> OutsideView | None:
@@ -456,7 +397,7 @@ def main() -> None:
     """Entry of the process: the configuration is the one argument, as JSON."""
     config = json.loads(sys.argv[1])
     # A Ctrl-C at the terminal or a scheduler's SIGTERM to the group is for the main process; the
-    # guardian goes when that one does.
+    # monitor process ends when that one does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if config["logfile"]:
@@ -466,7 +407,7 @@ def main() -> None:
             format=f"%(asctime)s %(levelname)s rank {config['rank']}: %(message)s",
         )
     try:
-        Guardian(config).run()
+        Monitor(config).run()
     except Exception:
-        log.exception("the guardian failed")
+        log.exception("the monitor process failed")
         raise

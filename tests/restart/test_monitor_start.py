@@ -1,4 +1,4 @@
-"""A death in the moment in which the guardian comes up is reported all the same."""
+"""A death in the moment in which the monitor process comes up is reported all the same."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from ncclops.restart._monitor_link import Peer, receive_packet
-from ncclops.restart.monitor_process import GuardianSettings, MonitorProcess
-from ncclops.restart.sibling_monitor import Address, Ring, RingActions
+from ncclops.restart._ring import Address, Ring, RingActions
+from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
 
 _SECOND = timedelta(seconds=1)
 
 
-def _settings(rank: int, logfile: Path) -> GuardianSettings:
-    return GuardianSettings(
+def _settings(rank: int, logfile: Path) -> MonitorProcessSettings:
+    return MonitorProcessSettings(
         rank=rank,
         host="127.0.0.1",
         monitor_process_interval=_SECOND,
@@ -36,7 +36,7 @@ def _settings(rank: int, logfile: Path) -> GuardianSettings:
 
 
 def _main_process_that_dies_at_once(successor: list[Any], logfile: Path) -> None:
-    """Give the guardian its addresses, and die with its first question unread."""
+    """Give the monitor process its addresses, and die with its first question unread."""
     process = MonitorProcess(_settings(0, logfile))
     process.start()
     process.send({"op": "addresses", "addresses": [successor]})

@@ -1,0 +1,153 @@
+"""torch's process groups: how they are made inside the wrapped function, aborted and released.
+
+This module and ``_gloo_sockets`` know torch's internal tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+from weakref import ref
+
+import torch
+from torch import distributed
+from torch.distributed import Store, distributed_c10d
+
+from ncclops.restart._gloo_sockets import release_gloo_connections
+from ncclops.restart.log import logged
+
+# What the abort of an NCCL backend is called, newest torch first.
+_ABORT_NAMES = ("abort", "_abort", "_shutdown")
+
+
+def forget_failed_groups() -> None:
+    """Leave nothing of the last iteration's groups, now that all ranks are out of it.
+
+    A group that was completed just after the abort had looked for it is aborted now. Gloo's
+    connections are closed, and torch numbers process groups from 0 again: it names them by
+    a counter that only ``destroy_process_group`` resets. Where making the first group was
+    interrupted there is nothing to destroy, and the rank would from then on look for its peers
+    under names that they do not use.
+    """
+    abort_groups()
+    release_gloo_connections()
+    world = getattr(distributed_c10d, "_world", None)
+    if world is not None and not distributed.is_initialized() and not world.pg_map:
+        world.group_count = 0
+
+
+def abort_groups() -> None:
+    """Abort and destroy the groups there are."""
+    if not distributed.is_initialized():
+        return
+    group = distributed.group.WORLD
+    _abort_backends()
+    # An abort that took too long was given up; the groups there are now are not its own.
+    if distributed.group.WORLD is group:
+        with logged("destroy_process_group"):
+            distributed.destroy_process_group()
+
+
+def _abort_backends() -> None:
+    """Abort all backends at once: one may wait for another's peers."""
+    threads = [
+        threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
+        for backend in _backends()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort_backend(backend: Any) -> None:
+    abort = next((getattr(backend, n) for n in _ABORT_NAMES if hasattr(backend, n)), None)
+    if abort is not None:
+        with logged(f"aborting {type(backend).__name__}"):
+            abort()
+
+
+def _backends() -> list[Any]:
+    """Each backend object of each group once; groups may share them."""
+    found: dict[int, Any] = {}
+    for group in list(distributed_c10d._world.pg_map):
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError):
+                backend = group._get_backend(torch.device(device))
+                found[id(backend)] = backend
+    return list(found.values())
+
+
+# --- rendezvous -----------------------------------------------------------------------------------
+#
+# ``env://`` makes rank 0 serve a store at ``MASTER_ADDR:MASTER_PORT``. After a restart rank 0 may
+# be a process on another node, or the port may still be busy; under torchrun all iterations would
+# share one store and find each other's keys. The wrapper has a store that survives all of that:
+# inside the function, ``env://`` leads to it, with a name space of its own per iteration. Other
+# init methods and explicit stores are left alone.
+
+
+@contextlib.contextmanager
+def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
+    """While inside, ``env://`` uses ``store_of_iteration()``."""
+    # torch.distributed.rendezvous is a function of that name; the module hides behind it
+    module = importlib.import_module("torch.distributed.rendezvous")
+    handlers = getattr(module, "_rendezvous_handlers", None)
+    if handlers is None or "env" not in handlers:
+        yield
+        return
+
+    def handler(url: str, *_args: Any, **_kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+        query = parse_qs(urlparse(url).query)
+        rank = query.get("rank", [os.environ["RANK"]])[0]
+        world_size = query.get("world_size", [os.environ["WORLD_SIZE"]])[0]
+        yield store_of_iteration(), int(rank), int(world_size)
+        raise RuntimeError("env:// cannot be iterated again")
+
+    original, handlers["env"] = handlers["env"], handler
+    try:
+        yield
+    finally:
+        handlers["env"] = original
+
+
+# --- letting groups end without a deadlock, for torch before 2.8 ----------------------------------
+#
+# A Gloo backend ends by joining its worker threads. A worker that has just finished an operation
+# lets go of its tensors, and where Python has dropped such a tensor already that takes the GIL:
+# ``all_reduce(torch.ones(1))`` just before ``destroy_process_group()`` is enough. Up to torch 2.7
+# the binding of ``ProcessGroup`` keeps the GIL while it frees the group and, with it, its backends:
+# each waits for the other, and the process stands still, all of its threads included. torch 2.8
+# gives the GIL back first (pytorch/pytorch#154976).
+#
+# The bindings of the backends' own classes have always done so. All it takes is that the last
+# reference to a backend is its Python object's. It is not where torch's C++ holds the group for
+# longer than anything in Python does, as DDP's reducer may; but then its workers are idle.
+
+# By group. A group's entry goes when its Python object has gone, and with it what that has freed;
+# by a function in C, which RankShouldRestart cannot hit half-way.
+_kept: dict[ref[Any], list[Any]] = {}
+
+
+@functools.cache
+def keep_backends_longer_than_groups() -> None:
+    """From now on a backend outlives its group, by a moment. For the rest of the process.
+
+    Groups are let go by torch's tables, the function's frames and the abort, on any thread: only
+    where they are made can something be done for all of them. Groups made before stay as they are.
+    """
+    if not distributed.is_available() or torch.__version__ >= (2, 8):
+        return
+    register = distributed.ProcessGroup._register_backend
+
+    def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
+        register(group, device, backend_type, backend)
+        _kept.setdefault(ref(group, _kept.pop), []).append(backend)
+
+    distributed.ProcessGroup._register_backend = register_and_keep

@@ -1,0 +1,265 @@
+"""The ring of monitor processes: each one watches the next. Standard library only.
+
+Each keeps one connection to the monitor process of the next rank that is alive, and pings it. That
+costs each rank one connection and one small message per interval whatever the size of the job, and
+nothing of it touches the store. Along the same ring travel the reports that a monitor process
+cannot deliver itself, because its own main process is the one that died.
+
+Which ranks are lost, and on what evidence:
+
+* a connection that was up breaks, and connecting again is refused: both processes are gone. (The
+  main process holds the listening socket open as long as it lives, even when its monitor process
+  has to be replaced, so the death of a monitor process alone is not taken for the rank's.)
+* a connection that was up stays silent for ``heartbeat_timeout``;
+* after such a loss, the other ranks of the *same host* that cannot be reached either.
+
+A rank that could never be reached is not reported: a firewall is no fault. It is logged and
+skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ncclops.restart._monitor_link import Message, Peer
+
+log = logging.getLogger("ncclops.restart.monitor")
+
+# A healthy monitor process accepts within milliseconds; this bounds a host that does not answer.
+_CONNECT_TIMEOUT_S = 5.0
+# A process that is on its way out may still take a connection or two before it refuses.
+_MOST_CLOSURES = 5
+
+
+class Address(NamedTuple):
+    """Where the monitor process of an initial rank listens, and the token that it asks for."""
+
+    rank: int
+    host: str
+    port: int
+    token: str
+
+
+class RingActions(NamedTuple):  # a dataclass would take the monitor process 8 ms to import
+    """What the ring needs of the process that it runs in."""
+
+    watch: Callable[[Peer, Callable[[], None], bool], None]  # True: for the end of a connect
+    unwatch: Callable[[Peer], None]
+    lost: Callable[[int, str], None]  # an initial rank, and the evidence
+    need_addresses: Callable[[int], None]  # of the ranks after this one
+    linked: Callable[[], None]  # a successor is there: what was waiting can be sent
+
+
+class Ring:
+    """The place of one monitor process in the ring: its successor and its predecessors."""
+
+    def __init__(
+        self, rank: int, token: str, interval_s: float, timeout_s: float, actions: RingActions
+    ) -> None:
+        self._rank = rank
+        self._token = token
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._actions = actions
+        self._candidates: deque[Address] = deque()
+        self._asked = False
+        self._target: Address | None = None
+        self._link: Peer | None = None
+        self._connected = False
+        self._closures = 0  # by the present target
+        self._was_linked = False  # with the present target
+        self._last_rank = rank  # the last one that was tried
+        self._lost_host: str | None = None  # of the target before, where that was lost
+        self._deadline = 0.0
+        self._next_ping = 0.0
+        self.predecessors: set[Peer] = set()
+        self.alone = False
+
+    # --- towards the successor ---------------------------------------------------------------
+
+    @property
+    def successor(self) -> Peer | None:
+        """The link to the successor, once it has answered."""
+        return self._link if self._link is not None and self._link.trusted else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no successor, and no candidate for one."""
+        return self._target is None and not self._candidates
+
+    def add_candidates(self, addresses: list[Address], now: float) -> None:
+        """Take the answer to ``need_addresses``; an empty one: no other rank is left."""
+        self._asked = False
+        self.alone = not addresses
+        self._candidates.extend(addresses)
+        if self._target is None and addresses:
+            self._try_next(now)
+
+    def _try_next(self, now: float) -> None:
+        """Turn to the next candidate."""
+        self._drop_link()
+        self._closures, self._was_linked = 0, False
+        self._target = self._candidates.popleft() if self._candidates else None
+        if self._target is not None:
+            self._connect(now)
+        elif not self._asked:
+            self._asked = True
+            self._actions.need_addresses(self._last_rank)
+
+    def _connect(self, now: float) -> None:
+        assert self._target is not None
+        self._last_rank = self._target.rank
+        family = socket.AF_INET6 if ":" in self._target.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        self._link, self._connected = Peer(sock), False
+        self._deadline = now + min(_CONNECT_TIMEOUT_S, self._timeout_s)
+        failure = sock.connect_ex((self._target.host, self._target.port))
+        if failure in (0, errno.EINPROGRESS):
+            self._actions.watch(self._link, self._on_connect, True)
+        else:
+            self._on_failure(failure, now)
+
+    def _on_link(self) -> None:
+        link = self._link
+        messages = link.receive() if link is not None else []
+        if messages is None:
+            self._on_broken_link()
+            return
+        for message in messages:
+            if self._link is link is not None:  # a message may have ended the link
+                self._on_message(link, message)
+
+    def _on_connect(self) -> None:
+        link, now = self._link, self.clock()
+        if link is None:
+            return
+        failure = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            self._on_failure(failure, now)
+            return
+        assert self._target is not None
+        self._connected = True
+        self._deadline = now + self._timeout_s
+        link.send({"op": "hello", "rank": self._rank, "token": self._target.token})
+        self._actions.watch(link, self._on_link, False)
+
+    def _on_message(self, link: Peer, message: Message) -> None:
+        now = self.clock()
+        self._deadline = now + self._timeout_s
+        if message["op"] == "hello":
+            log.info("watching the monitor process of rank %d", self._last_rank)
+            link.trusted = self._was_linked = True
+            log.info("watching rank %d", self._last_rank)
+            self._lost_host = None
+            self._next_ping = now + self._interval_s
+            self._actions.linked()
+        elif message["op"] == "leaving":
+            self._try_next(now)
+        elif message["op"] != "pong":
+            self.on_answer(message)
+
+    def _on_broken_link(self) -> None:
+        """The other end closed the connection: see whether its process is gone."""
+        now = self.clock()
+        self._drop_link()
+        self._closures += 1
+        if self._was_linked or self._closures == 1:
+            self._connect(now)
+        elif self._closures >= _MOST_CLOSURES:
+            self._give_up("closed the connection", now)
+        # else ``tick`` connects once more
+
+    def _on_failure(self, failure: int, now: float) -> None:
+        """Connecting has failed with this error number."""
+        if failure == errno.ECONNRESET:  # connected, and closed before we have looked
+            self._on_broken_link()
+            return
+        if failure == errno.ECONNREFUSED and self._closures:
+            self._was_linked = True  # it listened before: lost, even if it never answered
+        self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
+
+    def _give_up(self, evidence: str, now: float) -> None:
+        """The target cannot be reached: report it where that proves a loss, and try the next."""
+        target = self._target
+        assert target is not None
+        if self._was_linked or target.host == self._lost_host:
+            self._lost_host = target.host
+            self._actions.lost(target.rank, evidence)
+        else:
+            log.warning("cannot reach the monitor process of rank %d: %s", target.rank, evidence)
+        self._try_next(now)
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._actions.unwatch(self._link)
+            self._link.close()
+            self._link = None
+
+    # --- towards the predecessor -------------------------------------------------------------
+
+    def accept(self, sock: socket.socket) -> None:
+        """A connection has come in; its first message has to prove that it is one of ours."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = Peer(sock)
+        self.predecessors.add(peer)
+        self._actions.watch(peer, lambda: self._on_predecessor(peer), False)
+
+    def _on_predecessor(self, peer: Peer) -> None:
+        messages = peer.receive()
+        for message in messages or ():
+            if message["op"] == "hello":
+                peer.trusted = message.get("token") == self._token
+                peer.send({"op": "hello"})
+            elif not peer.trusted:
+                messages = None
+                break
+            elif message["op"] == "ping":
+                peer.send({"op": "pong"})
+            else:
+                self.on_request(peer, message)
+        if messages is None:
+            self.predecessors.discard(peer)
+            self._actions.unwatch(peer)
+            peer.close()
+
+    # --- set by the owner --------------------------------------------------------------------
+
+    clock: Callable[[], float]
+    on_answer: Callable[[Message], None]  # from the successor
+    on_request: Callable[[Peer, Message], None]  # from a predecessor
+
+    def tick(self, now: float) -> None:
+        """Send the ping that is due and judge silence."""
+        if self._link is None:
+            if self._target is not None:
+                self._connect(now)
+            return
+        if self.successor is not None and now >= self._next_ping:
+            self._next_ping = now + self._interval_s
+            self._link.send({"op": "ping"})
+        if now < self._deadline:
+            self._link.flush()
+        elif self._connected:
+            self._give_up(f"no heartbeat for {self._timeout_s:g} s", now)
+        else:
+            self._give_up("connect: timed out", now)
+
+    def postpone(self, now: float) -> None:
+        """Do not count the silence so far: it was this process that did not run."""
+        self._deadline = now + self._timeout_s
+
+    def leave(self) -> None:
+        """Let the predecessors go on to the next rank, and close."""
+        for peer in self.predecessors:
+            if peer.trusted:
+                peer.send({"op": "leaving"})
+            peer.close()
+        self.predecessors.clear()
+        self._drop_link()
