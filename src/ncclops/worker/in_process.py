@@ -136,7 +136,7 @@ class _Attempts:
 
     def _check_resources(self, call: restart.CallWrapper) -> None:
         """Leave where a restart in place would not get far: without a guardian, or on a pile."""
-        if call.iteration > 0 and not call.is_guarded:
+        if call.iteration > 0 and not call.is_monitored:
             _escalate(Escalation("respawn", "monitor process lost"))
         usage = measure()
         exceeded = self._balance.start(usage)
