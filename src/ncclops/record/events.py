@@ -3,7 +3,7 @@
 A line is ``{"ts": …, "event": …, "rank": …, "node": …}`` and the fields of its type, all of them.
 Fields are added with a default and never change their meaning, so that older runs can be read;
 readers take no notice of fields and events that they do not know. ``docs/events.md`` is generated
-from the texts here.
+from the texts here (``scripts/events_page.py``): one below each field, one for each event.
 """
 
 from __future__ import annotations
@@ -47,19 +47,27 @@ class StackEvent(Event, tag="stack", frozen=True, kw_only=True):
     """The versions installed on this node; null where a part is not there."""
 
     torch: str | None = None
+    """version of torch"""
     triton: str | None = None
+    """version of Triton"""
     flash_attn: str | None = None
+    """version of flash-attn"""
     nccl: str | None = None
+    """version of NCCL"""
     cuda: str | None = None
+    """version of CUDA that torch was built for"""
     driver: str | None = None
+    """version of the NVIDIA driver"""
     gpu: str | None = None
+    """model of the GPUs, and how many"""
     python: str | None = None
+    """version of Python"""
     commit: str | None = None
     """the git commit of the script's directory"""
 
 
 class EnvChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One variable: as in `env diff --json`."""
+    """One variable."""
 
     name: str
     action: str
@@ -75,7 +83,7 @@ class EnvAppliedEvent(Event, tag="env-applied", frozen=True, kw_only=True):
     profile: str
     """its name"""
     changes: list[EnvChange] = []
-    """`{name, action, before, after, reason, source}` for each variable"""
+    """each variable, as in `env diff --json`"""
 
 
 class VerdictEvent(Event, tag="verdict", frozen=True, kw_only=True):
@@ -107,7 +115,7 @@ class NodesEvent(Event, tag="nodes", frozen=True, kw_only=True):
     attempt: int
     """its number, from 0"""
     nodes: list[NodeEntry] = []
-    """`{rank, name, address, spare}` for each node, by its rank; a spare has no workers yet"""
+    """the nodes, by their rank; a spare has no workers yet"""
 
 
 class WorkerStartedEvent(Event, tag="worker-started", frozen=True, kw_only=True):
@@ -182,6 +190,7 @@ class StartupStallEvent(Event, tag="startup-stall", frozen=True, kw_only=True):
     """The profile's start-up window has passed without a sign of training."""
 
     window: Literal["startup"] = "startup"
+    """which one"""
     window_s: float
     """the window's length in seconds"""
     message: str
@@ -192,6 +201,7 @@ class CompileStallEvent(Event, tag="compile-stall", frozen=True, kw_only=True):
     """The profile's compile window has passed without the end of compile warm-up."""
 
     window: Literal["compile"] = "compile"
+    """which one"""
     window_s: float
     """the window's length in seconds"""
     message: str
@@ -210,11 +220,13 @@ class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
     since: float
     """when that step ended, in seconds since the epoch"""
     steps_slow: int = 0
+    """how many of the steps were slow"""
     steps_compared: int = 0
-    """steps looked at, of which `steps_slow` were slow"""
+    """how many steps were looked at"""
     advice: str = ""
     """what to do"""
     host: str = ""
+    """where it runs"""
     gpu: dict[str, Any] | None = None
     """what NVML reads on its GPU, null where nothing can be read"""
     hardware: list[str] = []
@@ -274,7 +286,7 @@ class HangEvent(Event, tag="hang", frozen=True, kw_only=True):
     cause: str
     """why we think so"""
     evidence: list[HangEvidence] = []
-    """`{rank, state, stale, window_s, reason}` for each rank"""
+    """what is known of each rank"""
     action: str = ""
     """what is done about it"""
 
@@ -283,6 +295,7 @@ class HangEndedEvent(Event, tag="hang-ended", frozen=True, kw_only=True):
     """A rank that hangs and did not move is killed, so that the others can go on."""
 
     signal: str = "SIGKILL"
+    """what it was sent"""
 
 
 class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
@@ -358,11 +371,11 @@ class ClassifiedEvent(Event, tag="classified", frozen=True, kw_only=True):
     summary: str = ""
     """in a line"""
     retry: RetryAdvice | None = None
-    """`{eligible, policy, reason}`"""
+    """whether such a failure may be tried again, and why"""
     remedy: list[str] = []
     """what to do"""
     evidence: list[EvidenceLine] = []
-    """the lines that prove it: `{file, line, text, signature, role, rank}`"""
+    """the lines that prove it"""
 
 
 class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
@@ -414,9 +427,11 @@ class ControlEvent(Event, tag="control", frozen=True, kw_only=True):
     told: bool | None = None
     """of tighten-timeouts: whether all workers have it"""
     process_group: float | None = None
+    """of tighten-timeouts: the timeout of process groups after it, in seconds"""
     soft: float | None = None
+    """of tighten-timeouts: the soft timeout of restarts in place, in seconds"""
     hard: float | None = None
-    """of tighten-timeouts: the timeouts after it, in seconds"""
+    """of tighten-timeouts: the hard one"""
 
 
 class StopRequestedEvent(Event, tag="stop-requested", frozen=True, kw_only=True):
