@@ -63,16 +63,15 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as run_dir:
         os.environ |= {"NCCLOPS_RUN_DIR": run_dir, "RANK": "0"}
-        from ncclops.profiles import Growth, Timeouts
         from ncclops.receipts import recorder
         from ncclops.record import stop_point
-        from ncclops.timeouts.ladder import build_ladder
+        from ncclops.timeouts.settle import settle
         from ncclops.worker.group_timeouts import GroupTimeouts
-        from ncclops.worker.timeout_phases import Windows
+        from ncclops.worker.timeout_phases import TimeoutPhases
 
         # As under `launch`: a step also moves the timeouts.
-        limits = build_ladder(Timeouts()).for_workers(Growth())
-        Windows(limits, GroupTimeouts(limits)).follow(recorder.current())
+        timeouts = settle({})
+        TimeoutPhases(timeouts, GroupTimeouts(timeouts)).follow(recorder.current())
         page = stop_point.StopPage.create(Path(run_dir))
         show("receipt.step, back to back", step_costs_us(arguments.steps, 0))
         show("receipt.step, 2 ms apart", step_costs_us(arguments.steps // 20, 0.002))

@@ -15,7 +15,7 @@ from ncclops.agent.stopping import StopRequests
 from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.record.run_directory import RunDirectory
-from ncclops.timeouts.limits import Window
+from ncclops.timeouts.model import Window
 
 
 def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ncclops.profiles import Entry, Profile, Timeouts
+from ncclops.profiles import Entry, Profile
 
 
 def make_profile(env: Mapping[str, tuple[Entry, ...]] | None = None) -> Profile:
@@ -15,7 +15,7 @@ def make_profile(env: Mapping[str, tuple[Entry, ...]] | None = None) -> Profile:
         kind="lane",
         nodes="any",
         parameters={},
-        timeouts=Timeouts(),
+        timeouts={},
         env=env or {},
         suppress={},
         retry={},

@@ -122,7 +122,7 @@ def test_a_parameter_reaches_values_in_seconds_and_timeouts_as_durations(project
         """,
     )
     profile = load_profiles(["p"])
-    assert profile.timeouts.process_group == timedelta(seconds=90)
+    assert profile.timeouts["process_group"] == timedelta(seconds=90)
     values = {name: entries[0].value for name, entries in profile.env.items()}
     assert values == {
         "W": "90",
@@ -139,7 +139,7 @@ def test_a_child_changes_a_parents_window_through_its_parameter(project: Path) -
         'kind = "overlay"\nextends = "compile-sensitive"\nparameters.compile_timeout = "30m"',
     )
     profile = load_profiles(["single-node-h200", "quick"])
-    assert profile.timeouts.process_group == timedelta(minutes=30)
+    assert profile.timeouts["process_group"] == timedelta(minutes=30)
     heartbeat = profile.env["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]
     assert {entry.value for entry in heartbeat} == {"1800"}
 

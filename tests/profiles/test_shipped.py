@@ -11,6 +11,7 @@ import pytest
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan
 from ncclops.profiles import RESTART_MODES, RestartMode, list_profiles, load_profiles
 from ncclops.profiles.files import shipped_dir
+from ncclops.timeouts.settle import settle
 
 SHIPPED = sorted(path.stem for path in shipped_dir().glob("*.toml"))
 FILL = {"run_dir": "/r", "rank_dir": "/r/0"}
@@ -221,8 +222,8 @@ def test_the_compile_overlays_on_a_lane(overlay: str, expected: dict[str, str]) 
     result = after("single-node-h200", overlay, restart="process")
     assert expected.items() <= result.items()
     profile = load_profiles(["single-node-h200", overlay])
-    assert profile.timeouts.process_group == timedelta(minutes=120)
-    assert profile.timeouts.stop_grace == timedelta(seconds=15)
+    assert profile.timeouts["process_group"] == timedelta(minutes=120)
+    assert settle(profile.timeouts).stop_grace == timedelta(seconds=15)
 
 
 @pytest.mark.parametrize("name", ["TORCH_DISTRIBUTED_DEFAULT_TIMEOUT", "NCCL_TIMEOUT"])
@@ -232,14 +233,14 @@ def test_where_a_timeout_that_nothing_reads_is_set_the_group_timeout_says_the_sa
     for ref in SHIPPED:
         profile = load_profiles([ref])
         for entry in profile.env.get(name, ()):
-            group = profile.timeouts.process_group
+            group = profile.timeouts.get("process_group")
             assert group is not None
             assert entry.value == str(int(group.total_seconds()))
             assert re.search("[Nn]othing reads it|No torch release reads it", entry.why)
 
 
 def test_a_plain_single_node_lane_leaves_torchs_group_timeout() -> None:
-    assert load_profiles(["single-node-h200"]).timeouts.process_group is None
+    assert "process_group" not in load_profiles(["single-node-h200"]).timeouts
 
 
 @pytest.mark.parametrize("lane", ["single-node-h200", "multi-host-h200", "local-cpu"])

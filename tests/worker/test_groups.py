@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.profiles import Growth, Timeouts
-from ncclops.timeouts.ladder import build_ladder
+from ncclops.profiles import Growth
+from ncclops.timeouts.handed_over import to_variable
+from ncclops.timeouts.settle import settle
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ print("exported", dist.init_process_group is dist.distributed_c10d.init_process_
 dist.destroy_process_group()
 """
 
-LIMITS = build_ladder(Timeouts(process_group=timedelta(hours=2))).for_workers(Growth()).to_json()
+LIMITS = to_variable(settle({"process_group": timedelta(hours=2)}), Growth())
 
 
 def test_the_script_keeps_what_it_names_and_gets_the_rest(tmp_path: Path) -> None:

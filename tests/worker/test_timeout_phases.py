@@ -79,26 +79,25 @@ LONELY = """
 import sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from ncclops.timeouts.ladder import build_ladder
-from ncclops.profiles import Growth, Timeouts
+from ncclops.timeouts.settle import settle
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.timeout_phases import Windows
+from ncclops.worker.timeout_phases import TimeoutPhases
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
-limits = build_ladder(Timeouts(
-    process_group=timedelta(hours=1), steady_process_group=timedelta(seconds=3)
-)).for_workers(Growth())
-groups = GroupTimeouts(limits)
-windows = Windows(limits, groups, timedelta(seconds=1))
+timeouts = settle({
+    "process_group": timedelta(hours=1), "steady_process_group": timedelta(seconds=3)
+})
+groups = GroupTimeouts(timeouts)
+phases = TimeoutPhases(timeouts, groups, timedelta(seconds=1))
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(hours=1))
 own = dist.new_group([0, 1], timeout=timedelta(seconds=2))
 if rank == 0:
-    windows._end_warmup(timedelta(seconds=1))
+    phases._end_warmup(timedelta(seconds=1))
 for step in range(2):
     print("steady" if groups.is_steady else "wide", flush=True)
     dist.all_reduce(torch.ones(1))
-    windows._step(step)
+    phases._step(step)
 print("steady" if groups.is_steady else "wide", flush=True)
 if rank == 1:
     sys.stdin.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 from ncclops.agent.job import Job
@@ -13,8 +14,8 @@ from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
 from ncclops.record.events import ControlEvent
-from ncclops.timeouts.ladder import HARD, SOFT
-from ncclops.timeouts.limits import Window, numbers_of, window_from
+from ncclops.timeouts.model import Window
+from ncclops.timeouts.settle import HARD, SOFT
 
 # Who asks in words can wait for a long step and a checkpoint; a scheduler's SIGTERM cannot.
 STOP_GRACE = timedelta(minutes=5)
@@ -70,16 +71,16 @@ class ControlHandler:
         window = tightened(self._present(team), limits)
         if team is None or not team.running():
             raise ControlRefused("there are no workers to be told")
-        record = {"window": numbers_of(window), "reason": reason, "by": by}
+        record = {"window": window.to_json(), "reason": reason, "by": by}
         if not self._tell_all(record) and not self.take(record):
             raise ControlRefused("not all workers can be told")
         return f"from the next step on: {_said(window)}"
 
     def take(self, record: Mapping[str, Any]) -> bool:
         """Tell the workers of this node of shorter timeouts; whether all could be told."""
-        team, numbers = self._team(), record["window"]
-        told = [w.order("tighten", window=numbers) for w in team.running()] if team else []
-        self._tightened = (team, window_from(numbers))
+        team, window = self._team(), Window.from_json(record["window"])
+        told = [w.order("tighten", window=window.to_json()) for w in team.running()] if team else []
+        self._tightened = (team, window)
         all_told = bool(told) and all(told)
         self._job.run.add(
             ControlEvent(
@@ -87,9 +88,9 @@ class ControlHandler:
                 reason=record["reason"],
                 by=record["by"],
                 told=all_told,
-                process_group=numbers["process_group"],
-                soft=numbers["soft"],
-                hard=numbers["hard"],
+                process_group=_seconds(window.process_group),
+                soft=_seconds(window.soft),
+                hard=_seconds(window.hard),
             )
         )
         return all_told
@@ -98,7 +99,7 @@ class ControlHandler:
         """What holds for ``team`` after warm-up. New workers start with the profile's again."""
         if self._tightened is not None and self._tightened[0] is team:
             return self._tightened[1]
-        return self._job.limits.steady or self._job.limits.first
+        return self._job.timeouts.steady or self._job.timeouts.first
 
     def _record(self, action: str, reason: str, by: str) -> None:
         self._job.run.add(ControlEvent(action=action, reason=reason, by=by))
@@ -110,8 +111,8 @@ def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
     Raises :class:`ControlRefused` for what would be longer than before, or out of order.
     """
     group = limits.get("process_group", window.process_group)
-    hard = limits.get("hard", window.hard if group is None else min(window.hard, group * HARD))
-    soft = limits.get("soft", min(window.soft, hard * (SOFT / HARD)))
+    hard = limits.get("hard", _shorter(window.hard, group and group * HARD))
+    soft = limits.get("soft", _shorter(window.soft, hard and hard * (SOFT / HARD)))
     new = Window(process_group=group, soft=soft, hard=hard)
     for name, limit in limits.items():
         present = getattr(window, name)
@@ -119,12 +120,21 @@ def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
             raise ControlRefused(
                 f"{name} is {format_duration(present)} already; timeouts only get shorter"
             )
-    if soft >= hard or (group is not None and hard >= group):
+    present_limits = [limit for limit in (soft, hard, group) if limit is not None]
+    if any(low >= high for low, high in pairwise(present_limits)):
         raise ControlRefused(f"soft < hard < process_group must hold, and not {_said(new)}")
     return new
 
 
+def _shorter(limit: timedelta | None, most: timedelta | None) -> timedelta | None:
+    return limit if limit is None or most is None else min(limit, most)
+
+
+def _seconds(limit: timedelta | None) -> float | None:
+    return None if limit is None else limit.total_seconds()
+
+
 def _said(window: Window) -> str:
-    group = window.process_group
-    ladder = {"soft": window.soft, "hard": window.hard, "process_group": group}
-    return ", ".join(f"{name} {format_duration(t)}" for name, t in ladder.items() if t is not None)
+    texts = window.to_json()
+    shown = ("soft", "hard", "process_group")
+    return ", ".join(f"{name} {texts[name]}" for name in shown if texts[name] is not None)

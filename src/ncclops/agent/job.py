@@ -15,7 +15,7 @@ from ncclops.health.live import WatchRules
 from ncclops.host import gpu_readings
 from ncclops.receipts.log_formats import Form
 from ncclops.record.run_directory import RunDirectory
-from ncclops.timeouts.limits import Limits
+from ncclops.timeouts.model import Timeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Job:
     retry: RetryPlan
     history: JobHistory  # attempts of this job, under earlier agents too
     stop_grace: timedelta
-    limits: Limits  # the timeouts that workers were started with
+    timeouts: Timeouts  # those that workers were started with
     watch: WatchRules
     hang: Windows
     trainers: Sequence[Form]  # forms of printed lines that the profile adds

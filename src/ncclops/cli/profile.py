@@ -103,7 +103,11 @@ def _document(profile: Profile) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ncclops.durations import format_duration
+    from ncclops.profiles.model import STOP_GRACE
+    from ncclops.profiles.schema import timeout_names
 
+    texts = {name: format_duration(value) for name, value in profile.timeouts.items()}
+    texts.setdefault("stop_grace", format_duration(STOP_GRACE))
     return {
         "schema": "ncclops.profile/1",
         "name": profile.name,
@@ -112,15 +116,12 @@ def _document(profile: Profile) -> dict[str, Any]:
         "nodes": profile.nodes,
         "parameters": dict(profile.parameters),
         "timeouts": {
-            name: value and format_duration(value)
-            for name, value in asdict(profile.timeouts).items()
-            if name != "groups"
-        }
-        | {
+            **{name: texts.get(name) for name in timeout_names()},
             "groups": {
-                pattern: format_duration(value)
-                for pattern, value in profile.timeouts.groups.items()
-            }
+                name.removeprefix("groups."): text
+                for name, text in texts.items()
+                if name.startswith("groups.")
+            },
         },
         "growth": asdict(profile.growth),
         "env": {

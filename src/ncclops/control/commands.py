@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from ncclops.durations import parse_duration
 
-# Of `ncclops.timeouts.ladder`: those that can be changed while a run is under way.
+# Of `ncclops.timeouts.model`: those that can be changed while a run is under way.
 TimeoutName = Literal["soft", "hard", "process_group"]
 
 

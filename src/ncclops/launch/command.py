@@ -37,7 +37,8 @@ from ncclops.record import shared_page, variables
 from ncclops.record.control_address import listen_tcp
 from ncclops.record.events import EnvAppliedEvent, EnvChange, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
-from ncclops.timeouts.ladder import Surroundings, build_ladder, with_named
+from ncclops.timeouts import handed_over, settle
+from ncclops.timeouts.settle import Surroundings
 
 
 def prepare(request: Request) -> Prepared:
@@ -69,14 +70,15 @@ def prepare(request: Request) -> Prepared:
         torch=context.torch,
         gpus=gpus.count > 0,
     )
-    ladder = build_ladder(with_named(request.profile.timeouts, request.timeouts), around)
-    remarks += ladder.remarks()
+    named = settle.with_named(request.profile.timeouts, request.timeouts)
+    timeouts = settle.settle(named, around)
+    remarks += settle.remarks(timeouts, around)
     script = Path(request.target.name)
     return Prepared(
         request=request,
         plan=plan,
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
-        ladder=ladder,
+        timeouts=timeouts,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
         layout=Layout(nodes=nodes, nproc=nproc),
@@ -175,8 +177,8 @@ def _job(
         job_id=request.job_id or (run.run_id if node_info is None else node_info.rendezvous.job_id),
         retry=prepared.retry,
         history=JobHistory.of_job(os.environ, run.path.parent),
-        stop_grace=prepared.ladder.stop_grace,
-        limits=prepared.ladder.for_workers(request.profile.growth),
+        stop_grace=prepared.timeouts.stop_grace,
+        timeouts=prepared.timeouts,
         watch=_watch_rules(prepared),
         hang=_hang_windows(prepared),
         trainers=prepared.trainers,
@@ -190,7 +192,7 @@ def _job(
 
 
 def _watch_rules(prepared: Prepared) -> WatchRules:
-    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
     return WatchRules(
         windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
         straggler=watch.straggler,
@@ -198,7 +200,7 @@ def _watch_rules(prepared: Prepared) -> WatchRules:
 
 
 def _hang_windows(prepared: Prepared) -> hang.Windows:
-    watch, compiling = prepared.request.profile.watch, prepared.ladder.compile
+    watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
     usual = hang.Windows()
     return replace(
         usual,
@@ -240,6 +242,8 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
         variables.RUN_DIR: str(run.path),
         variables.RUN_ID: run.run_id,
         variables.RESTART: prepared.request.mode,
-        variables.LIMITS: prepared.ladder.for_workers(prepared.request.profile.growth).to_json(),
+        variables.LIMITS: handed_over.to_variable(
+            prepared.timeouts, prepared.request.profile.growth
+        ),
     }
     return environ

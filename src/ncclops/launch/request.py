@@ -14,7 +14,7 @@ from ncclops.env import Overrides, Plan
 from ncclops.launch.stack import Stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.receipts.log_formats import Form
-from ncclops.timeouts.ladder import Ladder
+from ncclops.timeouts.model import Timeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Prepared:
     plan: Plan
     stack: Stack
     layout: Layout
-    ladder: Ladder
+    timeouts: Timeouts
     retry: RetryPlan
     trainers: Sequence[Form]
     shown: Shown
@@ -76,7 +76,7 @@ class Prepared:
             "world_size": self.layout.world_size,
             "command": self.argv,
             "stack": asdict(self.stack),
-            "timeouts": self.ladder.shown(),
+            "timeouts": self.timeouts.to_json(),
             "plan": self.plan.to_json()["changes"],
         }
 

@@ -17,7 +17,6 @@ from ncclops.profiles.model import (
     Growth,
     Profile,
     RestartMode,
-    Timeouts,
     Watch,
 )
 
@@ -34,7 +33,6 @@ __all__ = [
     "Profile",
     "ProfileSummary",
     "RestartMode",
-    "Timeouts",
     "Watch",
     "choose_profile",
     "list_profiles",

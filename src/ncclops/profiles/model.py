@@ -23,6 +23,9 @@ DEFAULT_RESTART_MODE: RestartMode = "in-process"
 # Filled in for each worker when it starts; everything else in braces is a profile parameter.
 RUN_PLACEHOLDERS = ("run_dir", "rank_dir")
 
+# Between a stop and SIGKILL, where no profile says otherwise.
+STOP_GRACE = timedelta(seconds=15)
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -81,28 +84,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """Windows a profile chooses. None: torch's own default for ``process_group``, and derived
-    from it for the others (``ncclops.timeouts.ladder``).
-
-    ``process_group`` holds until compile warm-up is over and ``steady_process_group`` from then
-    on; None leaves the first in force. ``groups`` are steady timeouts of groups whose description
-    matches a shell-style pattern; the first match counts.
-    """
-
-    process_group: timedelta | None = None
-    steady_process_group: timedelta | None = None
-    compile: timedelta | None = None
-    soft: timedelta | None = None
-    hard: timedelta | None = None
-    heartbeat: timedelta | None = None
-    barrier: timedelta | None = None
-    completion: timedelta | None = None
-    stop_grace: timedelta = timedelta(seconds=15)
-    groups: Mapping[str, timedelta] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Growth:
     """What restarts in place may leave behind altogether before new processes are asked for.
 
@@ -142,7 +123,9 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
-    ``growth`` is the budget of restarts in place.
+    ``growth`` is the budget of restarts in place. ``timeouts`` are those that it names, by their
+    names in ``[timeouts]``, for process groups as ``groups.PATTERN``; ``ncclops.timeouts.settle``
+    derives the rest.
     """
 
     name: str
@@ -150,7 +133,7 @@ class Profile:
     kind: Kind
     nodes: Nodes
     parameters: Mapping[str, Parameter]
-    timeouts: Timeouts
+    timeouts: Mapping[str, timedelta]
     env: Mapping[str, tuple[Entry, ...]]
     suppress: Mapping[str, str]
     retry: Mapping[str, Any]

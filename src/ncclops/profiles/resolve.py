@@ -20,12 +20,9 @@ from ncclops.profiles.model import (
     Growth,
     Parameter,
     Profile,
-    Timeouts,
     Watch,
 )
 from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
-
-_GROUPS = "groups."
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,10 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         kind=main.content.kind,
         nodes=main.content.nodes,
         parameters=parameters,
-        timeouts=_timeouts(timeouts, parameters),
+        timeouts={
+            name: _duration(timeout, f"timeouts.{name}", parameters)
+            for name, timeout in timeouts.items()
+        },
         env={
             name: tuple(_entry(name, part, owners[name], parameters) for part in parts)
             for name, parts in entries.items()
@@ -124,19 +124,7 @@ def _flat(part: TimeoutsPart) -> dict[str, str]:
     """The timeouts as written, those of groups as ``groups.<pattern>``."""
     texts: dict[str, Any] = part.model_dump(exclude_none=True)
     groups: dict[str, str] = texts.pop("groups")
-    return texts | {f"{_GROUPS}{pattern}": text for pattern, text in groups.items()}
-
-
-def _timeouts(texts: Mapping[str, _Timeout], parameters: Mapping[str, Parameter]) -> Timeouts:
-    values: dict[str, Any] = {}
-    groups: dict[str, timedelta] = {}
-    for name, timeout in texts.items():
-        duration = _duration(timeout, f"timeouts.{name}", parameters)
-        if name.startswith(_GROUPS):
-            groups[name.removeprefix(_GROUPS)] = duration
-        else:
-            values[name] = duration
-    return Timeouts(**values, groups=groups)
+    return texts | {f"groups.{pattern}": text for pattern, text in groups.items()}
 
 
 def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> Watch:

@@ -108,6 +108,11 @@ class TimeoutsPart(_Part):
     groups: dict[Annotated[str, Field(min_length=1)], Duration] = {}
 
 
+def timeout_names() -> list[str]:
+    """What ``[timeouts]`` may name, but for ``groups``."""
+    return [name for name in TimeoutsPart.model_fields if name != "groups"]
+
+
 class GrowthPart(_Part):
     """``[growth]``: what restarts in place may leave behind before new processes are asked for."""
 

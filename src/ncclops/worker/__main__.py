@@ -17,7 +17,7 @@ from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
 from ncclops.record.variables import RESTART, RUN_DIR
-from ncclops.timeouts.limits import Limits
+from ncclops.timeouts import handed_over
 from ncclops.worker import (
     agent_commands,
     groups,
@@ -28,7 +28,7 @@ from ncclops.worker import (
     script,
 )
 from ncclops.worker.group_timeouts import GroupTimeouts
-from ncclops.worker.timeout_phases import Windows
+from ncclops.worker.timeout_phases import TimeoutPhases
 
 parent_death.tie_to_agent()
 snapshot_server.start_worker(os.environ, RUN_DIR)
@@ -46,17 +46,18 @@ match sys.argv[1:]:
         run = partial(script.run_script, path, arguments)
     case _:
         sys.exit("usage: python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]")
-limits = Limits.from_environ(os.environ)
-timeouts = None if limits is None else GroupTimeouts(limits)
-groups.apply(groups.GroupRules.from_environ(os.environ), timeouts)
-windows = None if limits is None or timeouts is None else Windows(limits, timeouts)
-if windows is not None:
-    windows.follow(recorder.current())
-    agent_commands.on("tighten", windows.on_order)
-if os.environ.get(RESTART) == "in-process" and limits is not None and windows is not None:
+given = handed_over.from_environ(os.environ)
+group_timeouts = None if given is None else GroupTimeouts(given[0])
+groups.apply(groups.GroupRules.from_environ(os.environ), group_timeouts)
+phases = None
+if given is not None and group_timeouts is not None:
+    phases = TimeoutPhases(given[0], group_timeouts)
+    phases.follow(recorder.current())
+    agent_commands.on("tighten", phases.on_order)
+if os.environ.get(RESTART) == "in-process" and given is not None and phases is not None:
     from ncclops.worker import in_process
 
-    in_process.run(run, limits, windows)
+    in_process.run(run, *given, phases)
 else:
-    own_wrapper.watch(windows)
+    own_wrapper.watch(phases)
     run()

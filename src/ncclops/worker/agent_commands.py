@@ -4,7 +4,7 @@ A thread waits for them. Handlers run in it: they must be quick, and they cannot
 thread, which may hang.
 
     restart   have all ranks start the script again (``in_process``)
-    tighten   shorten timeouts (``windows``)
+    tighten   shorten timeouts (``timeout_phases``)
     abort     abort all process groups, since the process is about to be ended (``stopping``)
 """
 

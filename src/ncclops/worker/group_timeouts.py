@@ -14,7 +14,7 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import GroupTimeoutEvent
-from ncclops.timeouts.limits import Limits
+from ncclops.timeouts.model import Timeouts
 
 _MODULE = "torch.distributed.distributed_c10d"
 # torch's word for a group without a description.
@@ -28,29 +28,29 @@ _DETAIL = (
 class GroupTimeouts:
     """Gives groups their timeouts. Called from the thread that trains.
 
-    ``is_steady`` says which window holds; without a steady window in ``limits`` that is so from
+    ``is_steady`` says which window holds; without a steady window in ``timeouts`` that is so from
     the start, and then only the profile's own timeouts of described groups are left to apply.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._known: set[str] = set()  # names of groups that have what they shall have
-        self.is_steady = limits.steady is None
+        self.is_steady = timeouts.steady is None
 
     def default(self, description: str | None) -> timedelta | None:
         """For a group that is about to be made and was given no timeout."""
         if self.is_steady:
-            return self._limits.steady_group(description or _UNDESCRIBED)
-        return self._limits.first.process_group
+            return self._timeouts.steady_group(description or _UNDESCRIBED)
+        return self._timeouts.first.process_group
 
-    def use(self, limits: Limits) -> None:
-        """Go by ``limits`` from the next change of the window on."""
-        self._limits = limits
+    def use(self, timeouts: Timeouts) -> None:
+        """Go by ``timeouts`` from the next change of the window on."""
+        self._timeouts = timeouts
 
     def begin_iteration(self) -> None:
         """The script starts again, and may compile again: groups that it makes wait longer."""
         self._known.clear()
-        self.is_steady = self._limits.steady is None
+        self.is_steady = self._timeouts.steady is None
 
     def note_made(self) -> None:
         """The script made a group, which has the timeout of the present window or its own."""
@@ -58,7 +58,7 @@ class GroupTimeouts:
 
     def tighten(self) -> None:
         """Warm-up is over: every group gets its steady timeout."""
-        if self._limits.steady is None:
+        if self._timeouts.steady is None:
             return
         self.is_steady = True
         self._known.clear()
@@ -66,11 +66,11 @@ class GroupTimeouts:
 
     def widen(self) -> None:
         """Another warm-up begins in the same iteration: the long window holds once more."""
-        if self._limits.steady is None or not self.is_steady:
+        if self._timeouts.steady is None or not self.is_steady:
             return
         self.is_steady = False
         for group in _all_groups():
-            _change(group, self._limits.first.process_group, longer=True)
+            _change(group, self._timeouts.first.process_group, longer=True)
 
     def look_for_new(self) -> None:
         """Groups that came up without a call that we know of get the steady timeout too."""
@@ -82,7 +82,7 @@ class GroupTimeouts:
         for group in groups:
             if _name(group) not in self._known:
                 description = getattr(group, "group_desc", _UNDESCRIBED)
-                _change(group, self._limits.steady_group(description))
+                _change(group, self._timeouts.steady_group(description))
         self._known = {_name(group) for group in groups}
 
 

@@ -6,16 +6,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ncclops import restart
+from ncclops.profiles.model import Growth
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
-from ncclops.timeouts.limits import Limits
+from ncclops.timeouts.model import Timeouts
 from ncclops.worker import (
     agent_commands,
     fresh,
@@ -28,10 +29,12 @@ from ncclops.worker import (
 )
 from ncclops.worker.escalation import Repetition, as_exception
 from ncclops.worker.resources import Balance, measure
-from ncclops.worker.timeout_phases import Windows
+from ncclops.worker.timeout_phases import TimeoutPhases
 
 
-def run(start: Callable[[], None], limits: Limits, windows: Windows) -> None:
+def run(
+    start: Callable[[], None], timeouts: Timeouts, growth: Growth, phases: TimeoutPhases
+) -> None:
     """Run the script with ``start`` until it ends well on all ranks.
 
     Raises what this rank leaves with. ``SystemExit`` with code 0 is a good end. With another code,
@@ -39,7 +42,7 @@ def run(start: Callable[[], None], limits: Limits, windows: Windows) -> None:
     """
     recorder.current()  # starts a thread, which an interruption must not meet half-way
     leftovers.watch()
-    attempts = _Attempts(start, limits, windows)
+    attempts = _Attempts(start, timeouts, growth, phases)
     try:
         wraps_itself = attempts.run_wrapped()
     except (RestartAbort, StoreGone) as end:
@@ -60,15 +63,29 @@ def _show_own_failure(end: BaseException) -> None:
         show(type(cause), cause, cause.__traceback__)
 
 
+def _of_restart_core(timeouts: Timeouts) -> dict[str, Any]:
+    """The wrapper's parameters, as far as they were settled."""
+    limits = {
+        "soft_timeout": timeouts.soft,
+        "hard_timeout": timeouts.hard,
+        "heartbeat_timeout": timeouts.heartbeat,
+        "barrier_timeout": timeouts.barrier,
+        "completion_timeout": timeouts.completion,
+    }
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
 class _Attempts:
     """The iterations of one script, and what is kept from one to the next."""
 
-    def __init__(self, start: Callable[[], None], limits: Limits, windows: Windows) -> None:
+    def __init__(
+        self, start: Callable[[], None], timeouts: Timeouts, growth: Growth, phases: TimeoutPhases
+    ) -> None:
         self._start = start
-        self._limits = limits
-        self._windows = windows
+        self._timeouts = timeouts
+        self._phases = phases
         self._before: fresh.Snapshot | None = None
-        self._balance = Balance(limits.growth)
+        self._balance = Balance(growth)
         self._repetition = Repetition(
             started=float(os.environ[STARTED]),
             respawned_for=os.environ.get(RESPAWNED_FOR),
@@ -78,13 +95,8 @@ class _Attempts:
 
     def run_wrapped(self) -> bool:
         """Under the restart core; True if the script turned out to bring a wrapper of its own."""
-        limits = self._limits
         wrapper = restart.Wrapper(
-            soft_timeout=limits.first.soft,
-            hard_timeout=limits.first.hard,
-            heartbeat_timeout=limits.heartbeat,
-            barrier_timeout=limits.barrier,
-            completion_timeout=limits.completion,
+            **_of_restart_core(self._timeouts),
             initialize=spares.Entered(),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             on_incident=self._on_incident,
@@ -96,11 +108,11 @@ class _Attempts:
 
         attempt.__annotations__["call"] = restart.CallWrapper
         wrapped = wrapper(attempt)
-        self._observer = own_wrapper.watch(self._windows, leaves_script=True)
+        self._observer = own_wrapper.watch(self._phases, leaves_script=True)
         try:
             return bool(wrapped())
         finally:
-            self._windows.begin_iteration()  # whatever comes now is not under the restart core
+            self._phases.begin_iteration()  # whatever comes now is not under the restart core
 
     def run_alone(self) -> None:
         """Once more from the start, without us: the script's own wrapper restarts it."""
@@ -121,7 +133,7 @@ class _Attempts:
             if self._repetition.escalation is not None:
                 _escalate(self._repetition.escalation)
         self._check_resources(call)
-        self._windows.begin_iteration(call)
+        self._phases.begin_iteration(call)
         self._stop.enter(call)
         _obey(call)
         try:

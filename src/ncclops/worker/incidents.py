@@ -7,7 +7,7 @@ from ncclops.record import worker_record
 from ncclops.record.events import FaultEvent, RestartEvent
 from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
-from ncclops.worker.timeout_phases import Windows
+from ncclops.worker.timeout_phases import TimeoutPhases
 
 # After these the rank at fault is not there any more.
 _SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
@@ -34,10 +34,10 @@ def tell(incident: Incident) -> None:
         )
 
 
-def begin_next(incident: Incident, windows: Windows | None) -> None:
+def begin_next(incident: Incident, phases: TimeoutPhases | None) -> None:
     """The iteration after ``incident`` begins on this rank, under a wrapper of the script's."""
     if incident.rank is None:
         return
     recorder.current().begin_iteration(incident.iteration + 1)
-    if windows is not None:
-        windows.begin_iteration()
+    if phases is not None:
+        phases.begin_iteration()

@@ -17,7 +17,7 @@ from ncclops.record import worker_record
 from ncclops.record.events import OwnWrapperEvent
 from ncclops.record.variables import RUN_DIR
 from ncclops.worker import after_import
-from ncclops.worker.timeout_phases import Windows
+from ncclops.worker.timeout_phases import TimeoutPhases
 
 _OURS = "ncclops.restart.wrap"
 _WRAPPERS = {_OURS: "ncclops.restart", "nvidia_resiliency_ext.inprocess": ""}
@@ -28,8 +28,8 @@ class ScriptWrapsItself(BaseException):
 
 
 class _Observer:
-    def __init__(self, windows: Windows | None) -> None:
-        self._windows = windows
+    def __init__(self, phases: TimeoutPhases | None) -> None:
+        self._phases = phases
         self.leaves_script = False  # while our own wrapper is around it
         self._reported = False
 
@@ -62,7 +62,7 @@ class _Observer:
 
         def on_incident(incident: Any) -> None:
             incidents.tell(incident)
-            incidents.begin_next(incident, self._windows)
+            incidents.begin_next(incident, self._phases)
             if previous is not None:
                 previous(incident)
 
@@ -72,9 +72,9 @@ class _Observer:
         applied.settings = dataclasses.replace(applied.settings, **changes)
 
 
-def watch(windows: Windows | None, *, leaves_script: bool = False) -> _Observer:
+def watch(phases: TimeoutPhases | None, *, leaves_script: bool = False) -> _Observer:
     """Notice wrappers from now on; ``leaves_script`` as in :class:`ScriptWrapsItself`."""
-    observer = _Observer(windows)
+    observer = _Observer(phases)
     observer.leaves_script = leaves_script
     for module, name in _WRAPPERS.items():
         shown = name or module

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from ncclops.receipts.recorder import Silent
 from ncclops.record import worker_record
 from ncclops.record.events import GroupTimeoutEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
-from ncclops.timeouts.limits import Limits, Window, window_from
+from ncclops.timeouts.model import Timeouts, Window
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.store_barrier import meet
 
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 _MEETING_LIMIT = timedelta(seconds=30)
 
 
-class Windows:
+class TimeoutPhases:
     """Follows the receipts of a rank and moves its timeouts with them."""
 
     def __init__(
-        self, limits: Limits, groups: GroupTimeouts, meeting_limit: timedelta = _MEETING_LIMIT
+        self, timeouts: Timeouts, groups: GroupTimeouts, meeting_limit: timedelta = _MEETING_LIMIT
     ) -> None:
-        self._limits = limits
+        self._timeouts = timeouts
         self._groups = groups
         self._meeting_limit = meeting_limit
         self._call: CallWrapper | None = None
@@ -59,7 +58,7 @@ class Windows:
         It holds from the next step or update on, which shows that no rank compiles: their
         collectives need all ranks. After a restart, when warm-up is over again.
         """
-        self._wish = window_from(order["window"])
+        self._wish = Window.from_json(order["window"])
 
     def begin_iteration(self, call: CallWrapper | None = None) -> None:
         """The script starts (again), under ``call`` if in-process restart looks after it."""
@@ -71,13 +70,13 @@ class Windows:
         self._groups.begin_iteration()
 
     def _begin_warmup(self) -> None:
-        if self._limits.steady is None or not self._groups.is_steady:
+        if self._timeouts.steady is None or not self._groups.is_steady:
             return
         self._groups.widen()
         self._tell_restart_core()
 
     def _end_warmup(self, taken: timedelta | None) -> None:
-        if self._limits.steady is None or self._groups.is_steady:
+        if self._timeouts.steady is None or self._groups.is_steady:
             return
         self._warmups += 1
         missing = [] if taken is None else self._missing_elsewhere()
@@ -111,12 +110,9 @@ class Windows:
     def _grant(self) -> None:
         if self._wish is None:
             return
-        steady, self._wish = self._wish, None
-        groups = self._limits.groups
-        if (most := steady.process_group) is not None:
-            groups = {pattern: min(limit, most) for pattern, limit in groups.items()}
-        self._limits = replace(self._limits, steady=steady, groups=groups)
-        self._groups.use(self._limits)
+        wish, self._wish = self._wish, None
+        self._timeouts = self._timeouts.tightened(wish)
+        self._groups.use(self._timeouts)
         self._be_steady()
 
     def _step(self, _n: int) -> None:
@@ -146,9 +142,11 @@ class Windows:
         if self._is_phase_open:
             self._call.end_phase()
             self._is_phase_open = False
-        first, steady = self._limits.first, self._limits.steady
+        first, steady = self._timeouts.first, self._timeouts.steady
         window = steady if steady is not None and self._groups.is_steady else first
         limit = self._declared[-1] if self._declared else timedelta(0)
+        if window.soft is None or window.hard is None or first.soft is None:
+            return  # nothing restarts in place
         if window is first and limit <= first.soft:
             return
         longer = max(1.0, limit / window.soft)

@@ -70,7 +70,7 @@ def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
         where,
         restart=where.restart or DEFAULT_RESTART_MODE,
         nodes=where.nodes or lanes.get(profile.nodes),
-        group_timeout=profile.timeouts.process_group,
+        group_timeout=profile.timeouts.get("process_group"),
         ignore=profile.suppress,
     )
 

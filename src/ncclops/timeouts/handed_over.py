@@ -1,0 +1,25 @@
+"""What a worker is given of a run's timeouts and budgets: one JSON object in NCCLOPS_LIMITS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from ncclops.profiles.model import Growth
+from ncclops.record.variables import LIMITS
+from ncclops.timeouts.model import Timeouts
+
+
+def to_variable(timeouts: Timeouts, growth: Growth) -> str:
+    """The value of ``NCCLOPS_LIMITS``."""
+    return json.dumps({"timeouts": timeouts.to_json(), "growth": asdict(growth)})
+
+
+def from_environ(environ: Mapping[str, str]) -> tuple[Timeouts, Growth] | None:
+    """What the agent has handed over in ``environ``; None outside of a run."""
+    text = environ.get(LIMITS)
+    if text is None:
+        return None
+    document = json.loads(text)
+    return Timeouts.from_json(document["timeouts"]), Growth(**document["growth"])
