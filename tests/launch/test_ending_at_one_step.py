@@ -147,7 +147,7 @@ while True:
     assert run.named("stop-forced")[0]["ranks"] == [0, 1]
     told = [(tmp_path / f"run/ranks/{rank}/worker.jsonl").read_text() for rank in range(2)]
     assert all('"groups-aborted"' in lines for lines in told)
-    assert "did not come to an end in good order" in run.verdict["reason"]
+    assert "did not exit cleanly" in run.verdict["reason"]
 
 
 def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Progress:

@@ -19,6 +19,7 @@ import random
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ from ncclops.agent import conclusion, log_files, verdict_report
 from ncclops.agent.attempt import RunningAttempt, Scene
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
-from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LocalEnd, Settled
+from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import Diagnosis
 from ncclops.agent.rendezvous_result import Place
@@ -35,12 +36,12 @@ from ncclops.agent.store import NOWHERE
 from ncclops.agent.team import Team
 from ncclops.agent.terminal import Terminal
 from ncclops.agent.worker_events import WorkerEvents
-from ncclops.classify.model import Verdict as ClassifiedAs
-from ncclops.classify.policy import Decision
 from ncclops.control.server_process import ControlServer
 from ncclops.decision.as_events import classified_event, retry_event
+from ncclops.decision.deciding import AttemptDecision, decide
+from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
-from ncclops.decision.retrying import Escalated, NextAttempt, next_attempt
+from ncclops.decision.retrying import NextAttempt
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
@@ -73,8 +74,6 @@ class _Agent:
         )
         self._attempt: RunningAttempt | None = None
         self._coordinator: Coordinator | None = None
-        self._settled = Settled()
-        self._stopped_by: StopRequest | None = None  # where the stop decided the outcome
 
     async def run(self) -> int:
         job, run = self._job, self._run
@@ -91,7 +90,7 @@ class _Agent:
         self._listen()
         self._control.start()
         self._coordinator = self._find_coordinator()
-        last, diagnosis = await self._run_attempts(self._coordinator)
+        last, decision = await self._run_attempts(self._coordinator)
         await self._coordinator.leave()
         self._inbox.close()
         self._receipts.close()
@@ -99,14 +98,12 @@ class _Agent:
         verdict = conclusion.conclude(
             conclusion.Ended(
                 job=job,
-                last=last,
-                diagnosis=diagnosis,
-                settled=self._settled,
+                attempts=last.number + 1,
+                endings=last.team.endings(),
+                decision=decision,
                 receipt=await asyncio.to_thread(
                     verdict_report.judge_receipt, run.path, self._printed
                 ),
-                stopped_by=self._stopped_by,
-                launcher_lost=self._stop.launcher_lost,
                 seconds=time.monotonic() - self._began,
             )
         )
@@ -125,20 +122,23 @@ class _Agent:
         job = self._job
         if self._coordinate is None:
             assert job.listener is not None  # a single node hosts its store itself
-            return Alone(job, job.listener, self._choose)
+            return Alone(job, job.listener, self._rules)
         return self._coordinate(
             job,
             AgentSide(
                 condition=self._condition,
                 stop=self._stop,
                 say=self._terminal.say,
-                choose=self._choose,
+                rules=self._rules,
                 take_limits=self._control_handler.take,
             ),
         )
 
-    async def _run_attempts(self, coordinator: Coordinator) -> tuple[RunningAttempt, Diagnosis]:
-        """Start all workers until they end well or no attempt may follow; the last attempt."""
+    async def _run_attempts(
+        self, coordinator: Coordinator
+    ) -> tuple[RunningAttempt, AttemptDecision]:
+        """Start all workers until they end well or no attempt may follow; the last attempt, and
+        what was decided on it."""
         scene = Scene(
             job=self._job,
             condition=self._condition,
@@ -154,18 +154,19 @@ class _Agent:
         number, environ = 0, dict[str, str]()
         while True:
             attempt = self._attempt = await self._assemble(scene, number, environ)
-            failed, diagnosis = await self._run_attempt(attempt)
-            end = await self._local_end(attempt, failed, diagnosis)
-            settled = self._settled = await coordinator.settle(end)
-            if settled.attempt is not None:
-                self._job.history.add(settled.attempt)
-            following = settled.following
-            if following is None or self._stop.asked or attempt.cannot_start:
-                self._tell_end_of_escalation(attempt, failed)
-                return attempt, diagnosis
-            self._announce(settled.decided or {}, following)
+            end = await self._run_attempt(attempt)
+            decision = await coordinator.settle(end)
+            if self._stop.launcher_lost and not end.launcher_lost:
+                decision = self._decide_alone(replace(end, launcher_lost=True))
+            if decision.attempt is not None:
+                self._job.history.add(decision.attempt)
+            following = decision.following
+            if following is None or self._stop.asked:
+                self._tell_end_of_escalation(end)
+                return attempt, decision
+            self._announce(decision.retry or {}, following)
             if not await self._cool_down(following.cooldown):
-                return attempt, diagnosis
+                return attempt, self._decide_alone(replace(end, **self._stops()))
             number, environ = attempt.number + 1, following.environ
 
     async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
@@ -181,11 +182,11 @@ class _Agent:
         attempt.cannot_start = refusal
         return attempt
 
-    async def _run_attempt(self, attempt: RunningAttempt) -> tuple[bool, Diagnosis]:
-        """From the start of the workers until none is left; whether the attempt has failed."""
+    async def _run_attempt(self, attempt: RunningAttempt) -> NodeEnd:
+        """From the start of the workers until none is left; how the attempt ended here."""
         attempt.start()
         await attempt.watch()
-        self._stopped_by = self._stop.first
+        stop = self._stop.first
         failed = attempt.failure()
         await attempt.stop_workers()
         if failed is not None:
@@ -194,13 +195,22 @@ class _Agent:
             self._receipts.collect()
             attempt.watching.flush()
             self._run.add(FaultEvent(rank=rank, cause=cause, attempt=attempt.number))
-        return failed is not None, await attempt.close()
+        diagnosis = await attempt.close()
+        return await self._node_end(attempt, stop, diagnosis, failed=failed is not None)
 
-    async def _local_end(
-        self, attempt: RunningAttempt, failed: bool, diagnosis: Diagnosis
-    ) -> LocalEnd:
-        """How the attempt ended here, which the others may have to know."""
-        found, team = diagnosis.report, attempt.team
+    async def _node_end(
+        self,
+        attempt: RunningAttempt,
+        stop: StopRequest | None,
+        diagnosis: Diagnosis,
+        *,
+        failed: bool,
+    ) -> NodeEnd:
+        """How the attempt ended here, which the other nodes may have to know.
+
+        ``stop`` is the request that has ended it, if one has.
+        """
+        found, team, refusal = diagnosis.report, attempt.team, attempt.cannot_start
         evidence = conclusion.evidence(found)
         if failed and not self._stop.asked:
             self._run.add(classified_event(found.verdict, conclusion.proofs(found)))
@@ -209,43 +219,45 @@ class _Agent:
             receipt = await asyncio.to_thread(
                 verdict_report.judge_receipt, self._run.path, self._printed
             )
-        return LocalEnd(
-            failed=failed or attempt.cannot_start is not None,
-            well=sum(each.ok and not each.asked_to_stop for each in team.endings()),
-            verdict=found.verdict.as_json() | {"evidence": evidence},
-            escalated=team.escalation,
+        return NodeEnd(
+            name=self._run.node,
+            endings=team.endings(),
+            failed=failed or refusal is not None,
+            fatal=refusal is not None or (failed and attempt.is_fatal()),
+            hang=None if attempt.hang is None else attempt.hang.reason,
+            cannot_start=None if refusal is None else CannotStart.of(refusal),
+            stop=stop,
+            stopping=self._stop.asked,
+            launcher_lost=self._stop.launcher_lost,
+            failure=verdict_report.first_failure(self._run, team.blamed_first(), attempt.number),
+            classification=found.verdict.as_json() | {"evidence": evidence},
             progressed=diagnosis.steps > 0,
             healthy=conclusion.is_healthy(receipt),
-            failure=verdict_report.first_failure(self._run, team.blamed_first(), attempt.number)
-            if failed
-            else None,
-            stopped=self._stop.asked,
+            escalated=team.escalation,
         )
 
-    def _choose(
-        self,
-        verdict: Mapping[str, Any],
-        *,
-        escalated: Escalated | None,
-        progressed: bool,
-        replaces: bool,
-    ) -> tuple[Decision, NextAttempt | None]:
-        """The retry policy's word on an attempt that has failed, and what follows it."""
-        history = self._job.history
-        return next_attempt(
-            self._job.retry,
-            ClassifiedAs.from_json(verdict),
-            escalated=escalated,
-            history=history.attempts,
+    def _stops(self) -> dict[str, Any]:
+        """What a request to stop between two attempts changes in the end of the last one."""
+        return {"stop": self._stop.first, "launcher_lost": self._stop.launcher_lost}
+
+    def _decide_alone(self, end: NodeEnd) -> AttemptDecision:
+        """On what has happened since the attempt was settled: nothing follows it."""
+        return decide([end], self._rules(), random=random.random)
+
+    def _rules(self) -> JobRules:
+        """What holds for the decision on an attempt; the history grows with each."""
+        job, history = self._job, self._job.history
+        return JobRules(
+            retry=job.retry,
+            history=tuple(history.attempts),
             granted_used=len(history.attempts) - history.earlier,
-            progressed=progressed,
-            random=random.random,
-            replaces=replaces,
+            losses_allowed=job.restarts_in_process,
+            require_receipt=job.require_receipt,
         )
 
-    def _tell_end_of_escalation(self, attempt: RunningAttempt, failed: bool) -> None:
-        escalated = attempt.team.escalation
-        if failed and escalated is not None and escalated.to == "respawn":
+    def _tell_end_of_escalation(self, end: NodeEnd) -> None:
+        escalated = end.escalated
+        if end.failed and escalated is not None and escalated.to == "respawn":
             reason = f"no further attempt is allowed after: {escalated.reason}"
             self._run.add(EscalationEvent(to="stop", reason=reason))
 
@@ -260,9 +272,7 @@ class _Agent:
 
     async def _cool_down(self, pause: timedelta) -> bool:
         """Wait before the next attempt; False when we are asked to stop meanwhile."""
-        stopped = await self._condition.until(lambda: self._stop.asked, pause)
-        self._stopped_by = self._stop.first
-        return not stopped
+        return not await self._condition.until(lambda: self._stop.asked, pause)
 
     # --- what happens meanwhile ---------------------------------------------------------------
 

@@ -130,6 +130,14 @@ class RunningAttempt:
         failed = self.team.final_failure()
         return None if failed is None else (failed.rank, str(failed.exit))
 
+    def is_fatal(self) -> bool:
+        """Whether the failure ends the attempt on all nodes, whoever could go on without us."""
+        team = self.team
+        if self.hang is not None or team.escalation is not None:
+            return True
+        failed = [worker for worker in team.ended if worker.exit and not worker.exit.ok]
+        return any(team.ends_all(w) for w in failed if w.rank not in team.asked_to_stop)
+
     async def stop_workers(self) -> None:
         """End the workers that are still there: together if we are to stop, else by signals."""
         team, scene = self.team, self._scene

@@ -1,4 +1,7 @@
-"""The verdict of a run, from what is left of its last attempt; written down before it is told."""
+"""The verdict of a run that has ended: the decision on its last attempt, and what there is to show.
+
+Written down before it is printed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclops.agent import verdict_report
-from ncclops.agent.attempt import RunningAttempt
-from ncclops.agent.coordinator import Settled
 from ncclops.agent.job import Job
-from ncclops.agent.live_scan import Diagnosis
 from ncclops.classify import Report
 from ncclops.classify.model import Evidence
-from ncclops.decision.outcome import FirstFailure, StopRequest, Verdict, judge
-from ncclops.errors import ReceiptMissing
+from ncclops.decision.deciding import AttemptDecision
+from ncclops.decision.outcome import Ending, Verdict
 from ncclops.record.events import VerdictEvent
 
 _EVIDENCE_LINES = 5
@@ -22,55 +22,41 @@ _EVIDENCE_LINES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run of which nothing runs any more. ``receipt`` is ``ncclops.receipt/1``, if it could be
-    judged, ``stopped_by`` the request to stop where that decided the outcome."""
+    """A run of which nothing runs any more. ``attempts`` is how many there were, ``endings`` how
+    this node's workers of the last one ended, ``decision`` what was decided on that; ``receipt``
+    is ``ncclops.receipt/1``, if it could be judged."""
 
     job: Job
-    last: RunningAttempt
-    diagnosis: Diagnosis
-    settled: Settled
+    attempts: int
+    endings: Sequence[Ending]
+    decision: AttemptDecision
     receipt: dict[str, Any] | None
-    stopped_by: StopRequest | None
-    launcher_lost: bool
     seconds: float
 
 
 def conclude(ended: Ended) -> Verdict:
     """The verdict, in ``verdict.json`` and ``events.jsonl``."""
-    job, last = ended.job, ended.last
-    in_order = last.team.endings()
-    outcome, code, reason = judge(
-        in_order,
-        stopped_by=ended.stopped_by,
-        launcher_lost=ended.launcher_lost,
-        losses_allowed=job.restarts_in_process,
-        cannot_start=last.cannot_start,
-        hung=None if last.hang is None else f"hang: {last.hang.reason}",
-    )
-    agreed = ended.settled.agreed
-    if agreed is not None and ended.stopped_by is None:
-        outcome, code, reason = agreed.outcome, agreed.exit_code, agreed.reason
-    elif outcome == "completed" and job.require_receipt and not is_healthy(ended.receipt):
-        outcome, code = "no-receipt", ReceiptMissing.exit_code
-        reason += "; --require-receipt asked for a healthy receipt, and there is none"
-    if outcome == "failed" and ended.settled.alone:
-        reason += f"; {ended.settled.alone}"
-    failed = outcome == "failed" and last.cannot_start is None
+    job, decision = ended.job, ended.decision
+    classification = decision.classification
     verdict = Verdict(
         run_id=job.run.run_id,
-        outcome=outcome,
-        exit_code=code,
-        reason=reason,
-        attempts=last.number + 1,
+        outcome=decision.outcome,
+        exit_code=decision.exit_code,
+        reason=decision.reason,
+        attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
-        first_failure=_first_failure(ended) if failed else None,
-        workers=sorted(in_order, key=lambda ending: ending.rank),
-        classification=_classification(ended) if failed else None,
+        first_failure=decision.failure,
+        workers=sorted(ended.endings, key=lambda ending: ending.rank),
+        classification=None
+        if classification is None
+        else classification | {"decision": decision.retry},
         receipt=ended.receipt,
         goodput=verdict_report.measure_goodput(job.run),
     )
     job.run.write_verdict(verdict.to_json())
-    job.run.add(VerdictEvent(outcome=outcome, exit_code=code, reason=reason))
+    job.run.add(
+        VerdictEvent(outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason)
+    )
     return verdict
 
 
@@ -84,21 +70,6 @@ def proofs(found: Report) -> Sequence[Evidence]:
     return found.evidence[:_EVIDENCE_LINES]
 
 
-def is_healthy(receipt: dict[str, Any] | None) -> bool:
-    return receipt is not None and receipt["verdict"] == "healthy"
-
-
-def _first_failure(ended: Ended) -> FirstFailure | None:
-    """The failure to show first: the one that all nodes have agreed on, or our own."""
-    agreed, last = ended.settled.agreed, ended.last
-    if agreed is not None:
-        return agreed.failure
-    return verdict_report.first_failure(ended.job.run, last.team.blamed_first(), last.number)
-
-
-def _classification(ended: Ended) -> dict[str, Any]:
-    decided = {"decision": ended.settled.decided}
-    if ended.settled.verdict is not None:
-        return {**ended.settled.verdict, **decided}
-    found = ended.diagnosis.report
-    return found.verdict.as_json() | {"evidence": evidence(found)} | decided
+def is_healthy(receipt: dict[str, Any] | None) -> bool | None:
+    """Whether ``receipt`` is healthy; None where it could not be judged."""
+    return None if receipt is None else bool(receipt["verdict"] == "healthy")

@@ -7,6 +7,7 @@ the agents of several nodes answer with one voice.
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,68 +20,9 @@ from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_agreement import StopTogether
 from ncclops.agent.stopping import StopRequests
 from ncclops.agent.workers import Worker
-from ncclops.classify.model import Verdict
-from ncclops.classify.policy import Attempt, Decision
-from ncclops.decision.outcome import FirstFailure, Outcome, StopRequest
-from ncclops.decision.retrying import Escalated, NextAttempt
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalEnd:
-    """How an attempt ended on this node. ``well`` counts workers that exited 0 by themselves;
-    ``verdict`` is the classification as JSON, ``healthy`` whether there is a healthy receipt."""
-
-    failed: bool
-    well: int
-    verdict: dict[str, Any]
-    progressed: bool
-    healthy: bool
-    failure: FirstFailure | None
-    escalated: Escalated | None = None  # what the workers said when they gave up
-    stopped: bool = False  # this agent was asked to stop
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agreed:
-    """How the job has ended, where that is not this node's to say."""
-
-    outcome: Outcome
-    exit_code: int
-    reason: str
-    failure: FirstFailure | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What follows an attempt: another one, or the end; ``agreed`` None: as it looks from here.
-
-    ``attempt`` is what the history of the job has to remember, ``decided`` the policy's decision,
-    ``verdict`` what the attempt was judged by, where that may be another node's, ``alone`` why
-    nothing could be agreed upon.
-    """
-
-    following: NextAttempt | None = None
-    agreed: Agreed | None = None
-    attempt: Attempt | None = None
-    decided: Mapping[str, Any] | None = None
-    verdict: Mapping[str, Any] | None = None
-    alone: str | None = None
-
-
-class Choose(Protocol):
-    """The retry policy's word on a failed attempt, and what follows it. Changes nothing.
-
-    ``verdict`` is the classification as JSON; ``replaces``: a lost node may be replaced.
-    """
-
-    def __call__(
-        self,
-        verdict: Mapping[str, Any],
-        *,
-        escalated: Escalated | None,
-        progressed: bool,
-        replaces: bool,
-    ) -> tuple[Decision, NextAttempt | None]: ...
+from ncclops.decision.deciding import AttemptDecision, decide
+from ncclops.decision.node_end import JobRules, NodeEnd
+from ncclops.decision.outcome import StopRequest
 
 
 class Coordinator(Protocol):
@@ -104,8 +46,8 @@ class Coordinator(Protocol):
     def stop_together(self) -> StopTogether | None:
         """How a stop is agreed with the other agents; None where there are none."""
 
-    async def settle(self, end: LocalEnd) -> Settled:
-        """What follows, once the attempt has ended on all nodes."""
+    async def settle(self, end: NodeEnd) -> AttemptDecision:
+        """What the attempt comes to, once it has ended on all nodes; here, it has as ``end``."""
 
     async def leave(self) -> None:
         """The run is over."""
@@ -121,7 +63,7 @@ class AgentSide:
     condition: Condition
     stop: StopRequests
     say: Callable[[str], None]  # a line on the user's terminal
-    choose: Choose
+    rules: Callable[[], JobRules]  # of the decision on an attempt, as they are at the moment
     take_limits: Callable[[Mapping[str, Any]], object]  # shorter timeouts, from another node
 
 
@@ -133,11 +75,11 @@ class Alone:
     """A single node: nobody to ask. ``listener`` is the first attempt's store, bound early so
     that a taken port shows before anything starts."""
 
-    def __init__(self, job: Job, listener: socket.socket, choose: Choose) -> None:
+    def __init__(self, job: Job, listener: socket.socket, rules: Callable[[], JobRules]) -> None:
         self._job = job
         self._listener: socket.socket | None = listener
         self._port = job.master_port
-        self._choose = choose
+        self._rules = rules
 
     async def assemble(self, number: int) -> Place:
         listener, self._listener = self._listener, None
@@ -162,14 +104,8 @@ class Alone:
     def stop_together(self) -> StopTogether | None:
         return None
 
-    async def settle(self, end: LocalEnd) -> Settled:
-        if not end.failed or end.stopped:
-            return Settled()
-        decision, following = self._choose(
-            end.verdict, escalated=end.escalated, progressed=end.progressed, replaces=False
-        )
-        attempt = Attempt.of(Verdict.from_json(end.verdict), progressed=end.progressed)
-        return Settled(following=following, attempt=attempt, decided=decision.as_json())
+    async def settle(self, end: NodeEnd) -> AttemptDecision:
+        return decide([end], self._rules(), random=random.random)
 
     async def leave(self) -> None:
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal as signals
 
+from ncclops.classify.model import Verdict
+
 _SIGNAL_HINTS = {
     "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
     "SIGSEGV": "a crash in native code",
@@ -35,3 +37,23 @@ def exit_status(code: int | None, signal: str | None) -> str:
 def signal_hint(signal: str | None) -> str | None:
     """What a process that was killed by ``signal`` most often died of; None where all is open."""
     return _SIGNAL_HINTS.get(signal or "")
+
+
+def describe_loss(name: str, why: str) -> str:
+    """A node that is not there any more: such as ``h1 was lost: its agent has ended``."""
+    return f"{name} was lost: {why}"
+
+
+def loss(what: str) -> Verdict:
+    """The verdict on an attempt that ended because a node was lost; ``what`` says which, and why.
+
+    No line of any log stands for it, so no signature does.
+    """
+    return Verdict(
+        class_="peer-exit",
+        confidence=0.9,
+        summary=what,
+        retry_policy="replace-node",
+        retry_reason="a node was lost, and another one may take its place",
+        remedy=("look at the host's own log, its network and its scheduler",),
+    )

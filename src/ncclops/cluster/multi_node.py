@@ -8,22 +8,23 @@ agent knows the same, and any of them can take over from the one that decides.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from ncclops.agent import store
-from ncclops.agent.coordinator import AgentSide, LocalEnd, Settled
+from ncclops.agent.coordinator import AgentSide
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_agreement import StopTogether
 from ncclops.agent.workers import Worker
 from ncclops.classify.policy import Attempt
-from ncclops.cluster import deciding, reach, round_start, stop_vote
+from ncclops.cluster import decision_records, reach, round_start, stop_vote
 from ncclops.cluster.heartbeat import Silence
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Message, Peers
@@ -31,6 +32,8 @@ from ncclops.cluster.rendezvous_process import Config
 from ncclops.cluster.round_state import RoundState
 from ncclops.cluster.shared_log import Record
 from ncclops.cluster.stop_agreement import SharedStop
+from ncclops.decision.deciding import AttemptDecision, decide
+from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
@@ -40,7 +43,7 @@ from ncclops.record.tail import last_lines
 
 # What of a worker's output every terminal gets: a traceback's last frames and its exception.
 _TOLD_LINES = 12
-_LAST_FAILURE = "the next failure will be the last"
+_LAST_FAILURE = "cannot recover from another failure"
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
 
@@ -56,7 +59,7 @@ class MultiNode:
     ) -> None:
         self._job, self._node_info, self._rendezvous = job, node_info, node_info.rendezvous
         self._condition, self._stop, self._say = agent.condition, agent.stop, agent.say
-        self._choose, self._take_limits = agent.choose, agent.take_limits
+        self._rules, self._take_limits = agent.rules, agent.take_limits
         self._round_state = RoundState(node_info.rendezvous.most)
         self._server: store.StoreServer | None = None
         self._peers: Peers | None = None
@@ -70,7 +73,7 @@ class MultiNode:
         self._silence: Silence | None = None  # of the store, in this round
         self._connected = False  # our member, with the job's store
         self._others_have_begun = False  # in a round without us
-        self._end: LocalEnd | None = None
+        self._end: NodeEnd | None = None
         self._deciding = False
         self._told = 0  # failures of this node in this attempt
         self._stop_said: tuple[str, int] | None = None  # the last we said about where to stop
@@ -146,12 +149,11 @@ class MultiNode:
 
         return SharedStop(self._round_state, post, lambda: self._store_lost is not None)
 
-    async def settle(self, end: LocalEnd) -> Settled:
+    async def settle(self, end: NodeEnd) -> AttemptDecision:
         if self._peers is None or self._round_state.start is None:
-            return Settled()
+            return self._decide([end])
         self._end = end
-        described = asdict(end) | {"failure": deciding.failure_json(end.failure)}
-        self._peers.post("ended", node=self._rank, **described)
+        self._peers.post("ended", node=self._rank, **decision_records.end_fields(end))
         await self._condition.until(
             lambda: (
                 self._round_state.decision is not None
@@ -160,11 +162,16 @@ class MultiNode:
             )
         )
         decision = self._round_state.decision
-        if decision is None:
-            if self._store_lost is not None:
-                self._say(f"{self._store_lost}: this node ends by its own account")
-            return Settled(alone=self._store_lost)
-        return deciding.settled(decision)
+        if decision is not None and end.stop is None:
+            return decision_records.decision_in(decision)
+        if self._store_lost is not None:
+            self._say(f"{self._store_lost}: deciding locally")
+        return self._decide([replace(end, cut_off=self._store_lost, stopping=self._stop.asked)])
+
+    def _decide(self, nodes: Sequence[NodeEnd]) -> AttemptDecision:
+        replaceable = self._rendezvous.backend == "c10d"
+        rules = replace(self._rules(), replaceable=replaceable)
+        return decide(nodes, rules, random=random.random)
 
     async def leave(self) -> None:
         if self._peers is not None:
@@ -325,7 +332,7 @@ class MultiNode:
         if self._store_lost:
             return f"{self._store_lost}: look at the output of the host that serves it"
         if self._stop.asked or round_state.stop is not None:
-            return "stopped before the nodes had met"
+            return "stopped during rendezvous"
         if round_state.lost:
             rank, record = next(iter(round_state.lost.items()))
             return f"{round_state.name(rank)} was lost before the start: {record['why']}"
@@ -433,14 +440,8 @@ class MultiNode:
         if round_state.start is None or self._peers is None:
             return
         self._deciding = True
-        decision = deciding.decide(
-            round_state,
-            in_process=self._job.restarts_in_process,
-            require_receipt=self._job.require_receipt,
-            replaceable=self._rendezvous.backend == "c10d",
-            choose=self._choose,
-        )
-        self._peers.post("decision", node=self._rank, **decision)
+        decision = self._decide(decision_records.nodes_in(round_state))
+        self._peers.post("decision", node=self._rank, **decision_records.decision_fields(decision))
 
     def _watch_the_store(self) -> None:
         """Our member tells of each beat; without one for too long, the store is out of reach."""

@@ -8,7 +8,6 @@ it is lost on the way, the next one decides, and the first decision in the log h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ncclops.cluster.shared_log import Record
 
@@ -98,11 +97,3 @@ class RoundState:
     def name(self, rank: int) -> str:
         """The node's name, or its number where no name is known."""
         return self.names[rank] if rank < len(self.names) else f"node {rank}"
-
-    def blamed(self) -> dict[str, Any] | None:
-        """The ``ended`` record to judge the attempt by: of the node that failed first."""
-        if self.failed is not None and (first := self.ended.get(self.failed["node"])) is not None:
-            return first
-        bad = [record for record in self.ended.values() if record["failed"]]
-        # A node that ended with a cause of its own before one that only lost its peers.
-        return max(bad, key=lambda record: record["verdict"]["confidence"], default=None)

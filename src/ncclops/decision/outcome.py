@@ -1,4 +1,4 @@
-"""How a run ended, from how its workers ended: pure functions over plain values."""
+"""How workers, attempts and runs end, as values; ``verdict.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ncclops.classify import wording
-from ncclops.errors import NcclopsError, NotNeeded
 from ncclops.goodput import Goodput
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
@@ -96,49 +95,3 @@ class Verdict:
             failure |= failure.pop("ending")
         document["goodput"] = None if self.goodput is None else self.goodput.to_json()
         return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
-
-
-def judge(
-    endings: Sequence[Ending],
-    *,
-    stopped_by: StopRequest | None,
-    launcher_lost: bool,
-    losses_allowed: bool = False,
-    cannot_start: NcclopsError | None = None,
-    hung: str | None = None,
-) -> tuple[Outcome, int, str]:
-    """Outcome, exit code and reason for a run whose workers ended as ``endings``.
-
-    With ``losses_allowed`` (in-process restart) the job has ended well if any worker has: it
-    ends well only together with all that were left.
-    """
-    if launcher_lost:
-        return "failed", 1, "the launcher was killed, and the agent stopped the workers"
-    if stopped_by is not None:
-        return _judge_stop(endings, stopped_by)
-    if cannot_start is not None:
-        outcome: Outcome = "stopped" if isinstance(cannot_start, NotNeeded) else "failed"
-        return outcome, cannot_start.exit_code, str(cannot_start)
-    if hung is not None:
-        return "failed", 1, hung
-    bad = [ending for ending in endings if not ending.ok]
-    # One that ended well because we asked it to stop has not finished the job.
-    well = sum(ending.ok and not ending.asked_to_stop for ending in endings)
-    if bad and not (losses_allowed and well):
-        first = next((ending for ending in bad if not ending.asked_to_stop), bad[0])
-        return "failed", 1, f"rank {first.rank} {first.how()}"
-    lost = "".join(f"; rank {ending.rank} {ending.how()}, the others went on" for ending in bad)
-    return "completed", 0, f"{well} worker{'s' * (well != 1)} exited 0{lost}"
-
-
-def _judge_stop(endings: Sequence[Ending], by: StopRequest) -> tuple[Outcome, int, str]:
-    forced = [ending for ending in endings if not ending.ok]
-    how = f"; {_ranks(forced)} did not come to an end in good order" if forced else ""
-    if by.signum is not None:
-        return "interrupted", SIGNAL_EXIT_BASE + by.signum, f"stopped by {by.signum.name}{how}"
-    return "stopped", 1 if forced else 0, f"stopped: {by.reason}{how}"
-
-
-def _ranks(endings: Sequence[Ending]) -> str:
-    numbers = ", ".join(str(ending.rank) for ending in endings)
-    return f"rank{'s' * (len(endings) != 1)} {numbers}"

@@ -1,0 +1,96 @@
+"""How an attempt ended on one node: what the decision is made from. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ncclops.classify.policy import Attempt
+from ncclops.decision.outcome import Ending, FirstFailure, StopRequest
+from ncclops.decision.retrying import Escalated, RetryPlan
+from ncclops.errors import NcclopsError, NotNeeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotStart:
+    """Why no worker could be started. ``needed`` False: a spare node that the job did not need."""
+
+    reason: str
+    exit_code: int
+    needed: bool = True
+
+    @classmethod
+    def of(cls, error: NcclopsError) -> CannotStart:
+        return cls(
+            reason=str(error), exit_code=error.exit_code, needed=not isinstance(error, NotNeeded)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnd:
+    """How one attempt ended on the node ``name``.
+
+    ``endings`` are its workers in the order in which they ended. ``failed``: the attempt has failed
+    here; ``fatal``: in a way that ends it on all nodes, restarts in place or not; ``failed_first``:
+    before any other node. ``hang`` is the reason where a hang was it.
+
+    ``stop`` is the request to stop that has ended the attempt; ``stopping``: there was one, maybe
+    only after the attempt had failed. ``launcher_lost``: the process that the user started was
+    killed, and the agent has stopped the workers.
+
+    ``classification`` is the classifier's verdict as JSON with its evidence; ``progressed``:
+    training steps were seen. ``healthy``: whether there is a healthy receipt, None where that
+    could not be judged. ``escalated`` is what workers asked for when restarts in place could not
+    help.
+
+    ``lost`` says why nothing was heard of the node at the end; then all else is unknown. ``idle``:
+    it had no workers in this attempt. ``cut_off``: why it could not decide with the other nodes.
+    """
+
+    name: str
+    endings: Sequence[Ending] = ()
+    failed: bool = False
+    fatal: bool = False
+    failed_first: bool = False
+    hang: str | None = None
+    cannot_start: CannotStart | None = None
+    stop: StopRequest | None = None
+    stopping: bool = False
+    launcher_lost: bool = False
+    failure: FirstFailure | None = None
+    classification: dict[str, Any] | None = None
+    progressed: bool = False
+    healthy: bool | None = False
+    escalated: Escalated | None = None
+    lost: str | None = None
+    idle: bool = False
+    cut_off: str | None = None
+
+    @property
+    def well(self) -> int:
+        """Workers that exited 0 by themselves; one that we stopped has not finished the job."""
+        return sum(ending.ok and not ending.asked_to_stop for ending in self.endings)
+
+    @property
+    def bad(self) -> list[Ending]:
+        """Workers that did not exit 0."""
+        return [ending for ending in self.endings if not ending.ok]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRules:
+    """What holds for the job, whatever happened.
+
+    ``losses_allowed``: workers restart in place, and those that are left finish the job.
+    ``replaceable``: a node that is lost may be replaced by another one in the next attempt.
+    ``history`` are the failed attempts before this one, ``granted_used`` how many of them this
+    agent has made (``--max-restarts`` is an order to one agent).
+    """
+
+    retry: RetryPlan
+    history: Sequence[Attempt] = ()
+    granted_used: int = 0
+    losses_allowed: bool = False
+    require_receipt: bool = False
+    replaceable: bool = False

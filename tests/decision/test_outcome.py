@@ -1,0 +1,44 @@
+"""What is shown of the first failure, and the verdict as a document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclops.decision.outcome import Ending, FirstFailure, Verdict
+
+
+def ending(rank: int, exit_code: int | None = 0, **more: Any) -> Ending:
+    defaults = {"pid": 100 + rank, "signal": None, "seconds": 1.0}
+    return Ending(rank=rank, exit_code=exit_code, **(defaults | more))
+
+
+def test_the_headline_names_rank_and_signal_and_what_it_often_means() -> None:
+    failure = FirstFailure(
+        ending=ending(3, None, signal="SIGKILL"),
+        message=None,
+        tail=["last words"],
+        log="r/3.log",
+        host="n1",
+    )
+    assert "rank 3 was killed by SIGKILL after 1.0s" in failure.headline()
+    assert "out-of-memory" in failure.headline()
+
+
+def test_the_document_carries_the_failure_flat() -> None:
+    failed = ending(1, 1)
+    document = Verdict(
+        run_id="r",
+        outcome="failed",
+        exit_code=1,
+        reason="rank 1 exited with code 1",
+        attempts=1,
+        seconds=2.0,
+        first_failure=FirstFailure(
+            ending=failed, message="KeyError: 'x'", tail=[], log="l", host="n1"
+        ),
+        workers=[ending(0), failed],
+    ).to_json()
+    assert document["schema"] == "ncclops.verdict/1"
+    assert document["first_failure"]["rank"] == 1
+    assert document["first_failure"]["message"] == "KeyError: 'x'"
+    assert [worker["rank"] for worker in document["workers"]] == [0, 1]
