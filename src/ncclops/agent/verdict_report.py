@@ -44,7 +44,7 @@ def first_failure(
 
 def _recorded_message(error_file: Path) -> str | None:
     """The exception in a torchelastic error file, in its first line."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError):
         message = json.loads(error_file.read_text())["message"]
         text = message["message"] if isinstance(message, dict) else message
         return str(text).strip().splitlines()[0]

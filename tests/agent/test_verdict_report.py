@@ -1,0 +1,71 @@
+"""The end of a run as it is told: the first failure in full, the outcome in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ncclops.agent.verdict_report import first_failure
+from ncclops.decision.outcome import Ending
+from ncclops.record.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
+    for rank in range(3):
+        run.rank_dir(rank).mkdir(parents=True)
+    return run
+
+
+def ending(
+    rank: int, code: int | None, *, signal: str | None = None, asked: bool = False
+) -> Ending:
+    return Ending(rank=rank, pid=1, exit_code=code, signal=signal, seconds=1.0, asked_to_stop=asked)
+
+
+def test_it_is_the_first_that_failed_by_itself(run: RunDirectory) -> None:
+    order = [ending(0, 0), ending(2, 143, asked=True), ending(1, 7), ending(2, 1)]
+    failure = first_failure(run, order, 0)
+    assert failure is not None
+    assert (failure.ending.rank, failure.host) == (1, "n1")
+
+
+def test_nobody_who_ended_well_or_was_asked_to_has_failed(run: RunDirectory) -> None:
+    assert (
+        first_failure(run, [ending(0, 0), ending(1, None, signal="SIGTERM", asked=True)], 0) is None
+    )
+
+
+def test_it_is_told_from_stderr_and_from_stdout_where_that_is_empty(run: RunDirectory) -> None:
+    run.stdout_log(1).write_text("the last words\n")
+    failure = first_failure(run, [ending(1, 7)], 0)
+    assert failure is not None
+    assert failure.tail == ["the last words"]
+    run.stderr_log(1).write_text("".join(f"line {n}\n" for n in range(100)))
+    failure = first_failure(run, [ending(1, 7)], 0)
+    assert failure is not None
+    assert (failure.tail[-1], len(failure.tail)) == ("line 99", 25)
+    assert failure.log.endswith("ranks/1/stderr.log")
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (json.dumps({"message": "ValueError: bad\nand more"}), "ValueError: bad"),
+        (json.dumps({"message": {"message": "ValueError: bad"}}), "ValueError: bad"),
+        ("{", None),
+        ("[]", None),
+        ('{"message": ""}', None),
+    ],
+)
+def test_its_message_is_what_it_has_recorded_of_this_attempt(
+    run: RunDirectory, left: str, message: str | None
+) -> None:
+    run.error_file(1, 2).write_text(left)
+    failure, earlier = (first_failure(run, [ending(1, 7)], attempt) for attempt in (2, 1))
+    assert failure is not None
+    assert earlier is not None
+    assert (failure.message, earlier.message) == (message, None)
