@@ -18,8 +18,6 @@ from ncclops.record.stop_point import StopPage
 from tests.conftest import LIMIT_S
 from tests.receipts.conftest import worker_environ
 
-pytestmark = pytest.mark.slow
-
 RANKS = 3
 
 # Ranks that wait for each other in every step, as collectives make them, and are not in step
@@ -94,6 +92,7 @@ def ring(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ring]:
     made.end()
 
 
+@pytest.mark.slow
 def test_all_ranks_end_after_the_same_step(ring: Ring) -> None:
     step = ring.page.agree(ring.progress_pages)
     codes = [worker.wait(LIMIT_S) for worker in ring.workers]
@@ -124,6 +123,7 @@ def test_a_proposal_holds_ranks_that_reach_it_and_can_be_withdrawn(tmp_path: Pat
     shared_page.settle(stop_point.path_in(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["confirm", "withdraw", "later"])
 def test_a_rank_at_the_proposed_step_waits_for_the_answer(tmp_path: Path, answer: str) -> None:
     page = StopPage.create(tmp_path)

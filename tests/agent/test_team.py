@@ -1,0 +1,153 @@
+"""The workers of one attempt: whose failure ends it, who is blamed first, when they may go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from ncclops.agent.team import Team
+from ncclops.agent.workers import Exit, Worker
+from ncclops.decision.retrying import Escalated
+
+GOOD, BAD, KILLED = Exit(0, None), Exit(1, None), Exit(None, "SIGKILL")
+
+
+class Process:
+    """In the place of a worker's process; a worker that is not reaped asks for no more of it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.signals: list[signal.Signals] = []
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        self.signals.append(signum)
+
+
+class Made:
+    """A team of four, whose workers end as the test says."""
+
+    def __init__(self, *, in_process: bool) -> None:
+        self.processes = [Process() for _ in range(4)]
+        self.team = Team(restarts_in_process=in_process)
+        self._sockets = [socket.socketpair() for _ in self.processes]
+        for rank, (process, (ours, _)) in enumerate(
+            zip(self.processes, self._sockets, strict=True)
+        ):
+            self.team.workers.append(Worker(rank, cast(Any, process), ours))
+
+    def end(self, **exits: Exit) -> Team:
+        """``rank2=Exit(...)`` and so on, in the order in which they end."""
+        for name, how in exits.items():
+            worker = self.team.workers[int(name.removeprefix("rank"))]
+            worker.exit, worker.ended = how, worker.started + 5
+            self.team.ended.append(worker)
+        return self.team
+
+    def close(self) -> None:
+        for worker in self.team.workers:
+            os.close(worker.pidfd)
+        for pair in self._sockets:
+            for each in pair:
+                each.close()
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    made = Made(in_process=getattr(request, "param", False))
+    yield made
+    made.close()
+
+
+def blamed(team: Team) -> int | None:
+    worker = team.final_failure()
+    return None if worker is None else worker.rank
+
+
+in_place = pytest.mark.parametrize("made", [True], indirect=True)
+
+
+def test_without_restarts_in_place_the_first_failure_ends_the_attempt(made: Made) -> None:
+    assert blamed(made.end(rank3=GOOD)) is None
+    assert blamed(made.end(rank2=BAD, rank0=KILLED)) == 2
+    assert made.team.ends_all(made.team.workers[2])
+
+
+@in_place
+def test_the_others_go_on_without_a_rank_that_the_restart_core_looked_after(made: Made) -> None:
+    made.team.entered = {1, 2}
+    assert blamed(made.end(rank1=KILLED)) is None
+    assert not made.team.ends_all(made.team.workers[1])
+    assert blamed(made.end(rank3=BAD)) == 3, "it never reached the point from which they can"
+    assert made.team.ends_all(made.team.workers[3])
+
+
+@in_place
+def test_once_the_restart_core_has_given_up_any_failure_ends_the_attempt(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    made.end(rank1=BAD)
+    assert blamed(made.team) is None
+    made.team.escalation = Escalated(to="process", reason="three times the same", failure=None)
+    assert blamed(made.team) == 1
+
+
+@in_place
+def test_a_job_that_those_who_were_left_have_finished_has_not_failed(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    assert blamed(made.end(rank1=KILLED, rank0=GOOD, rank2=GOOD, rank3=GOOD)) is None
+
+
+@in_place
+def test_a_job_that_nobody_has_finished_has_failed(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    assert blamed(made.end(rank1=KILLED, rank0=BAD, rank2=BAD, rank3=BAD)) == 1
+
+
+def test_the_rank_that_the_restart_core_blames_comes_before_those_that_ended_earlier(
+    made: Made,
+) -> None:
+    made.end(rank2=BAD, rank0=BAD)
+    made.team.last_faulty = 0
+    assert blamed(made.team) == 0
+    assert [ending.rank for ending in made.team.blamed_first()] == [0, 2, 1, 3]
+
+
+def test_endings_are_in_their_order_and_then_come_those_that_run(made: Made) -> None:
+    endings = made.end(rank2=KILLED, rank0=GOOD).endings()
+    assert [(e.rank, e.exit_code, e.signal, e.seconds) for e in endings] == [
+        (2, None, "SIGKILL", 5.0),
+        (0, 0, None, 5.0),
+        (1, None, None, None),
+        (3, None, None, None),
+    ]
+
+
+def test_who_was_asked_to_stop_has_not_failed_by_itself_and_who_hung_was_not_asked(
+    made: Made,
+) -> None:
+    made.team.asked_to_stop, made.team.hung = {1, 2}, {2}
+    team = made.end(rank0=BAD, rank1=KILLED, rank2=KILLED, rank3=GOOD)
+    assert team.failed_exits() == {0: BAD}
+    assert {ending.rank: ending.asked_to_stop for ending in team.endings()} == {
+        0: False,
+        1: True,
+        2: False,
+        3: False,
+    }
+
+
+def test_ranks_that_wait_for_each_other_are_let_go_once_all_that_run_do(made: Made) -> None:
+    made.end(rank3=GOOD)
+    made.team.ready_to_end = {0, 1}
+    made.team.release()
+    assert [process.signals for process in made.processes] == [[], [], [], []]
+    made.team.ready_to_end.add(2)
+    made.team.release()
+    asked = [signal.SIGTERM]
+    assert [process.signals for process in made.processes] == [asked, asked, asked, []]
+    made.team.release()
+    assert made.processes[0].signals == asked, "once is enough"

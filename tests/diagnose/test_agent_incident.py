@@ -1,0 +1,61 @@
+"""The incident of a team that the agent ends: whom it blames, and what each rank has left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.diagnose.agent_incident import record_end
+from ncclops.record import incidents
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        (tmp_path / "ranks" / str(rank)).mkdir(parents=True)
+    return tmp_path
+
+
+def record(directory: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((directory / incidents.INCIDENT).read_text())
+    return document
+
+
+def test_a_rank_that_left_an_exception_is_blamed_with_it(run: Path) -> None:
+    """In torchelastic's form, which scripts write, too."""
+    message = {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback: there"}}
+    (run / "ranks" / "1" / "error-2.json").write_text(json.dumps({"message": message}))
+    made = record(record_end(run, ended={1: "exit code 1", 0: "SIGTERM"}, running=[], attempt=2))
+    assert (made["cause"], made["summary"]) == ("exception", "ValueError: bad")
+    assert (made["exception"], made["traceback"]) == ("ValueError: bad", "Traceback: there")
+    assert (made["first_faulty_rank"], made["faulty_ranks"]) == (1, [1, 0])
+    assert (made["world_size_before"], made["world_size"]) == (2, 0)
+
+
+@pytest.mark.parametrize("left", [None, "", "{", "[]", '{"message": 5}', '{"message": {}}'])
+def test_without_an_exception_it_is_how_the_process_ended(run: Path, left: str | None) -> None:
+    if left is not None:
+        (run / "ranks" / "0" / "error-0.json").write_text(left)
+    made = record(record_end(run, ended={0: "SIGKILL"}, running=[], attempt=0))
+    assert (made["cause"], made["exception"]) == ("died", None)
+    assert made["summary"] == "rank 0: the process ended (SIGKILL)"
+
+
+def test_a_rank_that_hangs_is_blamed_before_those_that_ended(run: Path) -> None:
+    made = record(
+        record_end(run, ended={0: "SIGABRT"}, running=[], attempt=0, hung={1: "no step for 9m"})
+    )
+    assert (made["cause"], made["first_faulty_rank"]) == ("hung", 1)
+    assert made["summary"] == "rank 1 hangs: no step for 9m"
+    assert made["ranks_lost"] == [0]
+
+
+def test_incidents_are_numbered_and_say_why_a_snapshot_is_missing(run: Path) -> None:
+    first = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=0)
+    second = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=1)
+    assert [first.name, second.name] == ["0", "1"]
+    missing = json.loads((incidents.rank_dir(second, 0) / incidents.MISSING).read_text())
+    assert missing["reason"] == "its process has ended (SIGKILL)"
