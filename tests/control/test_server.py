@@ -303,7 +303,7 @@ def test_status_over_a_directory_that_has_gone_is_an_answer(agent: Agent) -> Non
 
 
 @pytest.mark.timeout(6 * LIMIT_S)  # seconds; the server yields to whatever else runs here
-def test_thousands_of_requests_are_answered(shared: Agent) -> None:
+def test_a_thousand_requests_of_a_hundred_clients_are_answered(shared: Agent) -> None:
     """And what they cost the job is measured by scripts/bench_control.py."""
 
     async def one_client(requests: int) -> int:
@@ -320,9 +320,9 @@ def test_thousands_of_requests_are_answered(shared: Agent) -> None:
         return good
 
     async def all_clients() -> int:
-        return sum(await asyncio.gather(*(one_client(30) for _ in range(100))))
+        return sum(await asyncio.gather(*(one_client(10) for _ in range(100))))
 
-    assert asyncio.run(asyncio.wait_for(all_clients(), 5 * LIMIT_S)) == 3000
+    assert asyncio.run(asyncio.wait_for(all_clients(), 5 * LIMIT_S)) == 1000
     assert shared.asked.calls == []
 
 

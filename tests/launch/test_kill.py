@@ -17,10 +17,11 @@ from tests.launch.conftest import Background, Run
 Script = Callable[..., Path]
 Processes = Callable[[], list[psutil.Process]]
 
-# Writes numbered lines as fast as it can, and has children of every kind that is hard to find:
-# a plain one, one in a session of its own, and one whose parent has left.
+# Writes a thousand numbered lines at a time without ever stopping (were it faster, the test would
+# wait for the agent to read hundreds of thousands of them), and has children of every kind that is
+# hard to find: a plain one, one in a session of its own, and one whose parent has left.
 BUSY = """
-import itertools, os, signal, subprocess, sys
+import itertools, os, signal, subprocess, sys, time
 subprocess.Popen(["sleep", "300"])
 subprocess.Popen(["sleep", "301"], start_new_session=True)
 subprocess.run(["sh", "-c", "setsid sleep 302 & exit 0"])
@@ -33,8 +34,7 @@ for n in itertools.count():
         with open(f"written-{os.environ['RANK']}.partial", "w") as file:
             file.write(str(n))
         os.replace(file.name, f"written-{os.environ['RANK']}")
-    if n > 400_000:
-        signal.pause()
+        time.sleep(0.05)
 """
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 PROCESSES_OF_A_WORKER = 4  # itself and three sleeps
