@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ncclops.cluster.rendezvous_config import RendezvousConfig, parse_meeting, parse_pace
+from ncclops.cluster.rendezvous_config import RendezvousConfig, parse_pace, parse_rendezvous
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
+from ncclops.schedulers.node_options import NodeOptions
 
 
-def rendezvous(**given: Any) -> RendezvousConfig | None:
-    names = "nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id"
-    nothing = dict.fromkeys(names.split())
-    return parse_meeting(**{**nothing, **given})
+def rendezvous(store: str | None = None, **given: Any) -> RendezvousConfig | None:
+    return parse_rendezvous(NodeOptions(**given), store=store)
 
 
 def several(**given: Any) -> RendezvousConfig:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ncclops.errors import UsageError
-from ncclops.launch.launch_config import Given, place
+from ncclops.launch.launch_config import place
 from ncclops.schedulers.hostlist import expand
+from ncclops.schedulers.node_options import NodeOptions
 from ncclops.schedulers.placement import find_placement
 
 # Recorded in the second task of a real step: Slurm 22.05, sbatch -N2, srun --ntasks-per-node=1.
@@ -49,15 +50,15 @@ def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
 def test_a_rank_without_a_number_of_nodes_is_refused() -> None:
     """Else each host would train for itself, and nobody would notice."""
     with pytest.raises(UsageError, match="--nnodes"):
-        place(Given(node_rank=1, master_addr="n1"), environ={})
+        place(NodeOptions(node_rank=1, master_addr="n1"), environ={})
     with pytest.raises(UsageError, match="--nnodes"):
-        place(Given(node_rank=1, nnodes="1"), environ={})
-    assert place(Given(node_rank=0), environ={}).rendezvous is None
-    assert place(Given(node_rank=1), environ={}, standalone=True).rendezvous is None
+        place(NodeOptions(node_rank=1, nnodes="1"), environ={})
+    assert place(NodeOptions(node_rank=0), environ={}).rendezvous is None
+    assert place(NodeOptions(node_rank=1), environ={}, standalone=True).rendezvous is None
 
 
 def test_a_slurm_step_needs_no_option() -> None:
-    placed = place(Given(), environ=STEP)
+    placed = place(NodeOptions(), environ=STEP)
     rendezvous = placed.rendezvous
     assert rendezvous is not None
     assert (rendezvous.backend, rendezvous.active, rendezvous.most, rendezvous.rank) == (
@@ -74,7 +75,7 @@ def test_a_slurm_step_needs_no_option() -> None:
 
 def test_all_nodes_of_a_step_derive_the_same_port_and_other_steps_another_one() -> None:
     ports = {
-        name: found.master_port
+        name: found.options.master_port
         for name, found in {
             "node 0": find_placement(STEP | {"SLURM_NODEID": "0"}),
             "node 1": find_placement(STEP),
@@ -88,7 +89,7 @@ def test_all_nodes_of_a_step_derive_the_same_port_and_other_steps_another_one() 
 
 
 def test_the_command_line_comes_before_the_step() -> None:
-    placed = place(Given(nnodes="1:2", rdzv_endpoint="store:29400", nproc="4"), environ=STEP)
+    placed = place(NodeOptions(nnodes="1:2", rdzv_endpoint="store:29400", nproc="4"), environ=STEP)
     assert placed.rendezvous is not None
     assert (placed.rendezvous.backend, placed.rendezvous.host) == ("c10d", "store")
     assert (placed.rendezvous.active, placed.rendezvous.most, placed.rendezvous.rank) == (
@@ -101,32 +102,34 @@ def test_the_command_line_comes_before_the_step() -> None:
 
 
 def test_standalone_is_one_node_wherever_it_runs() -> None:
-    assert place(Given(), standalone=True, environ=STEP).rendezvous is None
+    assert place(NodeOptions(), standalone=True, environ=STEP).rendezvous is None
 
 
 def test_a_task_per_gpu_is_refused_with_what_to_write_instead() -> None:
     with pytest.raises(UsageError, match="--ntasks-per-node=1"):
-        place(Given(), environ=STEP | {"SLURM_STEP_NUM_TASKS": "16"})
+        place(NodeOptions(), environ=STEP | {"SLURM_STEP_NUM_TASKS": "16"})
     with pytest.raises(UsageError, match="-npernode 1"):
-        place(Given(), environ={"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"})
+        place(
+            NodeOptions(), environ={"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+        )
 
 
 def test_the_batch_script_of_several_nodes_runs_on_one_and_says_so() -> None:
     batch = {k: v for k, v in STEP.items() if "STEP" not in k}
-    placed = place(Given(), environ=batch)
+    placed = place(NodeOptions(), environ=batch)
     assert placed.rendezvous is None
     assert "srun --ntasks-per-node=1" in placed.remarks[0]
 
 
 def test_gpus_are_counted_from_a_list_where_slurm_gives_no_number() -> None:
     step = {k: v for k, v in STEP.items() if k != "SLURM_GPUS_ON_NODE"}
-    assert place(Given(), environ=step | {"SLURM_STEP_GPUS": "0-2,5"}).nproc == "4"
-    assert place(Given(), environ=step).nproc == "auto"
+    assert place(NodeOptions(), environ=step | {"SLURM_STEP_GPUS": "0-2,5"}).nproc == "4"
+    assert place(NodeOptions(), environ=step).nproc == "auto"
 
 
 def test_open_mpi_gives_number_rank_and_mpiruns_own_address() -> None:
     placed = place(
-        Given(),
+        NodeOptions(),
         environ={
             "OMPI_COMM_WORLD_SIZE": "4",
             "OMPI_COMM_WORLD_RANK": "3",
@@ -140,7 +143,7 @@ def test_open_mpi_gives_number_rank_and_mpiruns_own_address() -> None:
 
 
 def test_a_pod_of_a_pytorchjob_is_a_node() -> None:
-    placed = place(Given(), environ=POD)
+    placed = place(NodeOptions(), environ=POD)
     assert placed.rendezvous is not None
     assert (placed.rendezvous.active, placed.rendezvous.rank) == (4, 2)
     assert placed.rendezvous.address == "train-master-0:23456"
@@ -148,13 +151,13 @@ def test_a_pod_of_a_pytorchjob_is_a_node() -> None:
 
 def test_those_names_mean_nothing_outside_a_pod_or_inside_another_launchers_worker() -> None:
     shell = {k: v for k, v in POD.items() if k != "KUBERNETES_SERVICE_HOST"}
-    assert place(Given(), environ=shell).rendezvous is None
-    assert place(Given(), environ=POD | {"LOCAL_RANK": "0"}).rendezvous is None
+    assert place(NodeOptions(), environ=shell).rendezvous is None
+    assert place(NodeOptions(), environ=POD | {"LOCAL_RANK": "0"}).rendezvous is None
 
 
 def test_torchruns_own_variables_come_first() -> None:
     placed = place(
-        Given(),
+        NodeOptions(),
         environ=POD
         | {
             "PET_NNODES": "2:3",

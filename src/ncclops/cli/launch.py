@@ -285,13 +285,14 @@ def launch(
     from ncclops.env.request import parse_overrides, resolve_profile
     from ncclops.launch import command, launch_config, options
     from ncclops.launch.request import Request
+    from ncclops.schedulers.node_options import NodeOptions
 
     given = (monitor_interval, start_method)
     for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
         if value is not None:
             _output.note(f"{option} has no effect: {why}")
     placed = launch_config.place(
-        launch_config.Given(
+        NodeOptions(
             nnodes=nnodes,
             node_rank=node_rank,
             master_addr=master_addr,

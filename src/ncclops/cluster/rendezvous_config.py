@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Literal
 
 from ncclops.errors import UsageError
+from ncclops.schedulers.node_options import NodeOptions
 
 Backend = Literal["static", "c10d"]
 
@@ -16,6 +17,9 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 # torch.distributed.elastic's defaults.
 _JOIN, _LAST_CALL, _BEAT, _MISSED_BEATS = 600, 30, 5, 3
+
+# Also torchrun's: all nodes have to name the same.
+_JOB_ID = "none"
 
 _TIMES = {
     "join_timeout": _JOIN,
@@ -113,54 +117,47 @@ def parse_pace(text: str | None) -> Pace:
     )
 
 
-def parse_meeting(
-    *,
-    nnodes: str | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    rdzv_backend: str | None,
-    rdzv_endpoint: str | None,
-    rdzv_id: str | None,
-    rdzv_conf: str | None = None,
-    local_addr: str | None = None,
-    store: str | None = None,
-    expected: tuple[str, ...] = (),
+def parse_rendezvous(
+    options: NodeOptions, *, store: str | None = None, expected: tuple[str, ...] = ()
 ) -> RendezvousConfig | None:
     """The rendezvous of a job of several nodes; None for one node.
 
     ``store`` is ``NCCLOPS_STORE``, a store that no node hosts. Raises ``UsageError`` where the
     options do not fit together.
     """
-    active, most = parse_nnodes(nnodes or "1")
-    pace = parse_pace(rdzv_conf)
+    active, most = parse_nnodes(options.nnodes or "1")
+    pace = parse_pace(options.rdzv_conf)
     if most == 1:
         return None
-    backend = _backend(rdzv_backend, rdzv_endpoint, node_rank)
-    host, port = _endpoint(rdzv_endpoint, C10D_PORT if backend == "c10d" else STATIC_PORT)
+    backend = _backend(options.rdzv_backend, options.rdzv_endpoint, options.node_rank)
+    host, port = _endpoint(options.rdzv_endpoint, C10D_PORT if backend == "c10d" else STATIC_PORT)
     if backend == "static":
-        host, port = master_addr or host, master_port or port
+        host, port = options.master_addr or host, options.master_port or port
     if store:
         host, port = _endpoint(store, C10D_PORT)
     if not host:
         option = "--rdzv-endpoint" if backend == "c10d" else "--master-addr"
-        raise UsageError(f"--nnodes {nnodes} needs {option}: the address of node 0, or of a store")
+        raise UsageError(
+            f"--nnodes {options.nnodes} needs {option}: the address of node 0, or of a store"
+        )
     if backend == "c10d":
         rank = None
     else:
-        rank = node_rank or 0
+        rank = options.node_rank or 0
         if rank >= most:
-            raise UsageError(f"--node-rank {rank}: with --nnodes {nnodes} it is 0 to {most - 1}")
+            raise UsageError(
+                f"--node-rank {rank}: with --nnodes {options.nnodes} it is 0 to {most - 1}"
+            )
     return RendezvousConfig(
         backend=backend,
         active=active,
         most=most,
         host=host,
         port=port,
-        job_id=rdzv_id or "none",  # all nodes must say the same, so this is torchrun's default
+        job_id=options.rdzv_id or _JOB_ID,
         rank=rank,
         external=bool(store),
-        local_addr=local_addr,
+        local_addr=options.local_addr,
         expected=expected,
         pace=pace,
     )

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from ncclops.cluster.rendezvous_config import RendezvousConfig, parse_meeting
+from ncclops.cluster.rendezvous_config import RendezvousConfig, parse_rendezvous
 from ncclops.errors import UsageError
-from ncclops.schedulers.placement import Placement, find_placement
+from ncclops.schedulers.node_options import NodeOptions
+from ncclops.schedulers.placement import SchedulerPlacement, find_placement
 
 # A store that no node of the job hosts, as ``ncclops store serve`` prints it.
 STORE = "NCCLOPS_STORE"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """The options that say where a node is, in torchrun's spelling; None where not given."""
-
-    nnodes: str | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    rdzv_backend: str | None = None
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    rdzv_conf: str | None = None
-    local_addr: str | None = None
-    nproc: str | None = None
-    max_restarts: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +26,16 @@ class Placed:
 
 
 def place(
-    given: Given, *, standalone: bool = False, environ: Mapping[str, str] = os.environ
+    given: NodeOptions, *, standalone: bool = False, environ: Mapping[str, str] = os.environ
 ) -> Placed:
     """Settle it. Raises ``UsageError`` where options, or a scheduler's variables, do not fit."""
     found, asked_for_rank = None if standalone else find_placement(environ), given.node_rank
     if standalone:
         given = replace(given, nnodes="1")
     elif found is not None:
-        given = _filled_in(given, found)
-    rendezvous = parse_meeting(
-        nnodes=given.nnodes,
-        node_rank=given.node_rank,
-        master_addr=given.master_addr,
-        master_port=given.master_port,
-        rdzv_backend=given.rdzv_backend,
-        rdzv_endpoint=given.rdzv_endpoint,
-        rdzv_id=given.rdzv_id,
-        rdzv_conf=given.rdzv_conf,
-        local_addr=given.local_addr,
-        store=environ.get(STORE),
-        expected=found.hosts if found else (),
+        given = given.filled_in(found.options)
+    rendezvous = parse_rendezvous(
+        given, store=environ.get(STORE), expected=found.hosts if found else ()
     )
     if rendezvous is None and asked_for_rank and not standalone:
         raise UsageError(
@@ -75,26 +49,9 @@ def place(
     )
 
 
-def _filled_in(given: Given, found: Placement) -> Given:
-    """``given``, and from the scheduler what it leaves open.
-
-    Who names a place to meet has a rendezvous in mind, and the scheduler's own is left out of it.
-    """
-    own = asdict(found)
-    if given.master_addr or given.rdzv_endpoint:
-        for name in ("master_addr", "master_port", "rdzv_endpoint", "rdzv_backend"):
-            own.pop(name)
-        if given.rdzv_backend == "c10d" or (given.rdzv_endpoint and given.node_rank is None):
-            given = replace(given, rdzv_backend="c10d")
-    missing = {
-        name: own[name]
-        for name, value in asdict(given).items()
-        if value is None and own.get(name) is not None
-    }
-    return replace(given, **missing)
-
-
-def _remarks(found: Placement | None, rendezvous: RendezvousConfig | None) -> tuple[str, ...]:
+def _remarks(
+    found: SchedulerPlacement | None, rendezvous: RendezvousConfig | None
+) -> tuple[str, ...]:
     if found is None:
         return ()
     if rendezvous is None:

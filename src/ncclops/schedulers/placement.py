@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ncclops.errors import UsageError
 from ncclops.schedulers import hostlist
+from ncclops.schedulers.node_options import NodeOptions
 
 Environ = Mapping[str, str]
 
@@ -21,27 +22,19 @@ _FIRST_PORT, _PORTS = 20000, 10000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
-    """What a scheduler says of this process, each in the spelling of torchrun's option.
+class SchedulerPlacement:
+    """What a scheduler says of this process.
 
-    None where it says nothing. ``hosts`` are the nodes by name, in the order of their ranks.
+    ``hosts`` are the nodes by name, in the order of their ranks.
     """
 
     source: str
-    nnodes: str | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    rdzv_backend: str | None = None
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    nproc: str | None = None
-    max_restarts: int | None = None
+    options: NodeOptions = field(default_factory=NodeOptions)
     hosts: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-def find_placement(environ: Environ) -> Placement | None:
+def find_placement(environ: Environ) -> SchedulerPlacement | None:
     """What the scheduler says, the most explicit one first; None outside of all of them.
 
     Raises ``UsageError`` where it started more than one process on a node.
@@ -52,26 +45,28 @@ def find_placement(environ: Environ) -> Placement | None:
     return None
 
 
-def _torchrun_variables(environ: Environ) -> Placement | None:
+def _torchrun_variables(environ: Environ) -> SchedulerPlacement | None:
     """``PET_*``, torchrun's own variables for its options, as PyTorchJob and MPIJob set them."""
     pet = {k.removeprefix("PET_"): v for k, v in environ.items() if k.startswith("PET_") and v}
     if not pet.keys() & {"NNODES", "NODE_RANK", "RDZV_ENDPOINT", "MASTER_ADDR"}:
         return None
-    return Placement(
+    return SchedulerPlacement(
         source="PET_* variables",
-        nnodes=pet.get("NNODES"),
-        node_rank=_number("PET_NODE_RANK", pet.get("NODE_RANK")),
-        master_addr=pet.get("MASTER_ADDR"),
-        master_port=_number("PET_MASTER_PORT", pet.get("MASTER_PORT")),
-        rdzv_backend=pet.get("RDZV_BACKEND"),
-        rdzv_endpoint=pet.get("RDZV_ENDPOINT"),
-        rdzv_id=pet.get("RDZV_ID"),
-        nproc=pet.get("NPROC_PER_NODE"),
-        max_restarts=_number("PET_MAX_RESTARTS", pet.get("MAX_RESTARTS")),
+        options=NodeOptions(
+            nnodes=pet.get("NNODES"),
+            node_rank=_number("PET_NODE_RANK", pet.get("NODE_RANK")),
+            master_addr=pet.get("MASTER_ADDR"),
+            master_port=_number("PET_MASTER_PORT", pet.get("MASTER_PORT")),
+            rdzv_backend=pet.get("RDZV_BACKEND"),
+            rdzv_endpoint=pet.get("RDZV_ENDPOINT"),
+            rdzv_id=pet.get("RDZV_ID"),
+            nproc=pet.get("NPROC_PER_NODE"),
+            max_restarts=_number("PET_MAX_RESTARTS", pet.get("MAX_RESTARTS")),
+        ),
     )
 
 
-def _slurm(environ: Environ) -> Placement | None:
+def _slurm(environ: Environ) -> SchedulerPlacement | None:
     """A step of Slurm: ``srun ncclops launch …``, one task on each node."""
     job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
     count = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
@@ -86,22 +81,24 @@ def _slurm(environ: Environ) -> Placement | None:
             " of a node itself: give srun --ntasks-per-node=1"
         )
     hosts = tuple(hostlist.expand(environ["SLURM_STEP_NODELIST"]))
-    return Placement(
+    return SchedulerPlacement(
         source=f"Slurm step {job}.{step}",
-        nnodes=count,
-        node_rank=_number("SLURM_NODEID", environ.get("SLURM_NODEID")),
-        master_addr=hosts[0],
-        master_port=_port_of(job, step),
-        rdzv_id=f"slurm-{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}",
-        nproc=_slurm_gpus(environ),
+        options=NodeOptions(
+            nnodes=count,
+            node_rank=_number("SLURM_NODEID", environ.get("SLURM_NODEID")),
+            master_addr=hosts[0],
+            master_port=_port_of(job, step),
+            rdzv_id=f"slurm-{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}",
+            nproc=_slurm_gpus(environ),
+        ),
         hosts=hosts,
     )
 
 
-def _slurm_batch_script(job: str, count: str) -> Placement | None:
+def _slurm_batch_script(job: str, count: str) -> SchedulerPlacement | None:
     if int(count) < 2:
         return None
-    return Placement(
+    return SchedulerPlacement(
         source=f"Slurm job {job}",
         remarks=(
             f"this is one node of the {count} of Slurm's job {job}, and not a step on all of them:"
@@ -120,7 +117,7 @@ def _slurm_gpus(environ: Environ) -> str | None:
     return None
 
 
-def _open_mpi(environ: Environ) -> Placement | None:
+def _open_mpi(environ: Environ) -> SchedulerPlacement | None:
     """``mpirun -npernode 1 ncclops launch …``."""
     size, local_size = (
         environ.get("OMPI_COMM_WORLD_SIZE"),
@@ -133,12 +130,14 @@ def _open_mpi(environ: Environ) -> Placement | None:
             f"mpirun started {local_size} processes on this node, and `ncclops launch` starts the"
             " workers of a node itself: give mpirun -npernode 1"
         )
-    return Placement(
+    return SchedulerPlacement(
         source="Open MPI",
-        nnodes=size,
-        node_rank=_number("OMPI_COMM_WORLD_RANK", environ.get("OMPI_COMM_WORLD_RANK")),
-        master_addr=environ.get("MASTER_ADDR") or _open_mpi_head(environ),
-        master_port=_number("MASTER_PORT", environ.get("MASTER_PORT")),
+        options=NodeOptions(
+            nnodes=size,
+            node_rank=_number("OMPI_COMM_WORLD_RANK", environ.get("OMPI_COMM_WORLD_RANK")),
+            master_addr=environ.get("MASTER_ADDR") or _open_mpi_head(environ),
+            master_port=_number("MASTER_PORT", environ.get("MASTER_PORT")),
+        ),
     )
 
 
@@ -153,7 +152,7 @@ def _open_mpi_head(environ: Environ) -> str | None:
     return match[1] if match else None
 
 
-def _pytorch_job(environ: Environ) -> Placement | None:
+def _pytorch_job(environ: Environ) -> SchedulerPlacement | None:
     """A pod of a PyTorchJob: one process per pod, so its world is the pods.
 
     The names are common property, so they count in a pod only.
@@ -163,16 +162,18 @@ def _pytorch_job(environ: Environ) -> Placement | None:
         return None
     if "LOCAL_RANK" in environ:  # a worker of another launcher in the pod
         return None
-    return Placement(
+    return SchedulerPlacement(
         source="PyTorchJob",
-        nnodes=environ["WORLD_SIZE"],
-        node_rank=_number("RANK", environ["RANK"]),
-        master_addr=environ["MASTER_ADDR"],
-        master_port=_number("MASTER_PORT", environ["MASTER_PORT"]),
+        options=NodeOptions(
+            nnodes=environ["WORLD_SIZE"],
+            node_rank=_number("RANK", environ["RANK"]),
+            master_addr=environ["MASTER_ADDR"],
+            master_port=_number("MASTER_PORT", environ["MASTER_PORT"]),
+        ),
     )
 
 
-_READERS: tuple[Callable[[Environ], Placement | None], ...] = (
+_READERS: tuple[Callable[[Environ], SchedulerPlacement | None], ...] = (
     _torchrun_variables,
     _slurm,
     _open_mpi,
