@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -66,21 +67,24 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return environ | dict(extra or {})
 
 
+def run_ncclops(
+    directory: Path, *arguments: str | Path, env: Mapping[str, str] | None = None
+) -> CompletedText:
+    """The command line in ``directory``; for fixtures that several tests share."""
+    return subprocess.run(
+        [sys.executable, "-m", "ncclops", *map(str, arguments)],
+        cwd=directory,
+        env=clean_environ(env),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
 @pytest.fixture
 def ncclops(starts_processes: None, tmp_path: Path) -> Callable[..., CompletedText]:
     """``ncclops("launch", ..., env={...})`` runs the command line in ``tmp_path``."""
-
-    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> CompletedText:
-        return subprocess.run(
-            [sys.executable, "-m", "ncclops", *map(str, arguments)],
-            cwd=tmp_path,
-            env=clean_environ(env),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-
-    return run
+    return partial(run_ncclops, tmp_path)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CompletedText
+from tests.conftest import CompletedText, run_ncclops
 
 Ncclops = Callable[..., CompletedText]
 
@@ -23,15 +24,24 @@ pathlib.Path(os.environ["NCCLOPS_RUN_DIR"], "model.bin").write_bytes(b"weights")
 """
 
 
-@pytest.fixture
-def run_dir(ncclops: Ncclops, tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    result = ncclops(
+@pytest.fixture(scope="module")
+def finished(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended, for copies of it."""
+    directory = tmp_path_factory.mktemp("finished")
+    (directory / "train.py").write_text(SCRIPT)
+    result = run_ncclops(
+        directory,
         *("launch", "--profile", "local-cpu", "--restart", "none", "--run-dir", "run"),
         *("train.py", "--api-key", SECRET),
         env={"HUB_TOKEN": SECRET},
     )
     assert result.returncode == 0, result.stderr
+    return directory / "run"
+
+
+@pytest.fixture
+def run_dir(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("http.sock"))
     return tmp_path / "run"
 
 
@@ -50,8 +60,10 @@ def manifest(files: dict[str, str]) -> dict[str, Any]:
     return document
 
 
-def test_a_bundle_holds_the_records_and_no_secret(ncclops: Ncclops, run_dir: Path) -> None:
-    result = ncclops("bundle", "run")
+def test_a_bundle_holds_the_records_and_no_secret(
+    ncclops_in_process: Ncclops, run_dir: Path
+) -> None:
+    result = ncclops_in_process("bundle", "run")
     assert result.returncode == 0, result.stderr
     files = contents(run_dir.with_name("run.tar.gz"))
     assert {"run/run.json", "run/events.jsonl", "run/verdict.json", "run/ranks/0/stdout.log"} <= (
@@ -68,8 +80,8 @@ def test_a_bundle_holds_the_records_and_no_secret(ncclops: Ncclops, run_dir: Pat
     assert run_dir.with_name("run.tar.gz").stat().st_mode & 0o777 == 0o600
 
 
-def test_json_is_the_manifest(ncclops: Ncclops, run_dir: Path) -> None:
-    result = ncclops("bundle", "run", "-o", "ticket.tar.gz", "--json")
+def test_json_is_the_manifest(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+    result = ncclops_in_process("bundle", "run", "-o", "ticket.tar.gz", "--json")
     told = json.loads(result.stdout)
     assert told["archive"] == "ticket.tar.gz"
     archive = contents(run_dir.with_name("ticket.tar.gz"))
@@ -78,10 +90,10 @@ def test_json_is_the_manifest(ncclops: Ncclops, run_dir: Path) -> None:
     )
 
 
-def test_a_long_log_is_cut_in_the_middle(ncclops: Ncclops, run_dir: Path) -> None:
+def test_a_long_log_is_cut_in_the_middle(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     lines = [f"line {number}\n" for number in range(300_000)]
     (run_dir / "ranks" / "0" / "stdout.log").write_text("".join(lines))
-    ncclops("bundle", "run", "--max-file", "1")
+    ncclops_in_process("bundle", "run", "--max-file", "1")
     files = contents(run_dir.with_name("run.tar.gz"))
     text = files["run/ranks/0/stdout.log"]
     assert text.startswith("line 0\nline 1\n")
@@ -96,21 +108,21 @@ def test_a_long_log_is_cut_in_the_middle(ncclops: Ncclops, run_dir: Path) -> Non
 
 
 def test_links_and_broken_records_do_no_harm(
-    ncclops: Ncclops, run_dir: Path, tmp_path: Path
+    ncclops_in_process: Ncclops, run_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "outside.log").write_text("not yours")
     (run_dir / "ranks" / "0" / "link.log").symlink_to(tmp_path / "outside.log")
     with (run_dir / "events.jsonl").open("ab") as events:
         events.write(b'{"broken": \xff "token=abcdefg123"')
-    assert ncclops("bundle", "run").returncode == 0
+    assert ncclops_in_process("bundle", "run").returncode == 0
     files = contents(tmp_path / "run.tar.gz")
     assert "run/ranks/0/link.log" not in files
     assert "abcdefg123" not in files["run/events.jsonl"]
 
 
-def test_what_cannot_be_packed_is_one_line(ncclops: Ncclops, run_dir: Path) -> None:
+def test_what_cannot_be_packed_is_one_line(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     def fails(*arguments: str, words: str) -> None:
-        result = ncclops("bundle", *arguments)
+        result = ncclops_in_process("bundle", *arguments)
         assert result.returncode == 2
         assert words in result.stderr
         assert result.stderr.count("\n") == 1
@@ -122,5 +134,5 @@ def test_what_cannot_be_packed_is_one_line(ncclops: Ncclops, run_dir: Path) -> N
     fails("run", "-o", "nowhere/x.tar.gz", words="cannot write nowhere/x.tar.gz")
 
 
-def test_the_rules_can_be_read(ncclops: Ncclops) -> None:
-    assert "url-password" in ncclops("bundle", "--rules").stdout
+def test_the_rules_can_be_read(ncclops_in_process: Ncclops) -> None:
+    assert "url-password" in ncclops_in_process("bundle", "--rules").stdout

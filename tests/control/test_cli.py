@@ -39,17 +39,17 @@ def error_of(done: CompletedText) -> str:
     return done.stderr
 
 
-def test_status_asks_the_agent(agent: Agent, ncclops: Ncclops) -> None:
-    done = ncclops("status", "--json")
+def test_status_asks_the_agent(agent: Agent, ncclops_in_process: Ncclops) -> None:
+    done = ncclops_in_process("status", "--json")
     document = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (document["schema"], document["source"]) == ("ncclops.status/1", "agent")
     assert document["run_dir"] == str(agent.run.resolve())
 
 
-def test_status_for_people(agent: Agent, ncclops: Ncclops) -> None:
+def test_status_for_people(agent: Agent, ncclops_in_process: Ncclops) -> None:
     write_events(agent.run, [event("fault", time.time(), 1, cause="killed", kind="death")])
-    done = ncclops("status")
+    done = ncclops_in_process("status")
     assert "run a-run: restarting after" in done.stdout
     assert "on rank 1: death: killed" in done.stdout
     header, *rows = done.stdout.splitlines()[-3:]
@@ -59,34 +59,36 @@ def test_status_for_people(agent: Agent, ncclops: Ncclops) -> None:
     assert "fault: killed" in rows[1]
 
 
-def test_a_run_that_has_ended_is_read_from_its_directory(tmp_path: Path, ncclops: Ncclops) -> None:
+def test_a_run_that_has_ended_is_read_from_its_directory(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
     ended_run(tmp_path / "runs" / "old")
-    document = json.loads(ncclops("status", "--json").stdout)
+    document = json.loads(ncclops_in_process("status", "--json").stdout)
     assert (document["phase"], document["outcome"]) == ("ended", "failed")
     assert (document["source"], document["notes"]) == ("directory", [])
-    assert "failed (rank 1 exited with code 1) after 50s" in ncclops("status").stdout
+    assert "failed (rank 1 exited with code 1) after 50s" in ncclops_in_process("status").stdout
 
 
-def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops: Ncclops) -> None:
+def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops_in_process: Ncclops) -> None:
     agent = start_agent()
     listener = control_address.socket_path(agent.run)
     kept = listener.with_name("kept")
     listener.rename(kept)  # SIGKILL leaves the socket behind
     agent.close()
     kept.rename(listener)
-    document = json.loads(ncclops("status", "--json").stdout)
+    document = json.loads(ncclops_in_process("status", "--json").stdout)
     assert (document["phase"], document["source"]) == ("lost", "directory")
     assert "killed" in document["notes"][0]
-    assert "killed" in error_of(ncclops("stop", agent.run))
+    assert "killed" in error_of(ncclops_in_process("stop", agent.run))
 
 
-def test_an_agent_on_another_host_is_said(tmp_path: Path, ncclops: Ncclops) -> None:
+def test_an_agent_on_another_host_is_said(tmp_path: Path, ncclops_in_process: Ncclops) -> None:
     run = tmp_path / "runs" / "far"
     write_events(run, [each | {"node": "n17"} for each in start_of_run(time.time())])
-    document = json.loads(ncclops("status", "--json").stdout)
+    document = json.loads(ncclops_in_process("status", "--json").stdout)
     assert (document["phase"], document["source"]) == ("starting", "directory")
     assert "n17" in document["notes"][0]
-    assert "n17" in error_of(ncclops("stop", "far"))
+    assert "n17" in error_of(ncclops_in_process("stop", "far"))
 
 
 def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
@@ -104,36 +106,40 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
             client.send(run, {"action": "stop"})
 
 
-def test_stop_reaches_the_agent(agent: Agent, ncclops: Ncclops) -> None:
-    done = ncclops("stop", "--reason", "node drain")
+def test_stop_reaches_the_agent(agent: Agent, ncclops_in_process: Ncclops) -> None:
+    done = ncclops_in_process("stop", "--reason", "node drain")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "ncclops: a-run: stop noted\n"
     ((name, reason, by),) = agent.asked.calls
     assert (name, reason) == ("stop", "node drain")
     assert by.endswith("with ncclops stop")
-    document = json.loads(ncclops("stop", "a-r", "--json").stdout)
+    document = json.loads(ncclops_in_process("stop", "a-r", "--json").stdout)
     assert (document["schema"], document["message"]) == ("ncclops.stop/1", "stop noted")
 
 
-def test_stop_says_what_the_agent_says(agent: Agent, ncclops: Ncclops) -> None:
+def test_stop_says_what_the_agent_says(agent: Agent, ncclops_in_process: Ncclops) -> None:
     agent.asked.refuse("it is stopping already")
-    assert "it is stopping already" in error_of(ncclops("stop"))
+    assert "it is stopping already" in error_of(ncclops_in_process("stop"))
 
 
-def test_who_has_not_the_token_is_told_whose_it_is(agent: Agent, ncclops: Ncclops) -> None:
+def test_who_has_not_the_token_is_told_whose_it_is(
+    agent: Agent, ncclops_in_process: Ncclops
+) -> None:
     agent.ask("GET", "/healthz")  # it has read the token
     control_address.token_path(agent.run).write_text("another\n")
-    assert "not the run's token" in error_of(ncclops("stop"))
+    assert "not the run's token" in error_of(ncclops_in_process("stop"))
     if os.getuid() != 0:  # root reads everything
         control_address.token_path(agent.run).chmod(0)
-        assert "alone" in error_of(ncclops("stop"))
+        assert "alone" in error_of(ncclops_in_process("stop"))
     assert agent.asked.calls == []
 
 
-def test_a_run_that_has_ended_cannot_be_stopped(tmp_path: Path, ncclops: Ncclops) -> None:
+def test_a_run_that_has_ended_cannot_be_stopped(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
     ended_run(tmp_path / "runs" / "old")
-    assert "has ended: failed" in error_of(ncclops("stop", "old"))
-    assert "no run in runs/ is under way" in error_of(ncclops("stop"))
+    assert "has ended: failed" in error_of(ncclops_in_process("stop", "old"))
+    assert "no run in runs/ is under way" in error_of(ncclops_in_process("stop"))
 
 
 def test_which_run_is_meant(
@@ -165,22 +171,22 @@ def test_which_run_is_meant(
 
 
 def test_of_several_runs_under_way_none_is_stopped_by_chance(
-    start_agent: Start, tmp_path: Path, ncclops: Ncclops
+    start_agent: Start, tmp_path: Path, ncclops_in_process: Ncclops
 ) -> None:
     agents = [start_agent(tmp_path / "runs" / name) for name in ("a", "b")]
-    assert "2 runs are under way" in error_of(ncclops("stop"))
-    assert "1 more run is under way" in ncclops("status").stderr
-    assert ncclops("stop", "b").returncode == 0
+    assert "2 runs are under way" in error_of(ncclops_in_process("stop"))
+    assert "1 more run is under way" in ncclops_in_process("status").stderr
+    assert ncclops_in_process("stop", "b").returncode == 0
     assert [len(agent.asked.calls) for agent in agents] == [0, 1]
 
 
-def test_without_runs_there_is_nothing_to_show(ncclops: Ncclops) -> None:
-    assert "no runs in runs/" in error_of(ncclops("status"))
+def test_without_runs_there_is_nothing_to_show(ncclops_in_process: Ncclops) -> None:
+    assert "no runs in runs/" in error_of(ncclops_in_process("status"))
 
 
-def test_watch_is_for_terminals(agent: Agent, ncclops: Ncclops) -> None:
-    assert "terminal" in error_of(ncclops("status", "--watch"))
-    assert "--json" in error_of(ncclops("status", "--watch", "--json"))
+def test_watch_is_for_terminals(agent: Agent, ncclops_in_process: Ncclops) -> None:
+    assert "terminal" in error_of(ncclops_in_process("status", "--watch"))
+    assert "--json" in error_of(ncclops_in_process("status", "--watch", "--json"))
 
 
 def test_watch_goes_on_until_the_run_has_ended(agent: Agent, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def steps_of(slow: float, count: int = 30) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(starts_processes: None, tmp_path: Path) -> Path:
     """A run of four ranks with a restart, rank 2 half again as slow as the others."""
     run = tmp_path / "run"
     for rank in range(4):
@@ -102,14 +102,14 @@ def run_dir(tmp_path: Path) -> Path:
     return run
 
 
-def page_of(ncclops: Ncclops, run: Path) -> str:
-    result = ncclops("report", run, "-o", "page.html")
+def page_of(ncclops_in_process: Ncclops, run: Path) -> str:
+    result = ncclops_in_process("report", run, "-o", "page.html")
     assert result.returncode == 0, result.stderr
     return (run.parent / "page.html").read_text()
 
 
-def test_the_page_tells_what_happened(ncclops: Ncclops, run_dir: Path) -> None:
-    page = page_of(ncclops, run_dir)
+def test_the_page_tells_what_happened(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+    page = page_of(ncclops_in_process, run_dir)
     assert "20260101-abc" in page
     assert "3 workers exited 0" in page
     for kind in ("start-up", "compile", "steps", "restart"):
@@ -118,17 +118,19 @@ def test_the_page_tells_what_happened(ncclops: Ncclops, run_dir: Path) -> None:
     assert "rank 2 1.50" in page
 
 
-def test_the_page_tells_faults_as_incident_does(ncclops: Ncclops, run_dir: Path) -> None:
+def test_the_page_tells_faults_as_incident_does(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     """And leaves out those that are none, or that are damaged."""
-    page = page_of(ncclops, run_dir)
+    page = page_of(ncclops_in_process, run_dir)
     (sentence,) = re.findall(r"<h3>(.*?)</h3>", page)
     assert sentence.startswith("rank 1 raised RuntimeError: &lt;/script&gt;")
     assert "<td>at</td><td>/home/user/train.py:7 in step</td>" in page
     assert "restarted in place, on all 3 ranks" in page
 
 
-def test_the_page_holds_no_secret_and_nothing_that_runs(ncclops: Ncclops, run_dir: Path) -> None:
-    page = page_of(ncclops, run_dir)
+def test_the_page_holds_no_secret_and_nothing_that_runs(
+    ncclops_in_process: Ncclops, run_dir: Path
+) -> None:
+    page = page_of(ncclops_in_process, run_dir)
     assert "abc123def" not in page
     assert "<img" not in page
     assert page.count("<script") == 2  # the data and the drawing
@@ -143,8 +145,8 @@ class Attributes(HTMLParser):
         self.seen |= {name for name, _ in attrs}
 
 
-def test_the_page_loads_nothing(ncclops: Ncclops, run_dir: Path) -> None:
-    page = page_of(ncclops, run_dir)
+def test_the_page_loads_nothing(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+    page = page_of(ncclops_in_process, run_dir)
     assert "default-src 'none'" in page
     assert not re.findall(r"url\(|@import|https?://", page)
     attributes = Attributes()
@@ -153,9 +155,12 @@ def test_the_page_loads_nothing(ncclops: Ncclops, run_dir: Path) -> None:
     assert not attributes.seen & {"src", "href", "srcset", "data", "action", "background"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine to open the page in")
-def test_a_browser_draws_every_cell(ncclops: Ncclops, run_dir: Path, tmp_path: Path) -> None:
-    page_of(ncclops, run_dir)
+def test_a_browser_draws_every_cell(
+    ncclops_in_process: Ncclops, run_dir: Path, tmp_path: Path
+) -> None:
+    page_of(ncclops_in_process, run_dir)
     dom, log = browse(tmp_path / "page.html", tmp_path)
     painted = re.search(r'data-painted="(\d+)"', dom)
     assert painted, log
@@ -164,13 +169,16 @@ def test_a_browser_draws_every_cell(ncclops: Ncclops, run_dir: Path, tmp_path: P
     assert "CONSOLE" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine to open the page in")
-def test_a_browser_shows_a_run_without_receipts(ncclops: Ncclops, tmp_path: Path) -> None:
+def test_a_browser_shows_a_run_without_receipts(
+    ncclops_in_process: Ncclops, tmp_path: Path
+) -> None:
     write(
         tmp_path / "bare" / "events.jsonl",
         {"ts": 1.0, "event": "run-started", "run_id": "bare", "world_size": 1},
     )
-    page_of(ncclops, tmp_path / "bare")
+    page_of(ncclops_in_process, tmp_path / "bare")
     dom, log = browse(tmp_path / "page.html", tmp_path)
     assert "No step was timed" in dom
     assert "CONSOLE" not in log
@@ -192,19 +200,19 @@ def browse(page: Path, home: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_page_goes_to_standard_output(ncclops: Ncclops, run_dir: Path) -> None:
-    result = ncclops("report", run_dir, "-o", "-")
+def test_the_page_goes_to_standard_output(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+    result = ncclops_in_process("report", run_dir, "-o", "-")
     assert result.stdout.startswith("<!doctype html>")
     assert result.stderr == ""
 
 
-def test_what_cannot_be_reported_is_one_line(ncclops: Ncclops, run_dir: Path) -> None:
+def test_what_cannot_be_reported_is_one_line(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     for arguments, words in (
         ((run_dir.parent,), "holds no run"),
         (("nothing",), "no run 'nothing'"),
         ((run_dir, "-o", "nowhere/page.html"), "cannot write nowhere/page.html"),
     ):
-        result = ncclops("report", *arguments)
+        result = ncclops_in_process("report", *arguments)
         assert result.returncode == 2
         assert words in result.stderr
         assert result.stderr.count("\n") == 1
