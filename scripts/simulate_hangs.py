@@ -27,11 +27,11 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from ncclops.health.evidence import Reading, Tracker
-from ncclops.health.hang import Windows, judge
+from ncclops.health.hang import HangLimits, judge
 
 LOOK_EVERY_S = 60.0
 MINUTE = 60.0
-WINDOWS = Windows()
+LIMITS = HangLimits()
 OURS = "two kinds of evidence"
 # A hang is due within the window that applies to it (ten steps of 45 s fit into the shortest), and
 # three looks.
@@ -41,9 +41,9 @@ Mode = Literal["step", "wait", "busy", "gil", "idle", "dead"]
 Fault = Literal["gil-held", "same-operation", "idle-outside", "dead-rank"]
 
 DUE_S: dict[Fault, float] = {
-    "gil-held": WINDOWS.hang.total_seconds(),
-    "same-operation": WINDOWS.hang.total_seconds(),
-    "idle-outside": WINDOWS.quiet.total_seconds(),
+    "gil-held": LIMITS.hang.total_seconds(),
+    "same-operation": LIMITS.hang.total_seconds(),
+    "idle-outside": LIMITS.quiet.total_seconds(),
     "dead-rank": 0.0,
 }
 
@@ -280,7 +280,7 @@ def detector(history: History) -> Watch:
         samples = [
             tracker.add(reading, now) for tracker, reading in zip(trackers, readings, strict=True)
         ]
-        return judge(samples, WINDOWS, world_size=history.ranks).hung
+        return judge(samples, LIMITS, world_size=history.ranks).hung
 
     return look
 

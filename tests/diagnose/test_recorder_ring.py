@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclops.capture import flight_recorder, process_groups
-from ncclops.capture.flight_recorder import Mark, RawDump
+from ncclops.capture.flight_recorder import RawDump, RecorderMark
 
 
 def entry(number: int, pg_id: int, at: int, *, retired: bool = True) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def status(enqueued: int, completed: int) -> dict[str, int]:
 
 def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
     """By then what was pending has ended, and the next iteration has begun."""
-    mark = Mark(at_ns=300, status={"0": status(2, 1), "1": status(1, 1)})
+    mark = RecorderMark(at_ns=300, status={"0": status(2, 1), "1": status(1, 1)})
     entries = [entry(1, 0, 100), entry(2, 0, 200), entry(1, 1, 250), entry(1, 2, 400)]
     after = {"0": status(2, 2), "1": status(1, 1), "2": status(1, 1)}
     read = RawDump("_dump_fr_trace", dump_of(entries, after).pickled, mark).read(since_ns=0)
@@ -69,7 +69,7 @@ def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
 def test_what_was_pending_is_told_by_what_the_abort_ended(
     before: int, after: int, pending: set[int]
 ) -> None:
-    mark = Mark(at_ns=1000, status={"0": status(3, before)})
+    mark = RecorderMark(at_ns=1000, status={"0": status(3, before)})
     entries = [entry(n, 0, n) for n in (1, 2, 3)]
     raw = dump_of(entries, {"0": status(3, after)})
     read = RawDump(raw.source, raw.pickled, mark).read(since_ns=0)
@@ -80,7 +80,7 @@ def test_what_was_pending_is_told_by_what_the_abort_ended(
 
 
 def test_what_the_abort_did_not_end_is_pending() -> None:
-    mark = Mark(at_ns=1000, status={"0": status(2, 1)})
+    mark = RecorderMark(at_ns=1000, status={"0": status(2, 1)})
     stuck = dump_of([entry(1, 0, 1), entry(2, 0, 2, retired=False)], {"0": status(2, 1)})
     read = RawDump(stuck.source, stuck.pickled, mark).read(since_ns=0)
     assert [each["retired"] for each in read["entries"]] == [True, False]

@@ -8,7 +8,7 @@ import pytest
 
 from ncclops.env import Change, Overrides, Plan, PlanContext, compute_plan
 from ncclops.errors import UsageError
-from ncclops.profiles import Condition, Entry, Profile
+from ncclops.profiles import Entry, EntryCondition, Profile
 from tests.env.conftest import make_profile
 
 FILL = {"run_dir": "/runs/1", "rank_dir": "/runs/1/ranks/0"}
@@ -133,9 +133,9 @@ def test_scrub_takes_out_whole_entries_and_touches_nothing_else(
 def test_the_first_entry_whose_condition_holds_is_taken() -> None:
     of = profile(
         X=(
-            entry("set", "new", when=Condition(torch=">=2.14")),
-            entry("set", "restart", when=Condition(restart=frozenset({"in-process"}))),
-            entry("set", "other", when=Condition(absent=("Y",))),
+            entry("set", "new", when=EntryCondition(torch=">=2.14")),
+            entry("set", "restart", when=EntryCondition(restart=frozenset({"in-process"}))),
+            entry("set", "other", when=EntryCondition(absent=("Y",))),
         )
     )
     new, old = PlanContext("in-process", "2.15.0"), PlanContext("in-process", "2.13.0+cpu")

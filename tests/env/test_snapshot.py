@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.explain import explain
-from ncclops.env.snapshot import Snapshot, compare, load, take
+from ncclops.env.snapshot import EnvSnapshot, compare, load, take
 from ncclops.errors import UsageError
 from ncclops.redaction.redactor import REDACTED, is_secret, redact_variables
 
@@ -71,8 +71,8 @@ def test_a_snapshot_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_compare_puts_what_must_be_equal_first() -> None:
-    a = Snapshot("a", {"RANK": "0", "NCCL_ALGO": "Ring", "X": "1", "SAME": "1"})
-    b = Snapshot("b", {"RANK": "1", "NCCL_ALGO": "Tree", "Y": "2", "SAME": "1"})
+    a = EnvSnapshot("a", {"RANK": "0", "NCCL_ALGO": "Ring", "X": "1", "SAME": "1"})
+    b = EnvSnapshot("b", {"RANK": "1", "NCCL_ALGO": "Tree", "Y": "2", "SAME": "1"})
     assert [(row.name, row.a, row.b) for row in compare(a, b)] == [
         ("NCCL_ALGO", "Ring", "Tree"),
         ("X", "1", None),
@@ -82,8 +82,8 @@ def test_compare_puts_what_must_be_equal_first() -> None:
 
 
 def test_compare_sees_what_configuration_files_add() -> None:
-    a = Snapshot("a", {}, files={"NCCL_NET": "IB"})
-    b = Snapshot("b", {"NCCL_NET": "Socket"}, files={})
+    a = EnvSnapshot("a", {}, files={"NCCL_NET": "IB"})
+    b = EnvSnapshot("b", {"NCCL_NET": "Socket"}, files={})
     (row,) = compare(a, b)
     assert (row.a, row.b) == ("IB", "Socket")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight import judge
-from ncclops.flight.model import Evidence
+from ncclops.flight.model import FlightEvidence
 from ncclops.flight.parse import parse
-from ncclops.flight.report import Report
+from ncclops.flight.report import FlightReport
 
 BEGUN_S = 1_790_000_000
 WORLD = ("0", "default_pg")
@@ -96,9 +96,9 @@ def evidence(
     groups: Mapping[tuple[str, str], Sequence[int]] | None = None,
     *,
     taken_at: float = BEGUN_S + 10_000,
-) -> Evidence:
+) -> FlightEvidence:
     """What a folder with these ranks' dumps holds, taken long after the last operation."""
-    made = Evidence("dumps")
+    made = FlightEvidence("dumps")
     members = {WORLD: sorted(by_rank)} if groups is None else groups
     for rank, entries in by_rank.items():
         mine = {name: ranks for name, ranks in members.items() if rank in ranks}
@@ -111,7 +111,7 @@ def evidence(
 def report(
     by_rank: Mapping[int, Iterable[Mapping[str, Any]]],
     groups: Mapping[tuple[str, str], Sequence[int]] | None = None,
-) -> Report:
+) -> FlightReport:
     """The verdict on these ranks' dumps."""
     return judge(evidence(by_rank, groups))
 

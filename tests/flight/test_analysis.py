@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ncclops.flight import judge
-from ncclops.flight.model import Evidence, GroupState, Place
+from ncclops.flight.model import FlightEvidence, GroupState, RankPlace
 from ncclops.flight.report import first_behind
 from ncclops.stacks.frame import Frame
 from tests.flight import dumps
@@ -301,7 +301,7 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
     about = made.rank(2)
     about.ended, about.silent = "it did not answer: soft timeout; the process died", True
-    about.place = Place(Frame("/home/user/data.py", 3, "load"))
+    about.place = RankPlace(Frame("/home/user/data.py", 3, "load"))
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
     assert found.sentence.endswith("it is in data.py:3 load; its guardian ended it")
@@ -323,9 +323,9 @@ def test_who_waits_in_a_transfer_is_not_to_blame_for_the_one_that_is_elsewhere()
     for rank, count in ((0, 5), (1, 4), (2, 4)):
         state = GroupState("0", "default_pg", (0, 1, 2), "gloo", count, 4)
         made.ranks[rank].groups = (state,)
-    made.ranks[0].place = Place(Frame("/home/user/comm.py", 30, "give"), inside="send")
-    made.ranks[1].place = Place(Frame("/home/user/train.py", 9, "main"))
-    made.ranks[2].place = Place(Frame("/home/user/comm.py", 33, "take"), inside="recv")
+    made.ranks[0].place = RankPlace(Frame("/home/user/comm.py", 30, "give"), inside="send")
+    made.ranks[1].place = RankPlace(Frame("/home/user/train.py", 9, "main"))
+    made.ranks[2].place = RankPlace(Frame("/home/user/comm.py", 33, "take"), inside="recv")
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (1,))
     assert found.sentence.startswith("rank 1 never entered send #5")
@@ -379,7 +379,7 @@ def test_backends_of_one_group_count_apart() -> None:
 def test_groups_of_one_name_with_different_members() -> None:
     """Split groups: rows of a mesh are called alike."""
     row = ("3", "tp")
-    made = Evidence("dumps")
+    made = FlightEvidence("dumps")
     for members in ((0, 1), (2, 3)):
         part = dumps.evidence(
             {
@@ -468,7 +468,7 @@ def test_a_rank_elsewhere_is_no_waiter_on_the_cpu() -> None:
     """Gloo is late to say that an operation has ended: a stack outside of it says it first."""
     made = dumps.evidence({r: [entry(1, op="gloo:all_reduce", state="scheduled")] for r in (0, 1)})
     for rank in (0, 1):
-        made.ranks[rank].place = Place(Frame("/home/user/train.py", 3, "load"))
+        made.ranks[rank].place = RankPlace(Frame("/home/user/train.py", 3, "load"))
     assert not judge(made).is_bad
 
 

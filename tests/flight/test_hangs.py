@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.flight import analyze
-from ncclops.flight.report import Report
+from ncclops.flight.report import FlightReport
 from tests.flight.conftest import JOBS
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def line_of(scenario: str) -> int:
     return marked[0] + 1
 
 
-def check(report: Report, scenario: str, world: int, kind: str) -> None:
+def check(report: FlightReport, scenario: str, world: int, kind: str) -> None:
     _, odd, _ = EXPECTED[scenario]
     expected = (world - 2,) if odd is None else odd
     verdict = report.to_json()["verdict"]

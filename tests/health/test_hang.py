@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.health.evidence import Kind, Reading, Sample, Tracker
-from ncclops.health.hang import HangVerdict, Windows, assess, judge
+from ncclops.health.hang import HangLimits, HangVerdict, assess, judge
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 
-WINDOWS = Windows()
+LIMITS = HangLimits()
 FRESH, STALE, VERY_STALE = timedelta(seconds=5), timedelta(minutes=11), timedelta(minutes=31)
 SIMULATION = REPOSITORY / "scripts" / "simulate_hangs.py"
 
@@ -43,17 +43,17 @@ def inside(rank: int = 0, *, collectives: int = 7) -> Sample:
 
 
 def verdict(*samples: Sample, world_size: int | None = None) -> HangVerdict:
-    return judge(samples, WINDOWS, world_size=world_size or len(samples))
+    return judge(samples, LIMITS, world_size=world_size or len(samples))
 
 
 def test_one_stale_receipt_is_never_enough() -> None:
     only_step = sample(ages={Kind.STEP: timedelta(days=1)})
-    assert assess(only_step, WINDOWS).state == "unclear"
+    assert assess(only_step, LIMITS).state == "unclear"
     assert not verdict(only_step).hung
 
 
 def test_nothing_known_is_not_dead() -> None:
-    finding = assess(Sample(rank=0), WINDOWS)
+    finding = assess(Sample(rank=0), LIMITS)
     assert finding.state == "unclear"
     assert not verdict(Sample(rank=0), Sample(rank=1)).hung
 
@@ -97,13 +97,13 @@ def test_an_idle_rank_whose_interpreter_runs_has_the_long_window() -> None:
 def test_outside_a_collective_counters_that_move_with_steps_are_one_kind() -> None:
     """A recompile whose CPU time cannot be read leaves step, collectives and GPU still."""
     compiles = sample(0, ages=ages(VERY_STALE, cpu=None, interpreter=FRESH), in_collective=False)
-    assert assess(compiles, WINDOWS).state == "unclear"
+    assert assess(compiles, LIMITS).state == "unclear"
     assert not verdict(compiles, inside(1)).hung
 
 
 def test_a_service_that_nobody_uses_is_no_training_that_hangs() -> None:
     idle = sample(ages=ages(VERY_STALE, step=None, interpreter=FRESH), in_collective=False)
-    assert assess(idle, WINDOWS).state == "unclear"
+    assert assess(idle, LIMITS).state == "unclear"
     assert not verdict(idle).hung
 
 
@@ -135,14 +135,14 @@ def test_a_phase_that_outlasts_its_limit_is_evidence() -> None:
         phase_age=timedelta(minutes=20),
         phase_limit=timedelta(minutes=12),
     )
-    finding = assess(late, WINDOWS)
+    finding = assess(late, LIMITS)
     assert finding.state == "stuck"
     assert Kind.PHASE in finding.stale
 
 
 def test_slow_steps_are_given_their_time() -> None:
     slow = sample(ages=ages(STALE), in_collective=True, step_time=timedelta(minutes=2))
-    assert assess(slow, WINDOWS).state == "working"
+    assert assess(slow, LIMITS).state == "working"
 
 
 @given(

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.health.live import STEP_PACE, LiveWatch, WatchRules
-from ncclops.health.stalls import Windows
+from ncclops.health.stalls import StallLimits
 from ncclops.health.stragglers import step_time_in
 from ncclops.receipts.observation import Kind, Observation, Where, observe_record
 from ncclops.record.events import (
@@ -18,12 +18,12 @@ from ncclops.record.events import (
     StragglerEvent,
 )
 
-WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(seconds=1000))
+LIMITS = StallLimits(startup=timedelta(seconds=100), compile=timedelta(seconds=1000))
 NOWHERE = Where("receipt.jsonl", 0, "")
 
 
 def watch() -> LiveWatch:
-    return LiveWatch(WatchRules(windows=WINDOWS), now=0.0)
+    return LiveWatch(WatchRules(stall=LIMITS), now=0.0)
 
 
 def line(kind: Kind, **fields: Any) -> Observation:

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from ncclops.health.stalls import StallWatch, Windows
+from ncclops.health.stalls import StallLimits, StallWatch
 from ncclops.receipts.observation import Kind, Observation, Where
 
-WINDOWS = Windows(startup=timedelta(seconds=100), compile=timedelta(minutes=10))
+LIMITS = StallLimits(startup=timedelta(seconds=100), compile=timedelta(minutes=10))
 
 
 def seen(kind: Kind) -> Observation:
@@ -17,7 +17,7 @@ def seen(kind: Kind) -> Observation:
 
 
 def test_startup_without_a_sign_of_training() -> None:
-    watch = StallWatch(WINDOWS, now=50.0)
+    watch = StallWatch(LIMITS, now=50.0)
     assert watch.deadline == 150.0
     assert watch.check(149.9) is None
     stall = watch.check(150.0)
@@ -31,7 +31,7 @@ def test_startup_without_a_sign_of_training() -> None:
 
 
 def test_compile_has_a_window_of_its_own() -> None:
-    watch = StallWatch(WINDOWS, now=0.0)
+    watch = StallWatch(LIMITS, now=0.0)
     watch.saw(seen("begun"), 90.0)
     watch.saw(seen("begun"), 400.0)
     assert watch.deadline == 690.0, "a compile that talks has no longer window"
@@ -43,7 +43,7 @@ def test_compile_has_a_window_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["warmup", "step", "end"])
 def test_progress_closes_the_windows(kind: Kind) -> None:
-    watch = StallWatch(WINDOWS, now=0.0)
+    watch = StallWatch(LIMITS, now=0.0)
     watch.saw(seen("begun"), 90.0)
     watch.saw(seen(kind), 100.0)
     assert watch.deadline is None
@@ -51,14 +51,14 @@ def test_progress_closes_the_windows(kind: Kind) -> None:
 
 
 def test_a_late_start_is_raised_and_the_compile_still_watched() -> None:
-    watch = StallWatch(WINDOWS, now=0.0)
+    watch = StallWatch(LIMITS, now=0.0)
     assert watch.check(200.0) is not None
     watch.saw(seen("begun"), 300.0)
     assert watch.check(900.0) is not None
 
 
 def test_a_restart_opens_the_windows_again() -> None:
-    watch = StallWatch(WINDOWS, now=0.0)
+    watch = StallWatch(LIMITS, now=0.0)
     watch.saw(seen("step"), 10.0)
     watch.saw(seen("start"), 500.0)
     assert watch.deadline == 600.0

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ncclops.health.stragglers import (
     ADVICE,
-    StepTime,
+    RankStepTime,
     StragglerWatch,
     find_stragglers,
     step_time_in,
 )
 
-Times = dict[int, list[StepTime]]
+Times = dict[int, list[RankStepTime]]
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     noise = random.Random(7)
     return {
         rank: [
-            StepTime(
+            RankStepTime(
                 step=step,
                 seconds=seconds(rank, step) * noise.uniform(0.99, 1.01),
                 at=1000.0 + step,
@@ -88,7 +88,7 @@ def test_the_first_step_and_disturbed_ones_are_never_compared() -> None:
     assert find_stragglers(compile_skew) == []
     times = run()
     times[0] = [
-        StepTime(step=t.step, seconds=30.0, at=t.at, disturbed=True)
+        RankStepTime(step=t.step, seconds=30.0, at=t.at, disturbed=True)
         if t.step in range(20, 30)
         else t
         for t in times[0]
@@ -99,7 +99,7 @@ def test_the_first_step_and_disturbed_ones_are_never_compared() -> None:
 def test_own_time_tells_who_is_slow_when_collectives_make_all_steps_equal() -> None:
     times = {
         rank: [
-            StepTime(step=step, seconds=1.2, at=step, busy_s=1.1 if rank == 1 else 0.9)
+            RankStepTime(step=step, seconds=1.2, at=step, busy_s=1.1 if rank == 1 else 0.9)
             for step in range(40)
         ]
         for rank in range(4)
@@ -136,7 +136,7 @@ def test_the_watch_says_a_finding_once_and_again_after_a_recovery() -> None:
         slow = step < slow_until or step >= slow_from
         for rank in range(3):
             seconds = 1.2 if rank == 1 and slow else 1.0
-            watch.saw(rank, StepTime(step=step, seconds=seconds, at=float(step)))
+            watch.saw(rank, RankStepTime(step=step, seconds=seconds, at=float(step)))
         said += [(step, found.rank, found.kind) for found in watch.check()]
     assert [rank for _, rank, _ in said] == [1] * len(said)
     assert [kind for _, _, kind in said] == ["chronic", "one-off", "chronic"]
@@ -151,14 +151,14 @@ def test_a_rank_that_is_read_late_makes_no_finding_new() -> None:
         for rank in range(3):
             if rank < 2 or step >= 40:
                 seconds = 1.2 if rank == 1 else 1.0
-                watch.saw(rank, StepTime(step=step, seconds=seconds, at=float(step)))
+                watch.saw(rank, RankStepTime(step=step, seconds=seconds, at=float(step)))
         said += [(found.rank, found.kind) for found in watch.check()]
     assert said == [(1, "chronic")]
 
 
 def test_step_times_from_records() -> None:
     record = {"ts": 5.0, "kind": "step", "iteration": 0, "step": 3, "seconds": 0.5, "busy_s": 0.4}
-    assert step_time_in(record) == StepTime(step=3, seconds=0.5, at=5.0, busy_s=0.4)
+    assert step_time_in(record) == RankStepTime(step=3, seconds=0.5, at=5.0, busy_s=0.4)
     first = step_time_in(record | {"first": True})
     assert first is not None
     assert first.disturbed
@@ -169,7 +169,7 @@ def test_step_times_from_records() -> None:
 @given(st.dictionaries(st.integers(0, 3), st.lists(st.floats(0, 1e6), max_size=30), max_size=4))
 def test_any_times_are_taken(values: dict[int, list[float]]) -> None:
     times = {
-        rank: [StepTime(step=n, seconds=value, at=float(n)) for n, value in enumerate(entries)]
+        rank: [RankStepTime(step=n, seconds=value, at=float(n)) for n, value in enumerate(entries)]
         for rank, entries in values.items()
     }
     for found in find_stragglers(times):

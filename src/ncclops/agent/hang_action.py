@@ -18,7 +18,7 @@ from ncclops.agent.job import Job
 from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
 from ncclops.health.evidence import Kind
-from ncclops.health.hang import Finding, HangVerdict
+from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.record import progress
 from ncclops.record.events import HangEndedEvent, HangEvent, HangEvidence
 
@@ -120,7 +120,7 @@ class HangAction:
         return None if page is None else page.tick_ns
 
 
-def _evidence(finding: Finding) -> HangEvidence:
+def _evidence(finding: HangFinding) -> HangEvidence:
     return HangEvidence(
         rank=finding.rank,
         state=finding.state,

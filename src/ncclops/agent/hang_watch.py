@@ -18,7 +18,7 @@ from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
 from ncclops.health import probes
 from ncclops.health.evidence import Reading, Sample, Tracker
-from ncclops.health.hang import HangVerdict, Windows, judge
+from ncclops.health.hang import HangLimits, HangVerdict, judge
 from ncclops.host import gpu_readings
 from ncclops.record import progress
 
@@ -55,7 +55,7 @@ class HangWatch:
         hung: Judged,
     ) -> None:
         self._job, self._team = job, team
-        self._windows: Windows = job.hang
+        self._limits: HangLimits = job.hang
         self._steps_printed = steps_printed
         self._hung = hung
         self._loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class HangWatch:
 
     def _run(self) -> None:
         # Looked at by the clock, because what is looked for is that nothing happens.
-        pause = min(_SELDOM, max(_OFTEN, self._windows.hang / _LOOKS_PER_WINDOW))
+        pause = min(_SELDOM, max(_OFTEN, self._limits.hang / _LOOKS_PER_WINDOW))
         while not self._ending.wait(pause.total_seconds()):
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 self._look()
@@ -85,7 +85,7 @@ class HangWatch:
         samples = [self._sample(reading, now) for reading in readings.values() if reading]
         # Whoever has ended or finished is not waited for.
         others = self._job.layout.world_size - self._job.layout.nproc
-        verdict = judge(samples, self._windows, world_size=len(samples) + others)
+        verdict = judge(samples, self._limits, world_size=len(samples) + others)
         if verdict.hung:
             self._loop.call_soon_threadsafe(self._deliver, verdict)
 

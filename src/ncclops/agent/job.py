@@ -10,7 +10,7 @@ from datetime import timedelta
 from ncclops.agent.history import JobHistory
 from ncclops.agent.layout import Layout, Shown
 from ncclops.decision.retrying import RetryPlan
-from ncclops.health.hang import Windows
+from ncclops.health.hang import HangLimits
 from ncclops.health.live import WatchRules
 from ncclops.host import gpu_readings
 from ncclops.receipts.log_formats import Form
@@ -37,7 +37,7 @@ class Job:
     stop_grace: timedelta
     timeouts: Timeouts  # those that workers were started with
     watch: WatchRules
-    hang: Windows
+    hang: HangLimits
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others

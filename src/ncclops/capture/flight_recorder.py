@@ -9,8 +9,8 @@ goes on: entries of before the iteration began are left out.
 
 A dump takes some 10 to 20 us an entry and holds the GIL. It need not be taken before an abort where
 all groups are Gloo's: the ring outlives them, and what an abort changes of their entries, whether
-one was pending, follows from a :class:`Mark`, which costs nothing. NCCL's entries ask CUDA how far
-they are and hold on to events of their group, so that they have to be read before.
+one was pending, follows from a :class:`RecorderMark`, which costs nothing. NCCL's entries ask CUDA
+how far they are and hold on to events of their group, so that they have to be read before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Status = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
-class Mark:
+class RecorderMark:
     """How far each group of the generic recorder had come at ``at_ns`` (wall time)."""
 
     at_ns: int
@@ -88,7 +88,7 @@ class RawDump:
 
     source: str
     pickled: bytes
-    mark: Mark | None = None
+    mark: RecorderMark | None = None
 
     def read(self, since_ns: int) -> dict[str, Any]:
         """The dump as JSON takes it, without entries of before ``since_ns`` (wall time)."""
@@ -99,7 +99,7 @@ class RawDump:
             return _current_part(dump, since_ns)
 
 
-def dump(mark: Mark | None = None) -> list[RawDump]:
+def dump(mark: RecorderMark | None = None) -> list[RawDump]:
     """What the recorders that are there hold, NCCL's first; with ``mark``, held at that moment.
 
     Raises what torch raises.
@@ -112,13 +112,13 @@ def dump(mark: Mark | None = None) -> list[RawDump]:
     return found
 
 
-def mark() -> Mark | None:
+def mark() -> RecorderMark | None:
     """How far the groups are; None without the generic recorder. Raises what torch raises."""
     api = _api(_GENERIC)
     if api is None:
         return None
     status = _status(pickle.loads(api(False, False, False)))
-    return Mark(time.time_ns(), status)
+    return RecorderMark(time.time_ns(), status)
 
 
 def ring_size() -> int:
@@ -185,7 +185,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _as_of(mark: Mark, dump: dict[str, Any], source: str) -> dict[str, Any]:
+def _as_of(mark: RecorderMark, dump: dict[str, Any], source: str) -> dict[str, Any]:
     """Without what came after ``mark``, and with what was pending then as pending."""
     entries = [each for each in dump.get("entries", []) if _created(each, 0) <= mark.at_ns]
     if source != _GENERIC:

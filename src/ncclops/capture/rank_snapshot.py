@@ -62,7 +62,9 @@ class RankSnapshot:
         self.gpu: dict[str, Any] | None = None
         self.failures: list[tuple[str, list[str]]] = []  # what could not be had: why, which files
         self._since_ns = since_ns
-        self._mark: flight_recorder.Mark | None = None  # of a recorder that is still to be dumped
+        self._mark: flight_recorder.RecorderMark | None = (
+            None  # of a recorder that is still to be dumped
+        )
 
     def take(self, limit_s: float) -> None:
         """Look at everything; what is not there after ``limit_s`` is reported as missing.
@@ -99,7 +101,9 @@ class RankSnapshot:
         self.groups = process_groups.groups()
         self.logs = _log_sizes(self.who.rank_dir)
 
-    def _dump_within(self, limit_s: float, mark: flight_recorder.Mark | None = None) -> None:
+    def _dump_within(
+        self, limit_s: float, mark: flight_recorder.RecorderMark | None = None
+    ) -> None:
         # In a thread: on a GPU the dump asks the driver about each operation.
         thread = threading.Thread(target=self._dump, args=(mark,), name="ncclops-dump", daemon=True)
         thread.start()
@@ -108,7 +112,7 @@ class RankSnapshot:
             reason = f"the flight recorder did not answer within {limit_s:g} s"
             self.failures.append((reason, [incidents.FLIGHT]))
 
-    def _dump(self, mark: flight_recorder.Mark | None) -> None:
+    def _dump(self, mark: flight_recorder.RecorderMark | None) -> None:
         try:
             self.dumps = flight_recorder.dump(mark)
         except Exception as error:  # noqa: BLE001 - torch's, of whatever release
@@ -146,7 +150,7 @@ class RankSnapshot:
             incidents.write_json(directory / name, document, indent=None)  # it may be megabytes
 
 
-def _mark_to_dump_later() -> flight_recorder.Mark | None:
+def _mark_to_dump_later() -> flight_recorder.RecorderMark | None:
     """None where the recorder has to be dumped before an abort, or where that costs nothing."""
     mark = _mark() if process_groups.are_all_gloo() else None
     if mark is None or mark.recorded <= _FEW_RECORDS or mark.is_ambiguous:
@@ -154,7 +158,7 @@ def _mark_to_dump_later() -> flight_recorder.Mark | None:
     return mark
 
 
-def _mark() -> flight_recorder.Mark | None:
+def _mark() -> flight_recorder.RecorderMark | None:
     """None where there is none to be had: then the dump says what is wrong."""
     try:
         return flight_recorder.mark()

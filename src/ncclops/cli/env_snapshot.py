@@ -10,7 +10,7 @@ from ncclops.cli._options import ChangedExitCodeOption, JsonOption
 from ncclops.cli._output import note, print_json
 
 if TYPE_CHECKING:
-    from ncclops.env.snapshot import Difference, Snapshot
+    from ncclops.env.snapshot import EnvSnapshot, VariableDifference
 
 
 def snapshot(
@@ -71,7 +71,9 @@ def compare(names: list[str], *, as_json: bool, exit_code: bool) -> None:
         raise typer.Exit(1)
 
 
-def _document(a: Snapshot, b: Snapshot, differences: list[Difference]) -> dict[str, Any]:
+def _document(
+    a: EnvSnapshot, b: EnvSnapshot, differences: list[VariableDifference]
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     sides = {
@@ -82,7 +84,7 @@ def _document(a: Snapshot, b: Snapshot, differences: list[Difference]) -> dict[s
     return {"schema": "ncclops.env-compare/1", **sides, "differences": rows}
 
 
-def _print(a: Snapshot, b: Snapshot, differences: list[Difference]) -> None:
+def _print(a: EnvSnapshot, b: EnvSnapshot, differences: list[VariableDifference]) -> None:
     from ncclops.env.catalogue import RANKS
 
     for name in sorted({*a.versions, *b.versions}):

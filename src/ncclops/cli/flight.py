@@ -12,8 +12,8 @@ from ncclops.cli._output import note, print_json, stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ncclops.flight.analysis_context import Finding
-    from ncclops.flight.report import Report
+    from ncclops.flight.analysis_context import FlightFinding
+    from ncclops.flight.report import FlightReport
 
 _SHOWN_GROUPS = 20
 _SHOWN_FRAMES = 4
@@ -79,7 +79,7 @@ def analyze(
     return 1 if exit_code and report.is_bad else 0
 
 
-def _print(report: Report) -> None:
+def _print(report: FlightReport) -> None:
     from rich.text import Text
 
     console = stdout_console()
@@ -96,7 +96,7 @@ def _print(report: Report) -> None:
         console.print(Text(f"note: {line}", style="dim"))
 
 
-def _torch_lines(report: Report) -> list[str]:
+def _torch_lines(report: FlightReport) -> list[str]:
     opinion = report.extra.get("torch")
     if opinion is None:
         return []
@@ -106,7 +106,7 @@ def _torch_lines(report: Report) -> list[str]:
     return ["torch's analyser says:", *said[:_SHOWN_TORCH_LINES]]
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def _print_finding(console: Console, finding: FlightFinding) -> None:
     from rich.text import Text
 
     from ncclops.flight.analysis_context import others_text
@@ -123,7 +123,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
         console.print(Text(f"  and {len(finding.sides) - _SHOWN_SIDES} more: --json has all"))
 
 
-def _print_groups(console: Console, report: Report) -> None:
+def _print_groups(console: Console, report: FlightReport) -> None:
     from rich.table import Table
 
     from ncclops.flight.groups import ranks_text

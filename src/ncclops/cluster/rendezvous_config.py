@@ -34,7 +34,7 @@ _TIMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class RendezvousPace:
     """``--rdzv-conf``, as values.
 
     ``join``: by when all nodes are to be there. ``last_call``: how much longer spares may come
@@ -72,7 +72,7 @@ class RendezvousConfig:
     external: bool = False
     local_addr: str | None = None
     expected: tuple[str, ...] = ()
-    pace: Pace = field(default_factory=Pace)
+    pace: RendezvousPace = field(default_factory=RendezvousPace)
 
     @property
     def address(self) -> str:
@@ -93,7 +93,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     return active, most
 
 
-def parse_pace(text: str | None) -> Pace:
+def parse_pace(text: str | None) -> RendezvousPace:
     """``--rdzv-conf``: ``key=value`` pairs separated by commas, times in seconds."""
     given: dict[str, int] = {}
     hosts: bool | None = None
@@ -108,7 +108,7 @@ def parse_pace(text: str | None) -> Pace:
             raise UsageError(f"--rdzv-conf {pair}: expected key=seconds with one of {known}")
     seconds = _TIMES | given
     join = given.get("join_timeout", seconds["timeout"])
-    return Pace(
+    return RendezvousPace(
         join=timedelta(seconds=join),
         last_call=timedelta(seconds=seconds["last_call_timeout"]),
         beat=timedelta(seconds=seconds["keep_alive_interval"]),

@@ -30,7 +30,7 @@ FILE_NAME = "environment.json"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class EnvSnapshot:
     """One environment. ``files`` is what NCCL adds to it from its configuration files."""
 
     label: str
@@ -52,7 +52,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Difference:
+class VariableDifference:
     """A variable that two environments do not share; ``ranks`` is the catalogue's word on it."""
 
     name: str
@@ -63,12 +63,12 @@ class Difference:
 
 def take(
     environ: Mapping[str, str], *, label: str = "here", keep_secrets: bool = False
-) -> Snapshot:
+) -> EnvSnapshot:
     """A snapshot of ``environ`` on this host."""
     added = {name: setting.value for name, setting in from_files(environ).items()}
     variables = environ if keep_secrets else redact_variables(environ)
     files = added if keep_secrets else redact_variables(added)
-    return Snapshot(
+    return EnvSnapshot(
         label=label,
         variables=dict(sorted(variables.items())),
         files=dict(sorted(files.items())),
@@ -83,7 +83,7 @@ def take(
     )
 
 
-def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> Snapshot:
+def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> EnvSnapshot:
     """Take a snapshot of ``environ`` and write it to ``path``. Raises ``OSError``.
 
     A rank's directory holds its own as ``FILE_NAME``; ``load`` finds it there.
@@ -94,7 +94,7 @@ def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False)
     return taken
 
 
-def load(what: str) -> Snapshot:
+def load(what: str) -> EnvSnapshot:
     """The environment that ``what`` names. Raises ``UsageError`` when there is none.
 
     ``here`` is this process's, ``pid:N`` a running process's; else a snapshot file, a rank's
@@ -127,18 +127,20 @@ def _in_directory(directory: Path) -> Path:
     raise UsageError(f"{directory}: holds neither {FILE_NAME} nor run.json")
 
 
-def _from_document(document: Any, what: str, path: Path) -> Snapshot:
+def _from_document(document: Any, what: str, path: Path) -> EnvSnapshot:
     if isinstance(document, dict) and document.get("schema") == SCHEMA:
-        known = {name: document[name] for name in Snapshot.__dataclass_fields__ if name in document}
-        return Snapshot(**{**known, "label": what})
+        known = {
+            name: document[name] for name in EnvSnapshot.__dataclass_fields__ if name in document
+        }
+        return EnvSnapshot(**{**known, "label": what})
     if isinstance(document, dict) and isinstance(document.get("plan"), list):
         rows = {row["name"]: row["after"] for row in document["plan"]}
         present = {name: value for name, value in rows.items() if value is not None}
-        return Snapshot(what, redact_variables(present))
+        return EnvSnapshot(what, redact_variables(present))
     raise UsageError(f"{path}: not a snapshot: write one with `ncclops env snapshot`")
 
 
-def _of_process(what: str) -> Snapshot:
+def _of_process(what: str) -> EnvSnapshot:
     number = what.removeprefix("pid:")
     try:
         environ = psutil.Process(int(number)).environ()
@@ -151,11 +153,11 @@ def _of_process(what: str) -> Snapshot:
     return take(environ, label=what)
 
 
-def compare(a: Snapshot, b: Snapshot) -> list[Difference]:
+def compare(a: EnvSnapshot, b: EnvSnapshot) -> list[VariableDifference]:
     """What differs between two environments, what must be equal on all ranks first."""
     left, right = a.effective, b.effective
     differences = [
-        Difference(name, left.get(name), right.get(name), _ranks(name))
+        VariableDifference(name, left.get(name), right.get(name), _ranks(name))
         for name in sorted(left.keys() | right.keys())
         if left.get(name) != right.get(name)
     ]

@@ -12,11 +12,14 @@ What it says (pure):
 - ``groups``       each rank's entries side by side, by process group
 - ``compare``      where ranks asked for different things; ``waits``: who waits for whom
 - ``findings``     what is wrong (``analysis_context``, ``absences``, ``stalls``)
-- ``report``       told in JSON and, with ``sentences``, in a sentence
+- ``report``       the result as JSON and, with ``sentences``, in a sentence
 - ``ras``          what NCCL's service said
 """
 
-from ncclops.flight.analysis_context import Finding
-from ncclops.flight.report import Report, analyze, judge
+from ncclops.flight.analysis_context import FlightFinding
+from ncclops.flight.report import FlightReport, analyze, judge
 
-__all__ = ["Finding", "Report", "analyze", "judge"]
+# Their names up to now, for code of users.
+Finding, Report = FlightFinding, FlightReport
+
+__all__ = ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"]

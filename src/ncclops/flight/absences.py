@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections import Counter
 
 from ncclops.flight import waits as waiting
-from ncclops.flight.analysis_context import Finding, Scene, Side, waiting_side
-from ncclops.flight.model import Evidence, RankEvidence, Track
+from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
+from ncclops.flight.model import FlightEvidence, RankEvidence, Track
 from ncclops.flight.waits import Op
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frames
 
 
-def absences(scene: Scene) -> list[Finding]:
+def absences(context: AnalysisContext) -> list[FlightFinding]:
     """Ranks that others wait for and that wait for nobody, by what they are waited for in."""
     waited_in: dict[int, Counter[Op]] = {}
-    for rank, targets in scene.waits.edges.items():
+    for rank, targets in context.waits.edges.items():
         for target in targets:
-            waited_in.setdefault(target, Counter())[scene.waits.heads[rank]] += 1
+            waited_in.setdefault(target, Counter())[context.waits.heads[rank]] += 1
     together: dict[tuple[str, Op], list[int]] = {}
-    for target in sorted(waiting.roots(scene.waits)):
-        kind = _absence_kind(scene, target)
+    for target in sorted(waiting.roots(context.waits)):
+        kind = _absence_kind(context, target)
         op = min(waited_in[target], key=lambda op: (-waited_in[target][op], op.group, op.seq))
         together.setdefault((kind, op), []).append(target)
-    found = [_absence(scene, kind, op, absent) for (kind, op), absent in together.items()]
+    found = [_absence(context, kind, op, absent) for (kind, op), absent in together.items()]
     named = {rank for finding in found for rank in finding.culprits}
-    return found + _deaths_nobody_waits_for(scene, named)
+    return found + _deaths_nobody_waits_for(context, named)
 
 
-def _absence_kind(scene: Scene, rank: int) -> str:
-    about = scene.about(rank)
+def _absence_kind(context: AnalysisContext, rank: int) -> str:
+    about = context.about(rank)
     stood_still = about.deaf_s is not None or _is_stopped(about)
     if about.silent and (stood_still if about.place is None else about.place.inside is None):
         return "never-arrived"  # that it was ended came of it
@@ -42,38 +42,40 @@ def _absence_kind(scene: Scene, rank: int) -> str:
     return "never-arrived"
 
 
-def _absence(scene: Scene, kind: str, op: Op, absent: list[int]) -> Finding:
+def _absence(context: AnalysisContext, kind: str, op: Op, absent: list[int]) -> FlightFinding:
     held_up: list[int] = []
     if kind == "never-arrived":
-        absent, held_up = _who_waits_for_nobody(scene, absent)
-    waiters = sorted(rank for rank, head in scene.waits.heads.items() if head == op)
-    group = scene.groups[op.group]
+        absent, held_up = _who_waits_for_nobody(context, absent)
+    waiters = sorted(rank for rank, head in context.waits.heads.items() if head == op)
+    group = context.groups[op.group]
     if kind == "rank-died" and op.peer is None:
         waiters = [rank for rank in group.members if group.last.get(rank, -1) >= op.seq]
-        if any(scene.about(rank).overrun for rank in absent):
+        if any(context.about(rank).overrun for rank in absent):
             kind = "shape-mismatch"
-    finished = all(scene.about(rank).ended_well for rank in absent)
+    finished = all(context.about(rank).ended_well for rank in absent)
     if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
         kind = "extra-call"
-    sides = [waiting_side(scene, op, waiters)]
-    sides += absent_sides(scene, absent) + absent_sides(scene, held_up, "waiting")
-    return Finding(
+    sides = [waiting_side(context, op, waiters)]
+    sides += absent_sides(context, absent) + absent_sides(context, held_up, "waiting")
+    return FlightFinding(
         kind=kind,
         group=group,
         seq=op.seq if op.peer is None else None,
-        op=scene.op_name(op, waiters),
+        op=context.op_name(op, waiters),
         culprits=tuple(waiters if kind == "extra-call" else absent),
-        confidence=_certainty(scene, kind, absent),
+        confidence=_certainty(context, kind, absent),
         sides=tuple(sides),
     )
 
 
-def _who_waits_for_nobody(scene: Scene, absent: list[int]) -> tuple[list[int], list[int]]:
+def _who_waits_for_nobody(
+    context: AnalysisContext, absent: list[int]
+) -> tuple[list[int], list[int]]:
     """Of ranks that did not come those to blame, and those that others of them may hold up.
 
     Who is in a call of torch.distributed that no recorder has (Gloo's transfers) waits as well.
     """
-    places = {rank: scene.about(rank).place for rank in absent}
+    places = {rank: context.about(rank).place for rank in absent}
     held_up = [rank for rank, place in places.items() if place is not None and place.inside]
     elsewhere = [rank for rank in absent if rank not in held_up]
     if not any(waiting.is_elsewhere(places[rank]) for rank in elsewhere):
@@ -81,8 +83,8 @@ def _who_waits_for_nobody(scene: Scene, absent: list[int]) -> tuple[list[int], l
     return elsewhere, held_up
 
 
-def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
-    abouts = [scene.about(rank) for rank in absent]
+def _certainty(context: AnalysisContext, kind: str, absent: list[int]) -> float:
+    abouts = [context.about(rank) for rank in absent]
     if any(about.overrun for about in abouts):
         return 0.8
     if all(about.ended for about in abouts):
@@ -92,34 +94,34 @@ def _certainty(scene: Scene, kind: str, absent: list[int]) -> float:
     return 0.6 if kind == "rank-died" else 0.7
 
 
-def _deaths_nobody_waits_for(scene: Scene, named: set[int]) -> list[Finding]:
+def _deaths_nobody_waits_for(context: AnalysisContext, named: set[int]) -> list[FlightFinding]:
     """Ranks that are known to have died; their peers' operations may have failed at once."""
     dead = [
         rank
-        for rank, about in sorted(scene.evidence.ranks.items())
+        for rank, about in sorted(context.evidence.ranks.items())
         if about.ended and not about.ended_well and rank not in named
     ]
     if not dead:
         return []
-    group = next((g for g in scene.groups if set(dead) <= set(g.members)), None)
+    group = next((g for g in context.groups if set(dead) <= set(g.members)), None)
     last = max(group.last.values(), default=0) if group is not None else 0
     seq = last or None
-    sides = absent_sides(scene, dead)
+    sides = absent_sides(context, dead)
     op = None
     if group is not None and seq is not None:
         others = [rank for rank, number in group.last.items() if number == seq]
-        at = Op(scene.groups.index(group), seq)
-        op = scene.op_name(at, others)
-        side = waiting_side(scene, at, others)
+        at = Op(context.groups.index(group), seq)
+        op = context.op_name(at, others)
+        side = waiting_side(context, at, others)
         sides.insert(0, side)
-    return [Finding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
+    return [FlightFinding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
 
 
-def absent_sides(scene: Scene, ranks: list[int], role: str = "culprit") -> list[Side]:
+def absent_sides(context: AnalysisContext, ranks: list[int], role: str = "culprit") -> list[Side]:
     """Where ``ranks`` are instead, those in the same place together."""
     together: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
     for rank in ranks:
-        there = doing(scene.evidence, rank), _frames_of(scene.about(rank))
+        there = doing(context.evidence, rank), _frames_of(context.about(rank))
         together.setdefault(there, []).append(rank)
     return [
         Side(role, tuple(found), words, None, frames) for (words, frames), found in together.items()
@@ -135,7 +137,7 @@ def _frames_of(about: RankEvidence) -> tuple[Frame, ...]:
     return frames
 
 
-def doing(evidence: Evidence, rank: int) -> str:
+def doing(evidence: FlightEvidence, rank: int) -> str:
     """What a rank that waits for nobody does, in words."""
     about = evidence.ranks.get(rank)
     if about is None or (about.record is None and about.place is None and not about.ended):

@@ -1,4 +1,4 @@
-"""What findings are made of: sides, and the scene that they are taken from."""
+"""What findings are made of: sides, and the context that they are taken from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ncclops.flight.compare import Mismatch, frames_at
 from ncclops.flight.groups import Group, ranks_text
-from ncclops.flight.model import Call, Evidence, RankEvidence
+from ncclops.flight.model import Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
 from ncclops.stacks.frame import Frame
 
@@ -32,7 +32,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FlightFinding:
     """One thing that is wrong.
 
     ``confidence`` is 0 to 1. ``hung`` is False for a disagreement that the job survived.
@@ -51,10 +51,10 @@ class Finding:
 
 
 @dataclass
-class Scene:
+class AnalysisContext:
     """Everything that findings are made from."""
 
-    evidence: Evidence
+    evidence: FlightEvidence
     groups: list[Group]
     waits: Waits
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -76,8 +76,8 @@ class Scene:
         return self.evidence.ranks.get(rank) or RankEvidence(rank)
 
 
-def waiting_side(scene: Scene, op: Op, ranks: list[int], role: str = "waiting") -> Side:
-    group = scene.groups[op.group]
+def waiting_side(context: AnalysisContext, op: Op, ranks: list[int], role: str = "waiting") -> Side:
+    group = context.groups[op.group]
     first = ranks[0]
     if op.peer is not None:
         track = group.tracks[first]
@@ -91,9 +91,9 @@ def waiting_side(scene: Scene, op: Op, ranks: list[int], role: str = "waiting") 
         )
         word = f"send to rank {op.peer}" if op.sends else f"recv from rank {op.peer}"
         return Side(role, tuple(ranks), f"in a {word}", None, frames)
-    call = scene.call(first, op)
-    name = str(call) if call is not None else scene.op_name(op, ranks)
-    frames = frames_at(scene.evidence, group, first, op.seq)
+    call = context.call(first, op)
+    name = str(call) if call is not None else context.op_name(op, ranks)
+    frames = frames_at(context.evidence, group, first, op.seq)
     return Side(role, tuple(ranks), f"in {name}, #{op.seq} of group {group}", call, frames)
 
 

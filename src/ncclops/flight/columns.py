@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ncclops.flight.decode import Unreadable
-from ncclops.flight.model import P2P, Call, GroupName, RankRecord, State, Track
+from ncclops.flight.model import P2P, Call, GroupName, OperationState, RankRecord, Track
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frames
 
@@ -17,11 +17,13 @@ _MOST_TENSORS = 1 << 16
 # By what an entry says of its state and of whether the recorder has done with it. Plain numbers:
 # an enumeration's members are slow in a loop over millions.
 _STATES = {
-    (said, retired): int(State.RETIRED if is_retired and state is not State.COMPLETED else state)
+    (said, retired): int(
+        OperationState.RETIRED if is_retired and state is not OperationState.COMPLETED else state
+    )
     for said, state in (
-        ("scheduled", State.ENQUEUED),
-        ("started", State.STARTED),
-        ("completed", State.COMPLETED),
+        ("scheduled", OperationState.ENQUEUED),
+        ("started", OperationState.STARTED),
+        ("completed", OperationState.COMPLETED),
     )
     for retired, is_retired in (
         (True, True),
@@ -173,7 +175,7 @@ class Columns:
         self, track: Track, op: str, state: int, order: int, entry: Mapping[str, Any]
     ) -> None:
         """Of transfers between two ranks only those that are pending tell anything later."""
-        if state >= State.COMPLETED:
+        if state >= OperationState.COMPLETED:
             return
         word, _, peers = op.partition(" ")
         left, _, right = peers.replace("->", " ").replace("<-", " ").partition(" ")
@@ -183,7 +185,7 @@ class Columns:
                 sends=word == "send",
                 me=int(left),
                 peer=int(right),
-                started=state == State.STARTED,
+                started=state == OperationState.STARTED,
                 order=order,
                 created_ns=int(entry.get("time_created_ns") or 0),
                 frames=self._record.frames[stack] if stack >= 0 else (),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ncclops.flight.groups import Group
-from ncclops.flight.model import Call, Evidence
+from ncclops.flight.model import Call, FlightEvidence
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frames
 
@@ -37,10 +37,10 @@ class Mismatch:
     live: bool
 
 
-class Comparison:
+class CallComparison:
     """Compares calls by what has to agree of them. Keeps one table for all groups of a job."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: FlightEvidence) -> None:
         self._evidence = evidence
         self._ids: dict[tuple[object, ...], int] = {}
         self._tables: dict[int, list[int]] = {}
@@ -201,13 +201,13 @@ class Comparison:
         return False
 
 
-def frame_at(evidence: Evidence, group: Group, rank: int, seq: int) -> Frame | None:
+def frame_at(evidence: FlightEvidence, group: Group, rank: int, seq: int) -> Frame | None:
     """The user's line that enqueued ``seq`` on ``rank``, where it was recorded."""
     frames = frames_at(evidence, group, rank, seq)
     return frames[0] if frames else None
 
 
-def frames_at(evidence: Evidence, group: Group, rank: int, seq: int) -> tuple[Frame, ...]:
+def frames_at(evidence: FlightEvidence, group: Group, rank: int, seq: int) -> tuple[Frame, ...]:
     """The user's frames that enqueued ``seq`` on ``rank``, innermost first.
 
     Where the recorder kept none: where the rank stands, if it is still in its last operation.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ncclops.flight.model import (
     Call,
-    Evidence,
+    FlightEvidence,
     GroupName,
     GroupState,
     RankEvidence,
@@ -56,7 +56,7 @@ class Group:
     def __str__(self) -> str:
         return f"{self.name} ({ranks_text(self.members)})"
 
-    def call(self, evidence: Evidence, rank: int, seq: int) -> Call | None:
+    def call(self, evidence: FlightEvidence, rank: int, seq: int) -> Call | None:
         """What ``rank`` asked for under ``seq``, if that is recorded."""
         track, record = self.tracks.get(rank), evidence.ranks[rank].record
         index = track.index(seq) if track is not None else None
@@ -76,7 +76,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
 
 
-def align(evidence: Evidence) -> list[Group]:
+def align(evidence: FlightEvidence) -> list[Group]:
     """The groups of the job, those with the most members first."""
     world = _world(evidence)
     groups: dict[tuple[GroupName, tuple[int, ...] | None], Group] = {}
@@ -96,7 +96,7 @@ def align(evidence: Evidence) -> list[Group]:
     return sorted(found, key=lambda group: (-len(group.members), str(group.name)))
 
 
-def _world(evidence: Evidence) -> tuple[int, ...]:
+def _world(evidence: FlightEvidence) -> tuple[int, ...]:
     """All ranks of the job that anything points to."""
     ranks = set(evidence.ranks)
     for rank in evidence.ranks.values():
@@ -155,7 +155,7 @@ def _with_inferred(
     return known
 
 
-def _add_described(groups: list[Group], evidence: Evidence) -> None:
+def _add_described(groups: list[Group], evidence: FlightEvidence) -> None:
     """Counts of members that recorded nothing in a group, and groups that nobody recorded."""
     for rank in evidence.ranks.values():
         for state in rank.groups:
@@ -199,12 +199,12 @@ def _drop_left_behind(group: Group) -> None:
             group.tracks[rank] = Track(track.group, makings=track.makings)
 
 
-def _has_record(evidence: Evidence, rank: int) -> bool:
+def _has_record(evidence: FlightEvidence, rank: int) -> bool:
     about = evidence.ranks.get(rank)
     return about is not None and about.record is not None
 
 
-def _count(group: Group, evidence: Evidence) -> None:
+def _count(group: Group, evidence: FlightEvidence) -> None:
     for rank in group.members:
         track = group.tracks.get(rank)
         if track is not None:
@@ -218,7 +218,7 @@ def _count(group: Group, evidence: Evidence) -> None:
                 group.completed.setdefault(rank, state.last_completed)
 
 
-def add_possible_members(group: Group, evidence: Evidence) -> bool:
+def add_possible_members(group: Group, evidence: FlightEvidence) -> bool:
     """Take ranks that never recorded ``group`` for members, where its members are a guess.
 
     For a group whose first operation does not end: had all its members entered it, it would.

@@ -16,7 +16,7 @@ from typing import Any
 from ncclops.stacks.frame import Frame
 
 
-class State(IntEnum):
+class OperationState(IntEnum):
     """How far one rank got with one operation, as its recorder knows.
 
     A recorder that never learns of completion (Gloo's) leaves entries ``ENQUEUED``; ``RETIRED``
@@ -151,7 +151,7 @@ DATA_LOADER = "its data loader"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a rank's main thread is: the user's innermost frame, and what was found below it.
 
     ``inside`` is the torch.distributed function it is in (``all_reduce``, ``recv``, ``wait``), or
@@ -194,7 +194,7 @@ class RankEvidence:
 
     rank: int
     record: RankRecord | None = None
-    place: Place | None = None
+    place: RankPlace | None = None
     groups: tuple[GroupState, ...] = ()
     ended: str | None = None
     ended_well: bool = False
@@ -206,7 +206,7 @@ class RankEvidence:
 
 
 @dataclass(slots=True)
-class Evidence:
+class FlightEvidence:
     """What a folder holds: each rank's evidence, and what could not be read and why.
 
     ``lists_all`` says that each rank of the job has its place in the folder, with or without a

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclops.flight.model import Evidence, GroupState, Place, RankEvidence
+from ncclops.flight.model import FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
 
 DUMPS = ("flight.json", "flight-gloo.json")
@@ -44,7 +44,7 @@ _SEEN_BY_OTHERS = {"hung", "soft-timeout", "completion-timeout", "died", "lost"}
 _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
 
 
-def read(evidence: Evidence, rank: RankEvidence, folder: Path) -> None:
+def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
     """Add what the small files in a rank's ``folder`` say."""
     read_stacks(rank, folder / STACKS)
     groups = _load(folder / GROUPS)
@@ -75,7 +75,7 @@ def read_stacks(rank: RankEvidence, path: Path) -> None:
             rank.place = replace(rank.place, inside=None, left=left.group(1)[:400])
 
 
-def _with_wait(place: Place) -> Place:
+def _with_wait(place: RankPlace) -> RankPlace:
     frame = place.frame
     if frame is None or place.inside or place.what or place.frames[:1] != (frame,):
         return place
@@ -87,7 +87,7 @@ def _with_wait(place: Place) -> Place:
     return place
 
 
-def read_incident(evidence: Evidence, directory: Path) -> None:
+def read_incident(evidence: FlightEvidence, directory: Path) -> None:
     """What the incident itself knows: which ranks had left, and how."""
     incident = _load(directory / _INCIDENT)
     faults = incident.get("faults") if isinstance(incident, dict) else None
@@ -102,7 +102,7 @@ def read_incident(evidence: Evidence, directory: Path) -> None:
     evidence.faults = told
 
 
-def renumber(evidence: Evidence) -> None:
+def renumber(evidence: FlightEvidence) -> None:
     """Give groups the ranks that folders are named by: those at launch.
 
     Groups count the ranks that were left in their iteration. Ranks that move keep their order,
@@ -136,7 +136,7 @@ def renumber(evidence: Evidence) -> None:
     evidence.notes.append("ranks are those at launch: the job had lost some before")
 
 
-def read_last_words(evidence: Evidence, run: Path) -> None:
+def read_last_words(evidence: FlightEvidence, run: Path) -> None:
     """What the error output of ranks that have ended says about their end."""
     for number, rank in evidence.ranks.items():
         if rank.ended is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ncclops.flight.model import DATA_LOADER, Place
+from ncclops.flight.model import DATA_LOADER, RankPlace
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frame, waits_in_our_loop
 from ncclops.stacks.parsing import main_thread, parse
@@ -30,7 +30,7 @@ _NOT_COLLECTIVE = {
 }  # fmt: skip
 
 
-def place_in(text: str) -> Place | None:
+def place_in(text: str) -> RankPlace | None:
     """Where the main thread is, or the first other one in user code; None without any frame."""
     threads = [thread for thread in parse(text) if thread.frames]
     main = main_thread(threads)
@@ -44,7 +44,7 @@ def place_in(text: str) -> Place | None:
     return next((other for other in others if other.frame is not None), place)
 
 
-def place_of(frames: tuple[Frame, ...]) -> Place:
+def place_of(frames: tuple[Frame, ...]) -> RankPlace:
     """Where a thread with these frames, innermost first, stands."""
     mine = user_frame(frames)
     below = frames[: frames.index(mine)] if mine is not None else frames
@@ -53,7 +53,7 @@ def place_of(frames: tuple[Frame, ...]) -> Place:
         what = DATA_LOADER  # a dataset of the user's, read in the main process
     if mine is None:
         what = next(filter(None, map(waits_in_our_loop, frames)), what)
-    return Place(mine, inside=_inside(below), what=what, frames=frames[:32])
+    return RankPlace(mine, inside=_inside(below), what=what, frames=frames[:32])
 
 
 def _inside(below: tuple[Frame, ...]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.flight.model import Evidence, RankEvidence
+from ncclops.flight.model import FlightEvidence, RankEvidence
 from ncclops.flight.ras_client import MOST_BYTES, RasError, ask, why_not
 
 _TEXT_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
@@ -55,7 +55,7 @@ class View:
         return asdict(self)
 
 
-def find_view(evidence: Evidence, address: str | None) -> View | None:
+def find_view(evidence: FlightEvidence, address: str | None) -> View | None:
     """The service's answer: saved beside the dumps, or by asking at ``address``.
 
     What it says, or why there is none, goes into the evidence and its notes.
@@ -143,7 +143,7 @@ def _rank(rank: Mapping[str, Any], state: str, launched: int | None = None) -> R
     return RasRank(int(rank["rank"]), str(rank["host"]), int(rank["pid"]), state, launched)
 
 
-def add_to(evidence: Evidence, view: View) -> list[str]:
+def add_to(evidence: FlightEvidence, view: View) -> list[str]:
     """Let ``evidence`` have what the service knows; returns it in lines for people.
 
     Its ranks are those of communicators; processes are found by host and process id, or, in a
@@ -166,7 +166,7 @@ def add_to(evidence: Evidence, view: View) -> list[str]:
     return lines
 
 
-def _find(evidence: Evidence, comm: Communicator, member: RasRank) -> RankEvidence | None:
+def _find(evidence: FlightEvidence, comm: Communicator, member: RasRank) -> RankEvidence | None:
     for about in evidence.ranks.values():
         record = about.record
         if record is not None and (record.host, record.pid) == (member.host, member.pid):
@@ -175,7 +175,7 @@ def _find(evidence: Evidence, comm: Communicator, member: RasRank) -> RankEviden
     return evidence.rank(member.rank) if everyone else None
 
 
-def _told(evidence: Evidence, comm: Communicator, member: RasRank) -> str:
+def _told(evidence: FlightEvidence, comm: Communicator, member: RasRank) -> str:
     about = _find(evidence, comm, member)
     who = f"rank {about.rank}" if about is not None else f"its rank {member.rank}"
     return f"{who} (pid {member.pid} on {member.host})"

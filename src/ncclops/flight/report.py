@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight import ras, torch_opinion
-from ncclops.flight.analysis_context import Finding, Side, others_text
-from ncclops.flight.compare import Comparison
+from ncclops.flight.analysis_context import FlightFinding, Side, others_text
+from ncclops.flight.compare import CallComparison
 from ncclops.flight.findings import find
 from ncclops.flight.groups import Group, add_possible_members, align
-from ncclops.flight.model import Evidence
+from ncclops.flight.model import FlightEvidence
 from ncclops.flight.sentences import sentence
 from ncclops.flight.sources import gather
 from ncclops.flight.waits import Waits, find_waits
@@ -20,13 +20,13 @@ SCHEMA = "ncclops.flight/1"
 
 
 @dataclass
-class Report:
+class FlightReport:
     """What the recorders and stacks of a job say. ``findings`` has the verdict's first."""
 
-    evidence: Evidence
+    evidence: FlightEvidence
     groups: list[Group]
     waits: Waits
-    findings: list[Finding]
+    findings: list[FlightFinding]
     notes: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class Report:
             return self._nothing_wrong()
         return self.sentence_of(self.findings[0])
 
-    def sentence_of(self, finding: Finding) -> str:
+    def sentence_of(self, finding: FlightFinding) -> str:
         """One of the findings in a sentence."""
         return sentence(self.evidence, finding)
 
@@ -79,7 +79,7 @@ class Report:
             **self.extra,
         }
 
-    def _finding_json(self, finding: Finding) -> dict[str, Any]:
+    def _finding_json(self, finding: FlightFinding) -> dict[str, Any]:
         return {
             "kind": finding.kind,
             "sentence": sentence(self.evidence, finding),
@@ -146,7 +146,7 @@ def analyze(
     *,
     ras_address: str | None = None,
     with_torch: bool = False,
-) -> Report:
+) -> FlightReport:
     """Read ``path`` and say what is wrong; see :func:`ncclops.flight.sources.gather`.
 
     ``pattern`` (as in a shell) keeps groups whose name or description matches. ``ras_address``
@@ -164,12 +164,12 @@ def analyze(
     return report
 
 
-def judge(evidence: Evidence, pattern: str | None = None) -> Report:
+def judge(evidence: FlightEvidence, pattern: str | None = None) -> FlightReport:
     """What is wrong according to ``evidence``. Pure."""
     groups = align(evidence)
     if pattern is not None:
         groups = _matching(groups, pattern)
-    comparison = Comparison(evidence)
+    comparison = CallComparison(evidence)
     mismatches = [found for group in groups if (found := comparison.first_mismatch(group))]
     waits = find_waits(evidence, groups)
     disagreeing = {id(mismatch.group) for mismatch in mismatches if mismatch.live}
@@ -181,7 +181,7 @@ def judge(evidence: Evidence, pattern: str | None = None) -> Report:
     if any(guessed):
         waits = find_waits(evidence, groups)
     findings = find(evidence, groups, waits, mismatches)
-    return Report(evidence, groups, waits, findings, notes=_notes(evidence, groups))
+    return FlightReport(evidence, groups, waits, findings, notes=_notes(evidence, groups))
 
 
 def _without_cause(waits: Waits) -> set[int]:
@@ -201,7 +201,7 @@ def _matching(groups: list[Group], pattern: str) -> list[Group]:
     return found
 
 
-def _notes(evidence: Evidence, groups: list[Group]) -> list[str]:
+def _notes(evidence: FlightEvidence, groups: list[Group]) -> list[str]:
     notes = list(evidence.notes)
     records = [about for about in evidence.ranks.values() if about.record is not None]
     absent = {rank for group in groups for rank in group.members} - {r.rank for r in records}
@@ -235,7 +235,7 @@ def first_behind(group: Group) -> int | None:
     return min(behind, key=since, default=None)
 
 
-def _culprit_frame(finding: Finding | None) -> dict[str, Any] | None:
+def _culprit_frame(finding: FlightFinding | None) -> dict[str, Any] | None:
     """The culprit's line; of one that left none, where the others stand in the same operation."""
     sides = finding.sides if finding is not None else ()
     for side in sorted(sides, key=lambda side: side.role != "culprit"):

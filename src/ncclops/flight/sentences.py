@@ -6,14 +6,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ncclops.flight.absences import doing
-from ncclops.flight.analysis_context import Finding, others_text
-from ncclops.flight.model import Evidence
+from ncclops.flight.analysis_context import FlightFinding, others_text
+from ncclops.flight.model import FlightEvidence
 from ncclops.stacks.frame import Frame
 
 _SHOWN_PLACES = 4
 
 
-def sentence(evidence: Evidence, finding: Finding) -> str:
+def sentence(evidence: FlightEvidence, finding: FlightFinding) -> str:
     """``finding`` for a person at three in the morning."""
     if finding.kind == "rank-died":
         return _died(evidence, finding)
@@ -30,7 +30,7 @@ def sentence(evidence: Evidence, finding: Finding) -> str:
     return _TELL.get(finding.kind, _mismatch)(finding)
 
 
-def _what(finding: Finding) -> str:
+def _what(finding: FlightFinding) -> str:
     number = f" #{finding.seq}" if finding.seq is not None else ""
     group = f" of group {finding.group}" if finding.group is not None else ""
     return f"{finding.op}{number}{group}"
@@ -40,7 +40,7 @@ def _at(frame: Frame | None) -> str:
     return f" in {frame.short}" if frame is not None else ""
 
 
-def _where(evidence: Evidence, finding: Finding) -> str:
+def _where(evidence: FlightEvidence, finding: FlightFinding) -> str:
     by_place: dict[str, list[int]] = {}
     for rank in finding.culprits:
         by_place.setdefault(doing(evidence, rank), []).append(rank)
@@ -55,7 +55,7 @@ def _where(evidence: Evidence, finding: Finding) -> str:
     return "; ".join(told) + (f"; and {more} more places" if more > 0 else "")
 
 
-def _died(evidence: Evidence, finding: Finding) -> str:
+def _died(evidence: FlightEvidence, finding: FlightFinding) -> str:
     waiting = [rank for side in finding.sides if side.role == "waiting" for rank in side.ranks]
     known = [about for rank in finding.culprits if (about := evidence.ranks.get(rank)) is not None]
     sure = bool(known) and all(about.ended for about in known)
@@ -66,7 +66,7 @@ def _died(evidence: Evidence, finding: Finding) -> str:
     return f"{said}; {others_text(tuple(waiting))} had entered {_what(finding)}"
 
 
-def _mismatch(finding: Finding) -> str:
+def _mismatch(finding: FlightFinding) -> str:
     usual, *odd = finding.sides
     parts = [f"{others_text(s.ranks)} called {s.call}{_at(s.frame)}" for s in odd[:_SHOWN_PLACES]]
     return (
@@ -76,7 +76,7 @@ def _mismatch(finding: Finding) -> str:
     )
 
 
-def _deadlock(finding: Finding) -> str:
+def _deadlock(finding: FlightFinding) -> str:
     side_of = {rank: side for side in finding.sides for rank in side.ranks}
     way = [*finding.circle, *finding.circle[:1]]
     parts = [
@@ -87,7 +87,7 @@ def _deadlock(finding: Finding) -> str:
     return f"{others_text(everyone)} wait for each other in a circle: {'; '.join(parts)}"
 
 
-def _stalled(finding: Finding) -> str:
+def _stalled(finding: FlightFinding) -> str:
     first, *left = finding.sides
     if finding.group is None:
         return f"{others_text(first.ranks)} do not get out of {finding.op}{_at(first.frame)}"
@@ -102,7 +102,7 @@ def _stalled(finding: Finding) -> str:
     return said + _at(first.frame)
 
 
-def _root(finding: Finding) -> str:
+def _root(finding: FlightFinding) -> str:
     first, *rest = finding.sides
     left = f", which {others_text(rest[0].ranks)} left" if rest else ""
     return (
@@ -111,7 +111,7 @@ def _root(finding: Finding) -> str:
     )
 
 
-def _extra(finding: Finding) -> str:
+def _extra(finding: FlightFinding) -> str:
     first = finding.sides[0]
     absent = tuple(rank for side in finding.sides[1:] for rank in side.ranks)
     return (
@@ -120,7 +120,7 @@ def _extra(finding: Finding) -> str:
     )
 
 
-_TELL: dict[str, Callable[[Finding], str]] = {
+_TELL: dict[str, Callable[[FlightFinding], str]] = {
     "cross-group-deadlock": _deadlock,
     "stalled": _stalled,
     "root-mismatch": _root,

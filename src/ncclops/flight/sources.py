@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ncclops.errors import UsageError
 from ncclops.flight import rank_files
-from ncclops.flight.model import Evidence, RankEvidence, RankRecord
+from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
 
 _PICTURES = ("incidents", "where")
@@ -32,7 +32,7 @@ _NEVER_DUMPS = {
 _MOST_FILES = 100_000
 
 
-def gather(path: Path) -> Evidence:
+def gather(path: Path) -> FlightEvidence:
     """Everything that ``path`` says about ranks.
 
     Blocks while files are read, in processes of their own. What cannot be read of a folder is
@@ -86,8 +86,8 @@ def _rank_dirs(path: Path) -> Iterator[tuple[int, Path]]:
             yield int(found.group(1)), entry
 
 
-def _from_pictures(directory: Path) -> Evidence:
-    evidence = Evidence(str(directory), lists_all=True)
+def _from_pictures(directory: Path) -> FlightEvidence:
+    evidence = FlightEvidence(str(directory), lists_all=True)
     dumps: list[tuple[Path, int | None]] = []
     for rank, folder in sorted(_rank_dirs(directory)):
         rank_files.read(evidence, evidence.rank(rank), folder)
@@ -107,7 +107,7 @@ def _says_something(rank: RankEvidence) -> bool:
     return rank.record is not None or rank.place is not None or bool(rank.groups)
 
 
-def _from_folder(directory: Path) -> Evidence:
+def _from_folder(directory: Path) -> FlightEvidence:
     dumps, stacks = [], []
     for path in _files_below(directory):
         near = path.name if path.parent == directory else f"{path.parent.name}/{path.name}"
@@ -152,8 +152,8 @@ def _looks_like_dump(path: Path) -> bool:
     return head.startswith((b"\x80", b"\x1f\x8b")) or head.lstrip().startswith(b"{")
 
 
-def _dumps_only(source: Path, paths: list[Path], *, needed: bool = True) -> Evidence:
-    evidence = Evidence(str(source))
+def _dumps_only(source: Path, paths: list[Path], *, needed: bool = True) -> FlightEvidence:
+    evidence = FlightEvidence(str(source))
     results = read_files([(path, rank_of(path)) for path in paths])
     for result in results:
         _take(evidence, result, explicit=source.is_file())
@@ -173,7 +173,7 @@ def rank_of(path: Path) -> int | None:
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 8 else None
 
 
-def _take(evidence: Evidence, result: Result, *, explicit: bool = False) -> None:
+def _take(evidence: FlightEvidence, result: Result, *, explicit: bool = False) -> None:
     record = result.record
     if record is None:
         if explicit or not result.is_other:
@@ -188,7 +188,7 @@ def _take(evidence: Evidence, result: Result, *, explicit: bool = False) -> None
     ours.record = record if ours.record is None else _merged(ours.record, record, evidence)
 
 
-def _merged(one: RankRecord, other: RankRecord, evidence: Evidence) -> RankRecord:
+def _merged(one: RankRecord, other: RankRecord, evidence: FlightEvidence) -> RankRecord:
     """Both, where they are of different groups; of the same group the one that goes further."""
     newer, older = (one, other) if (one.taken_at or 0) >= (other.taken_at or 0) else (other, one)
     both = [name for name in older.tracks if name in newer.tracks]
@@ -212,7 +212,7 @@ def _merged(one: RankRecord, other: RankRecord, evidence: Evidence) -> RankRecor
     return newer
 
 
-def _nothing_readable(source: Path, evidence: Evidence) -> UsageError:
+def _nothing_readable(source: Path, evidence: FlightEvidence) -> UsageError:
     if not evidence.skipped:
         return UsageError(f"no dumps of a flight recorder in {source}: nothing to analyse")
     file, reason = evidence.skipped[0]

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.flight.groups import Group
-from ncclops.flight.model import Evidence
+from ncclops.flight.model import FlightEvidence
 
 PATIENCE = timedelta(minutes=10)
 _SHOWN_LINES = 60
 
 
-def ask(evidence: Evidence, groups: list[Group], patience: timedelta = PATIENCE) -> dict[str, Any]:
+def ask(
+    evidence: FlightEvidence, groups: list[Group], patience: timedelta = PATIENCE
+) -> dict[str, Any]:
     """``{"ok", "says": [lines], "problem"}``: what torch's analyser logs, or how it failed."""
     request = {
         "files": {

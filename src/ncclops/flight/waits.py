@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ncclops.flight.groups import Group
-from ncclops.flight.model import Evidence, Place, State, Track
+from ncclops.flight.model import FlightEvidence, OperationState, RankPlace, Track
 
 # Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
@@ -52,7 +52,7 @@ class Waits:
     late: dict[int, float] = field(default_factory=dict)
 
 
-def find_waits(evidence: Evidence, groups: list[Group]) -> Waits:
+def find_waits(evidence: FlightEvidence, groups: list[Group]) -> Waits:
     """The graph of who waits for whom."""
     waits = Waits()
     pending = {rank: ops for rank in evidence.ranks if (ops := _pending(groups, rank))}
@@ -66,12 +66,12 @@ def find_waits(evidence: Evidence, groups: list[Group]) -> Waits:
     return waits
 
 
-def is_elsewhere(place: Place | None) -> bool:
+def is_elsewhere(place: RankPlace | None) -> bool:
     """Whether a rank is known not to be waiting for others."""
     return place is not None and place.inside is None and place.what not in _MAY_WAIT
 
 
-def _is_elsewhere(evidence: Evidence, rank: int) -> bool:
+def _is_elsewhere(evidence: FlightEvidence, rank: int) -> bool:
     # A GPU's operations are pending whatever its program does meanwhile.
     about = evidence.ranks[rank]
     on_cpu = about.record is not None and all(
@@ -102,7 +102,9 @@ def open_entries(group: Group, rank: int, track: Track) -> range:
     """The entries of a rank's ``track`` that have not ended: those after the last that has."""
     states, completed = track.states, group.completed.get(rank, -1)
     first = len(states)
-    while first and states[first - 1] < State.COMPLETED and track.seqs[first - 1] > completed:
+    while (
+        first and states[first - 1] < OperationState.COMPLETED and track.seqs[first - 1] > completed
+    ):
         first -= 1
     if first == 0 and len(states) > _UNTOLD:
         # Only the last may be open, and that neither if all have come and some have gone on.
@@ -111,7 +113,7 @@ def open_entries(group: Group, rank: int, track: Track) -> range:
     return range(first, len(states))
 
 
-def _add_ended_waits(evidence: Evidence, groups: list[Group], waits: Waits) -> None:
+def _add_ended_waits(evidence: FlightEvidence, groups: list[Group], waits: Waits) -> None:
     """Operations that ended on some ranks and were never entered by others: they timed out.
 
     Gloo's recorder tells the two kinds of ends apart by nothing.
@@ -128,11 +130,13 @@ def _add_ended_waits(evidence: Evidence, groups: list[Group], waits: Waits) -> N
                 # Only a count, by which it is ahead of others.
                 if rank not in group.completed:
                     waits.heads[rank] = Op(number, newest)
-            elif track.states[-1] == State.RETIRED and not _ended_in_time(evidence, group, rank):
+            elif track.states[-1] == OperationState.RETIRED and not _ended_in_time(
+                evidence, group, rank
+            ):
                 waits.heads[rank] = Op(number, newest)
 
 
-def _ended_in_time(evidence: Evidence, group: Group, rank: int) -> bool:
+def _ended_in_time(evidence: FlightEvidence, group: Group, rank: int) -> bool:
     """Whether the last operation of ``rank`` may have completed after others were looked at."""
     mine = evidence.ranks[rank].record
     assert mine is not None
@@ -147,7 +151,7 @@ def _ended_in_time(evidence: Evidence, group: Group, rank: int) -> bool:
 
 
 def _waited_for(
-    evidence: Evidence,
+    evidence: FlightEvidence,
     groups: list[Group],
     waits: Waits,
     entered: Mapping[int, set[Op]],
@@ -177,7 +181,7 @@ def _waited_for(
     return found
 
 
-def _late_s(evidence: Evidence, group: Group, member: int, seq: int) -> float:
+def _late_s(evidence: FlightEvidence, group: Group, member: int, seq: int) -> float:
     """How long after the first rank entered ``seq`` ``member`` was seen outside of it."""
     record = evidence.ranks[member].record if member in evidence.ranks else None
     entered = group.entered_s(seq)
@@ -186,7 +190,9 @@ def _late_s(evidence: Evidence, group: Group, member: int, seq: int) -> float:
     return record.taken_at - entered
 
 
-def _may_be_inside(evidence: Evidence, group: Group, member: int, waiting: int, seq: int) -> bool:
+def _may_be_inside(
+    evidence: FlightEvidence, group: Group, member: int, waiting: int, seq: int
+) -> bool:
     """Whether a rank of which no record exists stands in what the others wait in."""
     about = evidence.ranks.get(member)
     if about is None or about.place is None or about.place.inside is None or about.ended:

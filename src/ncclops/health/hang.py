@@ -39,12 +39,12 @@ State = Literal["working", "waiting", "stuck", "dead", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class HangLimits:
     """How long receipts may be stale before that is evidence.
 
     ``hang`` is NCCL's default for a collective (10 minutes), ``quiet`` torch's default for groups
-    of other backends (30 minutes), ``compile`` the playbook's (2 hours; cold compiles of large
-    models take 15 to 20 minutes). A step may take ``slow_steps`` times its usual time.
+    of other backends (30 minutes), ``compile`` 2 hours (cold compiles of large models
+    take 15 to 20 minutes). A step may take ``slow_steps`` times its usual time.
     """
 
     hang: timedelta = timedelta(minutes=10)
@@ -54,7 +54,7 @@ class Windows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class HangFinding:
     """What is thought of one rank and why. ``stale`` names what has not moved for ``window``."""
 
     rank: int
@@ -72,17 +72,17 @@ class HangVerdict:
     hung: bool
     culprits: tuple[int, ...]
     reason: str
-    findings: tuple[Finding, ...]
+    findings: tuple[HangFinding, ...]
 
 
-def assess(sample: Sample, windows: Windows) -> Finding:
+def assess(sample: Sample, limits: HangLimits) -> HangFinding:
     """What one rank's receipts say about it alone: ``stuck`` needs two stale kinds."""
     if sample.alive is False:
-        return Finding(rank=sample.rank, state="dead", reason="its process has ended")
+        return HangFinding(rank=sample.rank, state="dead", reason="its process has ended")
     if _within_phase(sample):
         reason = f"in {sample.phase}, declared for up to {_text(sample.phase_limit)}"
-        return Finding(rank=sample.rank, state="working", reason=reason)
-    window = _window(sample, windows)
+        return HangFinding(rank=sample.rank, state="working", reason=reason)
+    window = _window(sample, limits)
     stale = _stale(sample, window)
     names = " and ".join(stale) or "nothing that can be read"
     reason = f"{names} stale for more than {_text(window)}"
@@ -91,7 +91,7 @@ def assess(sample: Sample, windows: Windows) -> Finding:
         state, reason = "working", alive_by
     elif _independent(stale, sample.in_collective) < _INDEPENDENT_KINDS_NEEDED:
         state, reason = "unclear", f"{reason}: too little to tell"
-    return Finding(
+    return HangFinding(
         rank=sample.rank,
         state=state,
         stale=stale,
@@ -101,13 +101,13 @@ def assess(sample: Sample, windows: Windows) -> Finding:
     )
 
 
-def judge(samples: Sequence[Sample], windows: Windows, *, world_size: int) -> HangVerdict:
+def judge(samples: Sequence[Sample], limits: HangLimits, *, world_size: int) -> HangVerdict:
     """Whether the job hangs, from one sample of each rank that can be seen.
 
     Ranks that wait in a collective are hung only if nobody is left to wait for: every rank of
     ``world_size`` has been seen, and is stuck too. A rank stuck outside hangs by itself.
     """
-    findings = [assess(sample, windows) for sample in samples]
+    findings = [assess(sample, limits) for sample in samples]
     if dead := _ranks(findings, "dead"):
         return _verdict(findings, dead, f"{_name(dead)} {_has(dead)} ended")
     outside = [f for f in findings if f.state == "stuck" and f.in_collective is False]
@@ -132,14 +132,14 @@ def _within_phase(sample: Sample) -> bool:
     return sample.phase_age is None or sample.phase_age <= sample.phase_limit
 
 
-def _window(sample: Sample, windows: Windows) -> timedelta:
+def _window(sample: Sample, limits: HangLimits) -> timedelta:
     if sample.warming_up:
-        return windows.compile
+        return limits.compile
     usual = sample.step_time or timedelta()
-    window = max(windows.hang, usual * windows.slow_steps)
+    window = max(limits.hang, usual * limits.slow_steps)
     if sample.in_collective or _is_stale(sample, Kind.INTERPRETER, window):
         return window
-    return max(window, windows.quiet)  # perhaps it only waits for something outside the job
+    return max(window, limits.quiet)  # perhaps it only waits for something outside the job
 
 
 def _stale(sample: Sample, window: timedelta) -> tuple[Kind, ...]:
@@ -180,11 +180,13 @@ def _proof_of_life(sample: Sample, window: timedelta) -> str | None:
     return None
 
 
-def _verdict(findings: Sequence[Finding], culprits: tuple[int, ...], reason: str) -> HangVerdict:
+def _verdict(
+    findings: Sequence[HangFinding], culprits: tuple[int, ...], reason: str
+) -> HangVerdict:
     return HangVerdict(hung=True, culprits=culprits, reason=reason, findings=tuple(findings))
 
 
-def _ranks(findings: Sequence[Finding], state: State) -> tuple[int, ...]:
+def _ranks(findings: Sequence[HangFinding], state: State) -> tuple[int, ...]:
     return tuple(finding.rank for finding in findings if finding.state == state)
 
 
@@ -196,17 +198,17 @@ def _behind(samples: Sequence[Sample]) -> tuple[int, ...]:
     return tuple(sample.rank for sample in samples if sample.collectives == min(known))
 
 
-def _most_stuck(ranks: tuple[int, ...], findings: Sequence[Finding]) -> tuple[int, ...]:
+def _most_stuck(ranks: tuple[int, ...], findings: Sequence[HangFinding]) -> tuple[int, ...]:
     """Those of ``ranks`` of which not even the interpreter runs, if there are such ones."""
     frozen = {finding.rank for finding in findings if Kind.INTERPRETER in finding.stale}
     return tuple(rank for rank in ranks if rank in frozen) or ranks
 
 
-def _as_waiting(finding: Finding) -> Finding:
+def _as_waiting(finding: HangFinding) -> HangFinding:
     return replace(finding, state="waiting")
 
 
-def _excuse(findings: Sequence[Finding]) -> str:
+def _excuse(findings: Sequence[HangFinding]) -> str:
     waiting = _ranks(findings, "waiting")
     if not waiting:
         return "no rank is stuck"

@@ -18,8 +18,8 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from ncclops.health.stalls import StallWatch, Windows
-from ncclops.health.stragglers import THRESHOLD, StepTime, StragglerWatch
+from ncclops.health.stalls import StallLimits, StallWatch
+from ncclops.health.stragglers import THRESHOLD, RankStepTime, StragglerWatch
 from ncclops.receipts.observation import Observation, Where
 from ncclops.record.events import CompileWarmupEvent, Event, StepEvent, StragglerEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
@@ -37,7 +37,7 @@ _SILENT_STEP = Observation(kind="step", where=Where("", 0, ""))
 class WatchRules:
     """What a profile says about the watch. ``straggler`` is the share above the median rank."""
 
-    windows: Windows
+    stall: StallLimits
     straggler: float = THRESHOLD
 
 
@@ -45,7 +45,7 @@ class LiveWatch:
     """Feed it what each rank shows; it answers with what is worth an event."""
 
     def __init__(self, rules: WatchRules, now: float) -> None:
-        self._stalls = StallWatch(rules.windows, now)
+        self._stalls = StallWatch(rules.stall, now)
         self._stragglers = StragglerWatch(threshold=rules.straggler)
         self._compared = 0  # steps since the ranks were last compared
         self._ranks: dict[int, _Rank] = {}
@@ -79,7 +79,7 @@ class LiveWatch:
         self,
         rank: int,
         seen: Observation,
-        step_time: StepTime | None,
+        step_time: RankStepTime | None,
         iteration: int,
         now: float,
         at: float,
@@ -138,7 +138,7 @@ class LiveWatch:
         own.warm = True
         return [CompileWarmupEvent(ts=at, rank=rank, seconds=seconds, stated=stated)]
 
-    def _compare(self, rank: int, step_time: StepTime) -> list[Event]:
+    def _compare(self, rank: int, step_time: RankStepTime) -> list[Event]:
         self._stragglers.saw(rank, step_time)
         self._compared += 1
         if self._compared < _COMPARE_EVERY_STEPS * len(self._ranks):

@@ -18,7 +18,7 @@ StallName = Literal["startup-stall", "compile-stall"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class StallLimits:
     """How long start-up may take until the first sign of training, and then compile warm-up."""
 
     startup: timedelta
@@ -50,8 +50,8 @@ _AWAITED = {"startup": "a sign of training", "compile": "the end of compile warm
 class StallWatch:
     """Which window is open, when it closes, and the stall if it has closed."""
 
-    def __init__(self, windows: Windows, now: float) -> None:
-        self._windows = windows
+    def __init__(self, limits: StallLimits, now: float) -> None:
+        self._limits = limits
         self.restart(now)
 
     def restart(self, now: float) -> None:
@@ -86,4 +86,4 @@ class StallWatch:
         return Stall(name, self._open, self._window(), self._began)
 
     def _window(self) -> timedelta:
-        return self._windows.startup if self._open == "startup" else self._windows.compile
+        return self._limits.startup if self._open == "startup" else self._limits.compile

@@ -20,7 +20,8 @@ ADVICE = (
 )
 _WATCH = "A single episode: nothing to do unless it comes back."
 
-# The playbook looks into ranks that are roughly five percent behind.
+# All ranks wait for the slowest, so one that is five percent behind costs the job five percent;
+# from there on operators look into it.
 THRESHOLD = 0.05
 # Steps to look back on; few enough that a swapped GPU is off the list soon.
 WINDOW_STEPS = 50
@@ -31,7 +32,7 @@ _EPISODE_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class RankStepTime:
     """One step of one rank. ``at`` is when it ended, in seconds since the epoch.
 
     ``busy_s`` is the rank's own time in it, where known. ``disturbed`` means that a phase was
@@ -59,11 +60,11 @@ class Straggler:
     advice: str
 
 
-def step_time_in(record: Mapping[str, Any]) -> StepTime | None:
+def step_time_in(record: Mapping[str, Any]) -> RankStepTime | None:
     """The step time in a record of ``receipt.jsonl``; None if it holds none."""
     if record.get("kind") != "step" or "seconds" not in record:
         return None
-    return StepTime(
+    return RankStepTime(
         step=record["step"],
         seconds=record["seconds"],
         at=record["ts"],
@@ -81,14 +82,14 @@ class StragglerWatch:
     def __init__(self, *, threshold: float = THRESHOLD, window_steps: int = WINDOW_STEPS) -> None:
         self._threshold = threshold
         self._window_steps = window_steps
-        self._times: dict[int, deque[StepTime]] = {}
+        self._times: dict[int, deque[RankStepTime]] = {}
         self._said: dict[int, str] = {}
 
-    def saw(self, rank: int, step_time: StepTime) -> None:
+    def saw(self, rank: int, step_time: RankStepTime) -> None:
         """Take a rank's next step into account."""
         # One more than is compared, as the oldest is taken for a first step; and ranks are
         # not read at the same time, so a few in addition.
-        kept = deque[StepTime](maxlen=2 * self._window_steps)
+        kept = deque[RankStepTime](maxlen=2 * self._window_steps)
         self._times.setdefault(rank, kept).append(step_time)
 
     def check(self) -> list[Straggler]:
@@ -107,7 +108,7 @@ class StragglerWatch:
 
 
 def find_stragglers(
-    times: Mapping[int, Sequence[StepTime]],
+    times: Mapping[int, Sequence[RankStepTime]],
     *,
     threshold: float = THRESHOLD,
     window_steps: int = WINDOW_STEPS,
@@ -140,7 +141,7 @@ class _Step:
     ratios: Mapping[int, float]
 
 
-def _comparable(times: Mapping[int, Sequence[StepTime]], window_steps: int) -> list[_Step]:
+def _comparable(times: Mapping[int, Sequence[RankStepTime]], window_steps: int) -> list[_Step]:
     by_rank = {rank: _undisturbed(entries) for rank, entries in times.items()}
     common = set.intersection(*(set(entries) for entries in by_rank.values())) if by_rank else set()
     compared = []
@@ -155,12 +156,12 @@ def _comparable(times: Mapping[int, Sequence[StepTime]], window_steps: int) -> l
     return compared
 
 
-def _undisturbed(entries: Sequence[StepTime]) -> dict[int, StepTime]:
+def _undisturbed(entries: Sequence[RankStepTime]) -> dict[int, RankStepTime]:
     """By number, without the first: it contains the compile. Of a step done twice, the last."""
     return {entry.step: entry for entry in entries[1:] if not entry.disturbed}
 
 
-def _own_seconds(entries: Mapping[int, StepTime]) -> dict[int, float]:
+def _own_seconds(entries: Mapping[int, RankStepTime]) -> dict[int, float]:
     if all(entry.busy_s is not None for entry in entries.values()):
         return {rank: entry.busy_s or 0.0 for rank, entry in entries.items()}
     return {rank: entry.seconds for rank, entry in entries.items()}

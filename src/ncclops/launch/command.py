@@ -180,7 +180,7 @@ def _job(
         stop_grace=prepared.timeouts.stop_grace,
         timeouts=prepared.timeouts,
         watch=_watch_rules(prepared),
-        hang=_hang_windows(prepared),
+        hang=_hang_limits(prepared),
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
@@ -194,14 +194,16 @@ def _job(
 def _watch_rules(prepared: Prepared) -> WatchRules:
     watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
     return WatchRules(
-        windows=stalls.Windows(startup=watch.startup, compile=compiling or hang.Windows().compile),
+        stall=stalls.StallLimits(
+            startup=watch.startup, compile=compiling or hang.HangLimits().compile
+        ),
         straggler=watch.straggler,
     )
 
 
-def _hang_windows(prepared: Prepared) -> hang.Windows:
+def _hang_limits(prepared: Prepared) -> hang.HangLimits:
     watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
-    usual = hang.Windows()
+    usual = hang.HangLimits()
     return replace(
         usual,
         hang=watch.hang,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
     RESTART_MODES,
-    Condition,
     Entry,
+    EntryCondition,
     Growth,
     Profile,
     RestartMode,
-    Watch,
+    WatchSettings,
 )
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_RESTART_MODE",
     "RESTART_MODES",
-    "Condition",
     "Entry",
+    "EntryCondition",
     "Growth",
     "Profile",
     "ProfileSummary",
     "RestartMode",
-    "Watch",
+    "WatchSettings",
     "choose_profile",
     "list_profiles",
     "load_profiles",

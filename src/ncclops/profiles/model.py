@@ -28,7 +28,7 @@ STOP_GRACE = timedelta(seconds=15)
 
 
 @dataclass(frozen=True)
-class Condition:
+class EntryCondition:
     """When an entry applies; a field that is left out does not restrict.
 
     ``host`` holds shell-style patterns, one of which the host's name has to match.
@@ -80,7 +80,7 @@ class Entry:
     patterns: tuple[str, ...] = ()
     reference: str | None = None
     follows: str | None = None
-    when: Condition = field(default_factory=Condition)
+    when: EntryCondition = field(default_factory=EntryCondition)
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchSettings:
     """How long which progress may be missing before it is said or acted upon, and other rules.
 
     ``startup`` until the first sign of training: as long as torch's default for groups other than
     NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
     as in ``ncclops.health.hang``. ``straggler`` is the share above the median rank's step time:
-    the playbook looks into ranks that are five percent behind. ``trainers`` are further forms of
-    printed lines, as in ``ncclops.receipts.log_formats``.
+    all ranks wait for the slowest, and operators look into one that is five percent behind.
+    ``trainers`` are further forms of printed lines, as in ``ncclops.receipts.log_formats``.
     """
 
     startup: timedelta = timedelta(minutes=30)
@@ -138,7 +138,7 @@ class Profile:
     suppress: Mapping[str, str]
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
-    watch: Watch = Watch()
+    watch: WatchSettings = WatchSettings()
     growth: Growth = Growth()
 
     @property

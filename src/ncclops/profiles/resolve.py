@@ -14,13 +14,13 @@ from ncclops.errors import ProfileError
 from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
-    Condition,
     Entry,
     EntryAction,
+    EntryCondition,
     Growth,
     Parameter,
     Profile,
-    Watch,
+    WatchSettings,
 )
 from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
 
@@ -127,12 +127,12 @@ def _flat(part: TimeoutsPart) -> dict[str, str]:
     return texts | {f"groups.{pattern}": text for pattern, text in groups.items()}
 
 
-def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> Watch:
+def _watch(given: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> WatchSettings:
     values: dict[str, Any] = {}
     for name, value in given.items():
         is_text = isinstance(value, _Timeout)
         values[name] = _duration(value, f"watch.{name}", parameters) if is_text else value
-    return Watch(**values)
+    return WatchSettings(**values)
 
 
 def _duration(timeout: _Timeout, key: str, parameters: Mapping[str, Parameter]) -> timedelta:
@@ -164,7 +164,7 @@ def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, P
         patterns=tuple(part.scrub or ()),
         reference=part.reference,
         follows=part.follows,
-        when=Condition(
+        when=EntryCondition(
             restart=None if when.restart is None else frozenset(when.restart),
             torch=when.torch,
             absent=tuple(when.absent),

@@ -25,7 +25,7 @@ _VALUE_FIELDS = frozenset({"before", "after", "value", "a", "b"})
 
 
 @dataclass(frozen=True)
-class Rule:
+class RedactionRule:
     """One kind of secret. ``multiline``: it may go on in the lines that follow.
 
     ``names``: what the names of variables look like that hold one; of the rule ``variable`` only.
@@ -40,11 +40,11 @@ class Rule:
 
 
 @functools.cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[RedactionRule, ...]:
     """The rules, in the order in which they are applied."""
     text = resources.files(__package__).joinpath("rules.toml").read_text("utf-8")
     return tuple(
-        Rule(
+        RedactionRule(
             name=entry["name"],
             what=entry["what"],
             pattern=re.compile(entry["pattern"], re.DOTALL | re.VERBOSE),
@@ -65,7 +65,7 @@ def _any_hint() -> re.Pattern[str]:
 
 
 @functools.cache
-def _rule(name: str) -> Rule:
+def _rule(name: str) -> RedactionRule:
     return next(rule for rule in rules() if rule.name == name)
 
 
@@ -174,7 +174,7 @@ class Redactor:
             return REDACTED
         return self.text(value)
 
-    def _replace(self, rule: Rule, match: re.Match[str]) -> str:
+    def _replace(self, rule: RedactionRule, match: re.Match[str]) -> str:
         self.taken[rule.name] += 1
         start, end = (edge - match.start() for edge in match.span("secret"))
         whole = match.group()
