@@ -10,7 +10,10 @@
 
 Under ``ncclops launch`` each call adds to the record by which a run is judged; a step is also a
 heartbeat and the point at which a requested stop takes effect. Anywhere else the calls do nothing.
-None of them does I/O in the calling thread, and none imports torch.
+None of them does I/O in the calling thread, and none imports torch. They are for the thread that
+trains; one thread at a time.
+
+Outside of training, ``receipt.check(path)`` judges a log or a run, as `ncclops receipt check` does.
 """
 
 from __future__ import annotations
@@ -19,13 +22,18 @@ import time
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from datetime import timedelta
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
-from typing import Self, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Self, SupportsFloat, TypeVar
 
 from ncclops.durations import parse_duration
 from ncclops.receipts.recorder import current
 
-__all__ = ["compile_warmup", "end", "on_stop", "peak_memory", "phase", "step"]
+if TYPE_CHECKING:
+    from ncclops.receipts.judge import Receipt
+
+__all__ = ["check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step"]
 
 Callback = TypeVar("Callback", bound=Callable[[], object])
 
@@ -118,6 +126,18 @@ def on_stop(callback: Callback) -> Callback:
     """
     current().on_stop(callback)
     return callback
+
+
+def check(path: str | PathLike[str]) -> Receipt:
+    """The judgement of a log, a ``receipt.jsonl`` or a run directory by the five rules of liveness.
+
+    ``verdict`` of the result is ``"healthy"`` or what is missing; ``rules`` has the evidence for
+    each. Any thread. Raises ``UsageError`` if ``path`` cannot be read or is no log and no run.
+    """
+    from ncclops.receipts.judge import judge
+    from ncclops.receipts.sources import load
+
+    return judge(load(Path(path)))
 
 
 def _as_timedelta(seconds: float | timedelta) -> timedelta:

@@ -40,12 +40,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LEFTOVER_GRACE = timedelta(seconds=3)
 
 
-def hold(agent: Callable[[], int], *, handed_over: Sequence[socket.socket] = ()) -> int:
+def hold(
+    agent: Callable[[], int],
+    *,
+    handed_over: Sequence[socket.socket] = (),
+    ready: Callable[[], None] = lambda: None,
+) -> int:
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
     ``handed_over`` are the agent's from here on: were one open in this process too, its port would
     stay taken when the agent has closed it. On return not one descendant of this process is left.
     An agent that was killed by a signal counts as exit code 1, and is reported on stderr.
+    ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
     prctl.become_subreaper()
     warden_pid = os.getpid()
@@ -55,6 +61,7 @@ def hold(agent: Callable[[], int], *, handed_over: Sequence[socket.socket] = ())
     watched = signals | {signal.SIGCHLD}
     # Blocked before the fork, so that a signal in between waits for whoever takes it next.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    ready()
     sys.stdout.flush()
     sys.stderr.flush()
     agent_pid = os.fork()

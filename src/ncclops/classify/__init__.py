@@ -1,10 +1,15 @@
 """Failure classification: what failed, which line proves it, may it be retried.
 
-``classify_paths`` reads logs from files and directories, ``Scanner`` takes live output;
-both end in a ``Report``. The retry decision is ``ncclops.classify.policy``.
+    from ncclops.classify import classify
+
+    report = classify("runs/20260101-120000-abcdef")
+    print(report.verdict.class_, report.verdict.rank, report.verdict.eligible)
+
+``classify`` reads a path or lines, ``classify_paths`` several paths as one job, ``Scanner`` takes
+live output; all end in a ``Report``. The retry decision is ``ncclops.classify.policy``.
 """
 
-from ncclops.classify.inputs import classify_bytes, classify_paths
+from ncclops.classify.inputs import classify, classify_bytes, classify_paths
 from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Evidence, Report, Signature, Verdict
 from ncclops.classify.scanner import Scanner
@@ -16,6 +21,7 @@ __all__ = [
     "Signature",
     "SignatureSet",
     "Verdict",
+    "classify",
     "classify_bytes",
     "classify_paths",
     "load_signatures",

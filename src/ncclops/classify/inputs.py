@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from io import BufferedIOBase, BufferedReader
+from os import PathLike
 from pathlib import Path
 
 from ncclops.classify.loader import SignatureSet
@@ -31,6 +32,23 @@ _NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
 # Stacks and dumps taken after the failure: they quote code, not what happened.
 _NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20
+
+
+def classify(
+    source: str | PathLike[str] | Iterable[str | bytes], signatures: SignatureSet | None = None
+) -> Report:
+    """The verdict on one path (a log, or a directory of per-rank logs), or on lines of one log.
+
+    Lines may come with or without their ends. Raises ``UsageError`` for a path that does not exist,
+    cannot be read, or holds no log. Any thread.
+    """
+    if isinstance(source, str | PathLike):
+        return classify_paths([Path(source)], signatures)
+    scanner = Scanner(signatures)
+    for line in source:
+        data = line if isinstance(line, bytes) else line.encode()
+        scanner.feed(None, "<lines>", data if data.endswith(b"\n") else data + b"\n")
+    return scanner.verdict()
 
 
 def classify_paths(paths: Sequence[str | Path], signatures: SignatureSet | None = None) -> Report:

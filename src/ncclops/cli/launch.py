@@ -12,7 +12,7 @@ from ncclops.cli import _output
 from ncclops.cli._options import RESTART_MODES, RestartMode, one_of, shown
 
 if TYPE_CHECKING:
-    from ncclops.launch.request import Prepared
+    from ncclops.launch import Prepared
 
 
 # Options of torchrun that a pasted line may carry and that have nothing to act on here.
@@ -282,19 +282,33 @@ def launch(
 
     A torchrun command line works with the first word changed. What follows SCRIPT is the script's.
     """
-    from ncclops.env.request import parse_overrides, resolve_profile
-    from ncclops.launch import command, launch_config, options
-    from ncclops.launch.request import Request
-    from ncclops.schedulers.node_options import NodeOptions
+    import os
+
+    from ncclops.env.request import parse_overrides
+    from ncclops.launch import LaunchRequest, command, start_report
+    from ncclops.launch.options import parse_timeouts
 
     given = (monitor_interval, start_method)
     for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
         if value is not None:
             _output.note(f"{option} has no effect: {why}")
-    placed = launch_config.place(
-        NodeOptions(
+    with start_report.reporting(os.environ) as report:
+        overrides = parse_overrides(set_, unset, keep)
+        request = LaunchRequest(
+            target=script,
+            arguments=tuple(context.args),
+            module=module,
+            program=no_python,
+            profile=profile or (),
+            env={**overrides.set, **dict.fromkeys(overrides.unset)},
+            keep=tuple(overrides.keep),
+            timeouts=parse_timeouts(timeout),
+            restart=restart,
+            max_restarts=max_restarts,
+            nproc_per_node=nproc_per_node,
             nnodes=nnodes,
             node_rank=node_rank,
+            standalone=standalone,
             master_addr=master_addr,
             master_port=master_port,
             rdzv_backend=rdzv_backend,
@@ -302,43 +316,20 @@ def launch(
             rdzv_id=rdzv_id,
             rdzv_conf=rdzv_conf,
             local_addr=local_addr,
-            nproc=nproc_per_node,
-            max_restarts=max_restarts,
-        ),
-        standalone=standalone,
-    )
-    remarks = list(placed.remarks)
-    rendezvous = placed.rendezvous
-    prepared = command.prepare(
-        Request(
-            target=options.target_of(script, tuple(context.args), module=module, program=no_python),
-            profile=resolve_profile(
-                profile, nnodes=rendezvous.active if rendezvous else 1, say=remarks.append
-            ),
-            remarks=remarks,
-            overrides=parse_overrides(set_, unset, keep),
-            timeouts=timeout or [],
-            rendezvous=rendezvous,
-            master_port=master_port or 0,
-            allowed_differences=tuple(allow_difference or ()),
-            nproc=placed.nproc,
-            restart=restart,
-            max_restarts=placed.max_restarts,
-            job_id=rdzv_id,
+            allow_difference=allow_difference or (),
             run_dir=run_dir,
             log_dir=log_dir,
             tee=tee,
             redirects=redirects,
-            local_ranks=local_ranks_filter,
+            local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
             control_listen=control_listen,
-            stdout_is_data=as_json,
         )
-    )
-    if dry_run:
-        _show(prepared, as_json=as_json)
-        return
-    raise typer.Exit(command.start(prepared))
+        prepared = command.prepare(request, stdout_is_data=as_json)
+        if dry_run:
+            _show(prepared, as_json=as_json)
+            return
+        raise typer.Exit(command.start(prepared, say=_output.note, began=report.began))
 
 
 def _show(prepared: Prepared, *, as_json: bool) -> None:

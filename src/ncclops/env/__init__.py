@@ -1,9 +1,24 @@
-"""The environment as data: the plan, and how it is written for shells and programs."""
+"""The environment as data: the plan, and how it is written for shells and programs.
+
+    from ncclops.env import plan_environment
+
+    plan = plan_environment("single-node-h200", env={"NCCL_DEBUG": "INFO"})
+    for change in plan.changes:
+        print(change.action, change.name, change.after, change.reason)
+
+``plan.apply`` gives the environment itself; ``ncclops.env.snapshot`` writes environments down and
+compares two. Nothing here changes this process's environment, and any thread may call it.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ncclops.env.host import has_rdma, installed_nccl, installed_torch
 from ncclops.env.plan import Action, Change, Overrides, Plan, PlanContext, compute_plan
+
+if TYPE_CHECKING:
+    from ncclops.env.request import plan_environment
 
 __all__ = [
     "Action",
@@ -15,4 +30,14 @@ __all__ = [
     "has_rdma",
     "installed_nccl",
     "installed_torch",
+    "plan_environment",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It reads profiles, which brings pydantic with it.
+    if name == "plan_environment":
+        from ncclops.env.request import plan_environment
+
+        return plan_environment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

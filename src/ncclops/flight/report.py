@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class FlightReport:
 
 
 def analyze(
-    path: Path,
+    path: str | PathLike[str],
     pattern: str | None = None,
     *,
     ras_address: str | None = None,
@@ -154,7 +155,7 @@ def analyze(
     ras.json or ras.txt is read anyway. ``with_torch`` has torch's analyser asked, in a process of
     its own. ``UsageError`` if nothing can be read or no group matches.
     """
-    evidence = gather(path)
+    evidence = gather(Path(path))
     view = ras.find_view(evidence, ras_address)
     report = judge(evidence, pattern)
     if view is not None:

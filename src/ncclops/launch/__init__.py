@@ -1,8 +1,53 @@
-"""`ncclops launch` up to the start: every option checked, everything settled, then the agent.
+"""`ncclops launch` from Python: a request in, a verdict out.
 
-options, launch_config   spellings of people, torchrun and schedulers, as values
-request                  what was asked for, and what was settled
-command                  prepare (no side effects: also ``--dry-run``), then start
-describe_node            what this node brings to a job of several
-stack                    the versions that a post-mortem asks for first
+    from ncclops.launch import LaunchRequest, launch
+
+    verdict = launch(LaunchRequest(target="train.py", nproc_per_node=2))
+    print(verdict.outcome, verdict.reason)
+
+From a notebook, a scheduler's plugin, any thread: the run is a process tree of its own. ``start``
+returns a handle instead of waiting; ``prepare`` settles everything and starts nothing.
+
+request, verdict, handle   what a caller sees         (start_report: how a launcher reports)
+resolve, prepared          what was asked for, and what was settled
+options, launch_config     spellings of people, torchrun and schedulers, as values
+command                    prepare (no side effects: also ``--dry-run``), then start
+describe_node              what this node brings to a job of several
+stack                      the versions that a post-mortem asks for first
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ncclops.launch.handle import LaunchedRun, launch, start
+from ncclops.launch.request import LaunchRequest
+from ncclops.launch.verdict import RunVerdict, read_verdict
+
+if TYPE_CHECKING:
+    from ncclops.launch.command import prepare
+    from ncclops.launch.prepared import Prepared
+
+__all__ = [
+    "LaunchRequest",
+    "LaunchedRun",
+    "Prepared",
+    "RunVerdict",
+    "launch",
+    "prepare",
+    "read_verdict",
+    "start",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # These bring the agent and profiles with them, which a caller of ``launch`` does not need.
+    if name == "prepare":
+        from ncclops.launch.command import prepare
+
+        return prepare
+    if name == "Prepared":
+        from ncclops.launch.prepared import Prepared
+
+        return Prepared
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`ncclops launch` without its options' spelling: settle everything, then start the run.
+"""`ncclops launch` without its options' spelling: settle everything, then start the run here.
 
 ``prepare`` changes nothing on the machine, so ``--dry-run`` is ``prepare`` and a print.
 """
@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from ncclops.health.live import WatchRules
 from ncclops.host import affinity
 from ncclops.host.gpus import find_gpus
 from ncclops.launch import describe_node, options
-from ncclops.launch.request import Prepared, Request
+from ncclops.launch.prepared import Prepared, Resolved
+from ncclops.launch.request import LaunchRequest
+from ncclops.launch.resolve import resolve
 from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
@@ -41,8 +44,13 @@ from ncclops.timeouts import handed_over, settle
 from ncclops.timeouts.settle import Surroundings
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request and settle profile, plan and layout. Raises ``UsageError``."""
+def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
+    """Check a request and settle profile, plan and layout; nothing is started or written.
+
+    Reads this process's environment. ``stdout_is_data`` keeps workers' output off standard output.
+    Raises ``UsageError`` or ``ProfileError``. Any thread.
+    """
+    request = resolve(asked, stdout_is_data=stdout_is_data)
     options.check_target(request.target)
     argv = workers.command(request.target)
     if shutil.which(argv[0]) is None:
@@ -97,8 +105,13 @@ def _check_overrides(overrides: Overrides) -> None:
         )
 
 
-def start(prepared: Prepared) -> int:
-    """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts."""
+def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Path], None]) -> int:
+    """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts.
+
+    Only in the main thread of a process that does nothing else: it forks and handles signals.
+    ``say`` gets lines for the user; ``began`` the run directory, when the run is
+    recorded and signals to this process reach it.
+    """
     request, rendezvous = prepared.request, prepared.request.rendezvous
     listener = node_info = control_listener = None
     if request.control_listen is not None:
@@ -116,10 +129,10 @@ def start(prepared: Prepared) -> int:
         several=rendezvous is not None,
     )
     _record_start(run, prepared)
-    _greet(run, prepared)
+    _greet(run, prepared, say)
     if control_listener is not None:
         host, port = control_listener.getsockname()[:2]
-        sys.stderr.write(f"ncclops: status and metrics at http://{host}:{port}\n")
+        say(f"status and metrics at http://{host}:{port}")
     job = replace(_job(run, prepared, listener, node_info), control_listener=control_listener)
 
     def agent() -> int:
@@ -129,7 +142,11 @@ def start(prepared: Prepared) -> int:
         return run_agent(job, None if node_info is None else partial(MultiNode, node_info))
 
     sockets = (listener if node_info is None else node_info.listener, control_listener)
-    code = supervisor.hold(agent, handed_over=[each for each in sockets if each is not None])
+    code = supervisor.hold(
+        agent,
+        handed_over=[each for each in sockets if each is not None],
+        ready=partial(began, run.path),
+    )
     shared_page.settle_all(run.path)  # again, for an agent that was killed
     return code
 
@@ -143,7 +160,7 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
     run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=changes))
 
 
-def _greet(run: RunDirectory, prepared: Prepared) -> None:
+def _greet(run: RunDirectory, prepared: Prepared, say: Callable[[str], None]) -> None:
     layout, rendezvous = prepared.layout, prepared.request.rendezvous
     workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
     where = ""
@@ -159,7 +176,8 @@ def _greet(run: RunDirectory, prepared: Prepared) -> None:
         f" {changed} variables changed (`ncclops env diff` shows which and why)",
         f"run directory {run.shown()}",
     ]
-    sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+    for line in lines:
+        say(line)
 
 
 def _job(
@@ -223,7 +241,7 @@ def _trainers(profile: Profile) -> list[Form]:
         ) from error
 
 
-def _retry_plan(request: Request) -> RetryPlan:
+def _retry_plan(request: Resolved) -> RetryPlan:
     """The retry table as the profile changes it. Raises ``UsageError`` for a change it refuses."""
     changes = dict(request.profile.retry)
     lane = changes.pop("lane", "generic")

@@ -14,7 +14,7 @@ from ncclops.env.host import describe_host
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
-from ncclops.launch.request import Prepared
+from ncclops.launch.prepared import Prepared
 from ncclops.redaction.redactor import Redactor, redact_variables
 
 # Values that a run fills in are compared as they are written: directories are a node's own.

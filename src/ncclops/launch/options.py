@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from ncclops.agent.layout import Shown, Target
+from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
 
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
@@ -75,6 +78,18 @@ def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
         frozenset(rank for rank, (out, _) in flags.items() if out),
         frozenset(rank for rank, (_, err) in flags.items() if err),
     )
+
+
+def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
+    """``--timeout NAME=TIME`` as values. Raises ``UsageError`` where TIME is no duration."""
+    timeouts = {}
+    for pair in pairs or ():
+        name, _, text = pair.partition("=")
+        try:
+            timeouts[name] = parse_duration(text)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"--timeout {pair}: {error}") from None
+    return timeouts
 
 
 def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:

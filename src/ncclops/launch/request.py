@@ -1,94 +1,123 @@
-"""What `launch` was asked for, and what was settled before anything starts: plain values."""
+"""What a caller asks `launch` for, as plain values: one form for Python and the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from os import PathLike, fspath
+from typing import Any, Literal
 
-from ncclops.agent.layout import Layout, Shown, Target
-from ncclops.cluster.rendezvous_config import RendezvousConfig
-from ncclops.decision.retrying import RetryPlan
-from ncclops.env import Overrides, Plan
-from ncclops.launch.stack import Stack
-from ncclops.profiles import Profile, RestartMode
-from ncclops.receipts.log_formats import Form
-from ncclops.timeouts.model import Timeouts
+from ncclops.durations import format_duration
+
+Restart = Literal["in-process", "process", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """The command line of `launch`, each option parsed as far as it can be alone."""
+class LaunchRequest:
+    """One job on this node, or this node's part of a job of several.
 
-    target: Target
-    profile: Profile
-    remarks: list[str]  # what was chosen for the user while parsing
-    overrides: Overrides
-    timeouts: list[str]  # NAME=DURATION
-    rendezvous: RendezvousConfig | None  # None: a single node
-    master_port: int  # of a single node's store; 0 for any
-    allowed_differences: tuple[str, ...]
-    nproc: str
-    restart: RestartMode
-    max_restarts: int
-    job_id: str | None
-    run_dir: Path | None
-    log_dir: Path | None
-    tee: str | None
-    redirects: str
-    local_ranks: str
-    require_receipt: bool
-    control_listen: str | None  # [HOST:]PORT
-    stdout_is_data: bool
+    Fields have the names, the defaults and the meaning of `ncclops launch`'s options; None is an
+    option that is not given. Nothing is checked before :func:`ncclops.launch.prepare` or
+    :func:`ncclops.launch.start`, which raise ``UsageError`` or ``ProfileError``.
+    """
+
+    target: str | PathLike[str]
+    """A script, ``FILE.py:FUNCTION``, with ``module`` a module, with ``program`` any program."""
+
+    arguments: Sequence[str] = ()
+    """The script's own arguments."""
+
+    module: bool = False
+    program: bool = False
+
+    profile: str | Sequence[str] = ()
+    """One profile (name or path), or a lane and overlays. Default: chosen by what this node has."""
+
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables to set whatever the profile says; None removes one."""
+
+    keep: Sequence[str] = ()
+    """Variables to leave as they are in this process."""
+
+    timeouts: Mapping[str, timedelta] = field(default_factory=dict)
+    """Timeouts by the profile's names (``soft``, ``hard``, ``groups.PATTERN``…), all positive."""
+
+    restart: Restart = "in-process"
+    """After a fault: go on in the same processes, start new ones, or stop."""
+
+    max_restarts: int | None = None
+    """How often to start all workers again. Default: 0, and what the retry policy grants."""
+
+    nproc_per_node: int | str | None = None
+    """Workers here: a number, ``"auto"`` (one per GPU; the default), ``"gpu"`` or ``"cpu"``."""
+
+    nnodes: int | str | None = None
+    """Nodes that train; ``"2:3"`` is two and a spare. Default: 1, or the scheduler's step."""
+
+    node_rank: int | None = None
+    standalone: bool = False
+    master_addr: str | None = None
+    master_port: int | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: str | None = None
+    local_addr: str | None = None
+    allow_difference: Sequence[str] = ()
+
+    run_dir: str | PathLike[str] | None = None
+    """The run directory itself; it must hold no run yet. Default: a new one below ``log_dir``."""
+
+    log_dir: str | PathLike[str] | None = None
+    """Where run directories are made. Default: ``runs`` in the current directory."""
+
+    tee: str | None = None
+    redirects: str = "0"
+    local_ranks_filter: str = ""
+    require_receipt: bool = False
+    control_listen: str | None = None
+
+    def command_line(self) -> list[str]:
+        """The arguments of ``ncclops`` that ask for the same: what a person would type."""
+        return ["launch", *self._options(), fspath(self.target), *self.arguments]
+
+    def _options(self) -> Iterator[str]:
+        plain = {each.name: each.default for each in fields(self)}
+        for name in _SPECIAL:
+            plain.pop(name)
+        for name, default in plain.items():
+            value = getattr(self, name)
+            if value != default:
+                yield from _option(name, value)
+        for profile in self.profiles:
+            yield from _option("profile", profile)
+        for name, text in self.env.items():
+            yield from _option("unset", name) if text is None else _option("set", f"{name}={text}")
+        for name in self.keep:
+            yield from _option("keep", name)
+        for name, limit in self.timeouts.items():
+            yield from _option("timeout", f"{name}={format_duration(limit)}")
+        for name in self.allow_difference:
+            yield from _option("allow_difference", name)
+        if self.program:
+            yield "--no-python"
 
     @property
-    def mode(self) -> RestartMode:
-        """The restart mode that applies: what is not Python cannot restart in its process."""
-        in_process = self.restart == "in-process" and self.target.kind != "program"
-        return "process" if self.restart == "in-process" and not in_process else self.restart
+    def profiles(self) -> tuple[str, ...]:
+        """``profile`` as a sequence, whichever way it was given."""
+        return (self.profile,) if isinstance(self.profile, str) else tuple(self.profile)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A run that is settled and has not begun."""
+_SPECIAL = (
+    "target", "arguments", "program", "profile", "env", "keep", "timeouts", "allow_difference",
+)  # fmt: skip
 
-    request: Request
-    plan: Plan
-    stack: Stack
-    layout: Layout
-    timeouts: Timeouts
-    retry: RetryPlan
-    trainers: Sequence[Form]
-    shown: Shown
-    argv: list[str]
-    remarks: list[str]
 
-    def to_json(self) -> dict[str, Any]:
-        """What ``run.json`` and ``--dry-run --json`` share."""
-        profile = self.request.profile
-        return {
-            "profile": {"name": profile.name, "files": list(profile.sources)},
-            "restart": self.request.mode,
-            "max_restarts": self.request.max_restarts,
-            "nodes": self._nodes_json(),
-            "nproc_per_node": self.layout.nproc,
-            "world_size": self.layout.world_size,
-            "command": self.argv,
-            "stack": asdict(self.stack),
-            "timeouts": self.timeouts.to_json(),
-            "plan": self.plan.to_json()["changes"],
-        }
-
-    def _nodes_json(self) -> dict[str, Any]:
-        rendezvous, nodes = self.request.rendezvous, self.layout.nodes
-        if rendezvous is None:
-            return {"count": nodes.count, "rank": nodes.rank}
-        return {
-            "count": rendezvous.active,
-            "spares": rendezvous.most - rendezvous.active,
-            "rank": rendezvous.rank,
-            "backend": rendezvous.backend,
-            "store": rendezvous.address,
-            "id": rendezvous.job_id,
-        }
+def _option(name: str, value: Any) -> Iterator[str]:
+    option = "--" + name.replace("_", "-")
+    if value is True:
+        yield option
+    else:
+        # In one word: a value may begin with a dash.
+        yield f"{option}={fspath(value) if isinstance(value, PathLike) else value}"

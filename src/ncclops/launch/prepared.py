@@ -1,0 +1,98 @@
+"""What was asked for, resolved, and what was settled before anything starts: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclops.agent.layout import Layout, Shown, Target
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.decision.retrying import RetryPlan
+from ncclops.env import Overrides, Plan
+from ncclops.launch.stack import Stack
+from ncclops.profiles import Profile, RestartMode
+from ncclops.receipts.log_formats import Form
+from ncclops.timeouts.model import Timeouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A request whose parts have been looked up, each as far as it can be alone."""
+
+    target: Target
+    profile: Profile
+    remarks: list[str]  # what was chosen for the user meanwhile
+    overrides: Overrides
+    timeouts: list[str]  # NAME=DURATION
+    rendezvous: RendezvousConfig | None  # None: a single node
+    master_port: int  # of a single node's store; 0 for any
+    allowed_differences: tuple[str, ...]
+    nproc: str
+    restart: RestartMode
+    max_restarts: int
+    job_id: str | None
+    run_dir: Path | None
+    log_dir: Path | None
+    tee: str | None
+    redirects: str
+    local_ranks: str
+    require_receipt: bool
+    control_listen: str | None  # [HOST:]PORT
+    stdout_is_data: bool
+
+    @property
+    def mode(self) -> RestartMode:
+        """The restart mode that applies: what is not Python cannot restart in its process."""
+        in_process = self.restart == "in-process" and self.target.kind != "program"
+        return "process" if self.restart == "in-process" and not in_process else self.restart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is settled and has not begun.
+
+    ``plan`` is its environment, ``argv`` the command of each worker; ``remarks`` are what a person
+    should know before the start. ``to_json()`` is what ``launch --dry-run --json`` prints.
+    """
+
+    request: Resolved
+    plan: Plan
+    stack: Stack
+    layout: Layout
+    timeouts: Timeouts
+    retry: RetryPlan
+    trainers: Sequence[Form]
+    shown: Shown
+    argv: list[str]
+    remarks: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``run.json`` and ``--dry-run --json`` share."""
+        profile = self.request.profile
+        return {
+            "profile": {"name": profile.name, "files": list(profile.sources)},
+            "restart": self.request.mode,
+            "max_restarts": self.request.max_restarts,
+            "nodes": self._nodes_json(),
+            "nproc_per_node": self.layout.nproc,
+            "world_size": self.layout.world_size,
+            "command": self.argv,
+            "stack": asdict(self.stack),
+            "timeouts": self.timeouts.to_json(),
+            "plan": self.plan.to_json()["changes"],
+        }
+
+    def _nodes_json(self) -> dict[str, Any]:
+        rendezvous, nodes = self.request.rendezvous, self.layout.nodes
+        if rendezvous is None:
+            return {"count": nodes.count, "rank": nodes.rank}
+        return {
+            "count": rendezvous.active,
+            "spares": rendezvous.most - rendezvous.active,
+            "rank": rendezvous.rank,
+            "backend": rendezvous.backend,
+            "store": rendezvous.address,
+            "id": rendezvous.job_id,
+        }

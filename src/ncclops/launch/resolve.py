@@ -1,0 +1,66 @@
+"""From a request to what it means here: the profile loaded, this node's place in the job known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ncclops.durations import format_duration
+from ncclops.env.request import overrides_of, resolve_profile
+from ncclops.launch import launch_config, options
+from ncclops.launch.prepared import Resolved
+from ncclops.launch.request import LaunchRequest
+from ncclops.schedulers.node_options import NodeOptions
+
+
+def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
+    """``request`` on this host, in this environment. Raises ``UsageError`` or ``ProfileError``."""
+    placed = launch_config.place(
+        NodeOptions(
+            nnodes=_text(request.nnodes),
+            node_rank=request.node_rank,
+            master_addr=request.master_addr,
+            master_port=request.master_port,
+            rdzv_backend=request.rdzv_backend,
+            rdzv_endpoint=request.rdzv_endpoint,
+            rdzv_id=request.rdzv_id,
+            rdzv_conf=request.rdzv_conf,
+            local_addr=request.local_addr,
+            nproc=_text(request.nproc_per_node),
+            max_restarts=request.max_restarts,
+        ),
+        standalone=request.standalone,
+    )
+    remarks = list(placed.remarks)
+    nnodes = placed.rendezvous.active if placed.rendezvous else 1
+    return Resolved(
+        target=options.target_of(
+            os.fspath(request.target),
+            tuple(request.arguments),
+            module=request.module,
+            program=request.program,
+        ),
+        profile=resolve_profile(request.profiles, nnodes=nnodes, say=remarks.append),
+        remarks=remarks,
+        overrides=overrides_of(request.env, request.keep),
+        timeouts=[f"{name}={format_duration(limit)}" for name, limit in request.timeouts.items()],
+        rendezvous=placed.rendezvous,
+        master_port=request.master_port or 0,
+        allowed_differences=tuple(request.allow_difference),
+        nproc=placed.nproc,
+        restart=request.restart,
+        max_restarts=placed.max_restarts,
+        job_id=request.rdzv_id,
+        run_dir=None if request.run_dir is None else Path(request.run_dir),
+        log_dir=None if request.log_dir is None else Path(request.log_dir),
+        tee=request.tee,
+        redirects=request.redirects,
+        local_ranks=request.local_ranks_filter,
+        require_receipt=request.require_receipt,
+        control_listen=request.control_listen,
+        stdout_is_data=stdout_is_data,
+    )
+
+
+def _text(value: int | str | None) -> str | None:
+    return None if value is None else str(value)
