@@ -82,9 +82,10 @@ def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
 
 def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
     """``--timeout NAME=TIME`` as values. Raises ``UsageError`` where TIME is no duration."""
-    timeouts = {}
+    timeouts: dict[str, timedelta] = {}
     for pair in pairs or ():
         name, _, text = pair.partition("=")
+        timeouts.pop(name, None)  # what is given again counts from there
         try:
             timeouts[name] = parse_duration(text)
         except (ValueError, OverflowError) as error:
