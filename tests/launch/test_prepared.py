@@ -1,4 +1,4 @@
-"""What was asked for, as values."""
+"""What was asked for, resolved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclops.agent.layout import Target
-from ncclops.launch.request import Request
+from ncclops.launch.prepared import Resolved
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ from ncclops.launch.request import Request
     ],
 )
 def test_what_is_not_python_restarts_in_new_processes(kind: Any, asked: str, applies: str) -> None:
-    given: dict[str, Any] = {field.name: None for field in fields(Request)}
+    given: dict[str, Any] = {field.name: None for field in fields(Resolved)}
     given |= {"target": Target(kind=kind, name="x", arguments=()), "restart": asked}
-    assert Request(**given).mode == applies
+    assert Resolved(**given).mode == applies
