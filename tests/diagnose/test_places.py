@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ncclops.diagnose import places
-from ncclops.diagnose.places import RankView, cluster, shown_ranks
+from ncclops.diagnose.places import RankView, cluster
+from ncclops.rank_lists import rank_list
 from ncclops.stacks.frame import Frame
 
 
@@ -29,12 +30,7 @@ def test_many_ranks_are_told_in_few_lines() -> None:
     assert clusters[0].place == "/home/me/train.py:7 in step, in all_reduce"
     assert clusters[1].place == "/home/me/train.py:12 in step"
     assert clusters[2].place == "unknown: the process died"
-    assert shown_ranks(clusters[0].ranks) == "0-4, 6-8, 10-63"
-
-
-def test_ranks_in_short() -> None:
-    assert shown_ranks([3, 1, 0]) == "0, 1, 3"
-    assert shown_ranks([]) == ""
+    assert rank_list(clusters[0].ranks) == "0-4, 6-8, 10-63"
 
 
 def test_what_a_rank_waits_for_in_our_own_loop_is_said() -> None:

@@ -126,21 +126,21 @@ def _print_finding(console: Console, finding: FlightFinding) -> None:
 def _print_groups(console: Console, report: FlightReport) -> None:
     from rich.table import Table
 
-    from ncclops.flight.groups import ranks_text
+    from ncclops.rank_lists import rank_list
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("group", "ranks", "last", "entered", "not entered", "pending"):
         table.add_column(title, overflow="fold")
     for group in report.groups[:_SHOWN_GROUPS]:
         row = report.group_json(group)
-        unknown = f" unknown: {ranks_text(row['unknown'])}" if row["unknown"] else ""
+        unknown = f" unknown: {rank_list(row['unknown'])}" if row["unknown"] else ""
         table.add_row(
             str(group.name),
-            ranks_text(group.members) + ("?" if row["ranks_inferred"] else ""),
+            rank_list(group.members) + ("?" if row["ranks_inferred"] else ""),
             f"#{row['last_seq']} {row['last_op'] or ''}",
-            ranks_text(row["entered"]),
-            ranks_text(row["not_entered"]) + unknown,
-            ranks_text(row["pending"]),
+            rank_list(row["entered"]),
+            rank_list(row["not_entered"]) + unknown,
+            rank_list(row["pending"]),
         )
     console.print(table)
     if len(report.groups) > _SHOWN_GROUPS:

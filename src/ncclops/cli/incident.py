@@ -108,13 +108,13 @@ def _print_evidence(console: Console, told: Told) -> None:
 def _print_clusters(console: Console, told: Told) -> None:
     from rich.text import Text
 
-    from ncclops.diagnose.places import shown_ranks
+    from ncclops.rank_lists import rank_list
 
     if told.clusters:
         console.print(Text("where the ranks were", style="bold"))
     for cluster in told.clusters[:_SHOWN_CLUSTERS]:
         count = len(cluster.ranks)
-        ranks = f"{count} rank{'s' * (count > 1)} ({shown_ranks(cluster.ranks)})"
+        ranks = f"{count} rank{'s' * (count > 1)} ({rank_list(cluster.ranks)})"
         console.print(Text(f"  {ranks}: {cluster.place}"))
         for frame in cluster.frames[:_SHOWN_FRAMES]:
             console.print(Text(f"      {frame}", style="dim"))

@@ -76,16 +76,17 @@ def _print(seen: Look) -> None:
 
 
 def _headline(cluster: Cluster) -> str:
-    from ncclops.diagnose.places import shown_ranks
+    from ncclops.rank_lists import rank_list
 
     count = len(cluster.ranks)
-    ranks = f"{count} ranks ({shown_ranks(cluster.ranks)})" if count > 1 else ""
+    ranks = f"{count} ranks ({rank_list(cluster.ranks)})" if count > 1 else ""
     return f"{ranks or f'rank {cluster.ranks[0]}'}: {cluster.place}"
 
 
 def _last_operations(views: list[RankView]) -> list[str]:
     """What the ranks entered last, ranks with the same answer together."""
-    from ncclops.diagnose.places import describe_operation, shown_ranks
+    from ncclops.diagnose.places import describe_operation
+    from ncclops.rank_lists import rank_list
 
     said: dict[str, list[int]] = {}
     for view in views:
@@ -95,4 +96,4 @@ def _last_operations(views: list[RankView]) -> list[str]:
                 view.rank
             )
     one = len(said) == 1
-    return [text if one else f"ranks {shown_ranks(ranks)}: {text}" for text, ranks in said.items()]
+    return [text if one else f"ranks {rank_list(ranks)}: {text}" for text, ranks in said.items()]

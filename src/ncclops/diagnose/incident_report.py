@@ -16,9 +16,10 @@ from ncclops.diagnose.incident_events import (
     read_events,
     worker_end,
 )
-from ncclops.diagnose.places import Cluster, RankView, shown_ranks
+from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
+from ncclops.rank_lists import rank_list
 from ncclops.record import incidents
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame
@@ -151,7 +152,7 @@ def _number(run: Path, number: int | None) -> int:
         raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
     wanted = known[-1] if number is None else number
     if wanted not in known:
-        raise UsageError(f"{run} has no incident {wanted}: it has {shown_ranks(known)}")
+        raise UsageError(f"{run} has no incident {wanted}: it has {rank_list(known)}")
     return wanted
 
 
@@ -297,7 +298,7 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
     if not waiting or waiting[0].last is None:
         return f"{who} made no progress: {where}"
     last = waiting[0].last
-    ranks = shown_ranks([view.rank for view in waiting])
+    ranks = rank_list([view.rank for view in waiting])
     plural = "s" if len(waiting) > 1 else ""
     return (
         f"{who} never entered {places.describe_operation(last)}, "
@@ -318,7 +319,7 @@ def _next_steps(
     if recorded is not None and culprit.by_recorders:
         steps += advice.steps(
             recorded.kind,
-            "rank" + "s" * (len(recorded.culprits) > 1) + f" {shown_ranks(recorded.culprits)}",
+            "rank" + "s" * (len(recorded.culprits) > 1) + f" {rank_list(recorded.culprits)}",
             None if culprit.frame is None else str(culprit.frame),
             in_data_loader=recorded.in_data_loader,
         )

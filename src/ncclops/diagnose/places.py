@@ -144,17 +144,3 @@ def cluster(views: Iterable[RankView]) -> list[Cluster]:
         for place, members in together.items()
     ]
     return sorted(clusters, key=lambda each: (-len(each.ranks), each.ranks[0]))
-
-
-def shown_ranks(ranks: Sequence[int]) -> str:
-    """``0-3, 7`` for people."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(
-        str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ', '}{run[-1]}"
-        for run in runs
-    )

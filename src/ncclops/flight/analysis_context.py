@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclops.flight.compare import Mismatch, frames_at
-from ncclops.flight.groups import Group, ranks_text
+from ncclops.flight.groups import Group
 from ncclops.flight.model import Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
+from ncclops.rank_lists import ranks_named
 from ncclops.stacks.frame import Frame
 
 
@@ -99,4 +100,4 @@ def waiting_side(context: AnalysisContext, op: Op, ranks: list[int], role: str =
 
 def others_text(ranks: tuple[int, ...]) -> str:
     """``rank 3`` or ``ranks 0-2``."""
-    return f"rank{'s' * (len(ranks) != 1)} {ranks_text(ranks)}"
+    return ranks_named(ranks)

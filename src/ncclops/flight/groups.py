@@ -7,7 +7,6 @@ for the default group all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ncclops.flight.model import (
@@ -19,6 +18,7 @@ from ncclops.flight.model import (
     RankRecord,
     Track,
 )
+from ncclops.rank_lists import rank_list
 
 _DEFAULT_DESC = "default_pg"
 _SIZE_FROM = 64
@@ -54,7 +54,7 @@ class Group:
         return self._entered_s[seq]
 
     def __str__(self) -> str:
-        return f"{self.name} ({ranks_text(self.members)})"
+        return f"{self.name} ({rank_list(self.members)})"
 
     def call(self, evidence: FlightEvidence, rank: int, seq: int) -> Call | None:
         """What ``rank`` asked for under ``seq``, if that is recorded."""
@@ -63,17 +63,6 @@ class Group:
         if track is None or record is None or index is None:
             return None
         return record.calls[track.calls[index]]
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``0-3, 7`` for people."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
 
 
 def align(evidence: FlightEvidence) -> list[Group]:

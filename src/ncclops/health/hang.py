@@ -31,6 +31,7 @@ from typing import Literal
 
 from ncclops.durations import format_duration
 from ncclops.health.evidence import Kind, Sample
+from ncclops.rank_lists import ranks_named
 
 _INDEPENDENT_KINDS_NEEDED = 2
 _MOVE_WITH_STEPS = {Kind.STEP, Kind.COLLECTIVE, Kind.GPU}
@@ -109,18 +110,18 @@ def judge(samples: Sequence[Sample], limits: HangLimits, *, world_size: int) -> 
     """
     findings = [assess(sample, limits) for sample in samples]
     if dead := _ranks(findings, "dead"):
-        return _verdict(findings, dead, f"{_name(dead)} {_has(dead)} ended")
+        return _verdict(findings, dead, f"{ranks_named(dead)} {_has(dead)} ended")
     outside = [f for f in findings if f.state == "stuck" and f.in_collective is False]
     if outside:
         culprits = tuple(finding.rank for finding in outside)
-        return _verdict(findings, culprits, f"{_name(culprits)}: {outside[0].reason}")
+        return _verdict(findings, culprits, f"{ranks_named(culprits)}: {outside[0].reason}")
     stuck = _ranks(findings, "stuck")
     if stuck and len(stuck) == world_size:
         culprits = _most_stuck(_behind(samples), findings)
         first = next(finding for finding in findings if finding.rank == culprits[0])
         inside = all(sample.in_collective for sample in samples)
         where = "wait in a collective" if inside else "are stuck"
-        reason = f"all ranks {where}; {_name(culprits)}: {first.reason}"
+        reason = f"all ranks {where}; {ranks_named(culprits)}: {first.reason}"
         return _verdict(findings, culprits, reason)
     waiting = [_as_waiting(f) if f.state == "stuck" else f for f in findings]
     return HangVerdict(hung=False, culprits=(), reason=_excuse(waiting), findings=tuple(waiting))
@@ -214,12 +215,8 @@ def _excuse(findings: Sequence[HangFinding]) -> str:
         return "no rank is stuck"
     others = [finding for finding in findings if finding.state != "waiting"]
     if not others:
-        return f"{_name(waiting)} waiting for ranks that cannot be seen from here"
-    return f"{_name(waiting)} waiting; {_name((others[0].rank,))}: {others[0].reason}"
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+        return f"{ranks_named(waiting)} waiting for ranks that cannot be seen from here"
+    return f"{ranks_named(waiting)} waiting; {ranks_named((others[0].rank,))}: {others[0].reason}"
 
 
 def _has(ranks: Sequence[int]) -> str:

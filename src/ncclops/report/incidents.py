@@ -33,7 +33,7 @@ def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
 
 def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the page says of an incident below its sentence: what it is, and the words."""
-    from ncclops.diagnose.places import shown_ranks
+    from ncclops.rank_lists import ranks_named
 
     culprit, found, decision = told["culprit"], told["classification"], told["decision"]
     host = f" on {culprit['host']}" if culprit["host"] else ""
@@ -48,7 +48,7 @@ def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "decided", decision["what"] + why
     for cluster in told["clusters"]:
         ranks = cluster["ranks"]
-        yield f"rank{'s' * (len(ranks) > 1)} {shown_ranks(ranks)}", str(cluster["place"])
+        yield ranks_named(ranks), str(cluster["place"])
     for step in told["next_steps"]:
         yield "next", step
 
