@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# Written at most, of a ring that may be larger; the newest tell what a hang is about.
+# Written at most, of a ring that may be larger; the newest show what a hang is about.
 _MOST_ENTRIES = 10_000
 # Frames are ten times the rest of an entry; wanted are those of the last operations of a group,
 # and of those that have not ended.
@@ -59,7 +59,7 @@ class RecorderMark:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether a group has several operations that may be pending: the entries have to tell.
+        """Whether a group has several operations that may be pending: the entries have to show it.
 
         Gloo has two threads for the operations of a group, and the one that comes last to report
         its own done stands in the status: it need not be the last operation.
@@ -153,7 +153,7 @@ def _without_importing_inductor() -> Iterator[None]:
     try:
         yield
     finally:
-        stand_in.__dict__["_dumping_thread"] = None  # whoever holds it by now has the real module
+        stand_in.__dict__["_dumping_thread"] = None  # any holder by now has the real module
         if torch.__dict__.get("_inductor") is stand_in:
             del torch.__dict__["_inductor"]
 

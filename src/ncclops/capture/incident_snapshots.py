@@ -17,7 +17,7 @@ from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
 
-# A worker of `launch` is told where its run's files are.
+# A worker of `launch` has its run directory in this variable.
 _RUN_DIR = "NCCLOPS_RUN_DIR"
 # What a snapshot may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
@@ -41,7 +41,7 @@ class _Unfinished:
 class IncidentSnapshots:
     """The snapshots of one rank, see ``ncclops.restart.snapshots.RankSnapshots``.
 
-    Raises ``OSError`` where the system has no means for the witness.
+    Raises ``OSError`` where the system has no means for the snapshot server.
     """
 
     def __init__(self, rank: int) -> None:
@@ -56,7 +56,7 @@ class IncidentSnapshots:
         self._left_by: BaseException | None = None
 
     def outside_view(self) -> OutsideViewSource:
-        """The observer, and how it reaches the witness."""
+        """The observer, and how it reaches the snapshot server."""
         contact = self._witness.contact
         names = ("tid", "signal", "stacks_fd", "main_thread")
         arguments = {name: getattr(contact, name) for name in names}
@@ -96,7 +96,7 @@ class IncidentSnapshots:
 
     def _finish(self) -> None:
         while (next_one := self._unfinished.get()) is not None:
-            # The recorder announces to nobody that it has got on, and is asked.
+            # The recorder raises no event when it has progressed, so it is polled.
             while not (next_one.snapshot.is_urgent or time.monotonic() > next_one.due):
                 if self._closing.wait(_LOOK_EVERY_S):
                     break

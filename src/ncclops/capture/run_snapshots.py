@@ -120,7 +120,7 @@ def _seen_from_outside(contact: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | None:
-    """Have the witness write its snapshot; why not, if it did not."""
+    """Have the snapshot server write; the reason if it did not."""
     request = json.dumps({"directory": str(directory.resolve())}).encode() + b"\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

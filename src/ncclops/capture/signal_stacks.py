@@ -1,8 +1,8 @@
 """Python stacks of a process in which no Python code can run. Standard library only.
 
-The witness in the process has registered faulthandler's C-level dump on a real-time signal, with
-a memory file opened ahead. The signal goes to the witness's own thread, which only waits for
-requests: the system calls of the training threads are not interrupted.
+The snapshot server in the process has registered faulthandler's C-level dump on a real-time
+signal, with a memory file opened ahead. The signal goes to the server's own thread, which only
+waits for requests: the system calls of the training threads are not interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.002
 
 @dataclass(frozen=True)
 class StackDumper:
-    """How to have a process dump its stacks: the witness's thread, the signal, the memory file.
+    """How a process dumps its stacks: the server's thread, the signal, the memory file.
 
     ``main_thread`` is the main thread's identity as faulthandler prints it.
     """
@@ -88,13 +88,13 @@ def _wait_for_end(dumper: StackDumper, fd: int, start: int, limit_s: float) -> b
         _, blocked, caught = process_view.signal_sets(dumper.pid, dumper.tid)
         if os.fstat(fd).st_size > start and caught and not blocked & bit:
             return True
-        # The end of a signal handler in another process announces itself to nobody.
+        # The end of a signal handler in another process raises no event here.
         time.sleep(_LOOK_EVERY_S)
     return False
 
 
 def _with_main_named(text: str, main_thread: int) -> str:
-    """Name the main thread as our own dumps do: faulthandler's order alone tells, if it does."""
+    """Name the main thread as our own dumps do; else only faulthandler's order shows it."""
     lines = []
     for line in text.splitlines():
         is_header = line.startswith(("Thread 0x", "Current thread 0x"))
@@ -105,6 +105,6 @@ def _with_main_named(text: str, main_thread: int) -> str:
 
 
 def read_dumper(witness: dict[str, int]) -> StackDumper:
-    """What a witness.json says about it."""
+    """What a ``witness.json`` says about it."""
     names = ("pid", "tid", "signal", "stacks_fd", "main_thread")
     return StackDumper(*(int(witness.get(name, 0)) for name in names))

@@ -1,4 +1,4 @@
-"""The witness: a thread of a worker that is asked, from outside, for a snapshot of its process.
+"""The snapshot server: a thread of each worker that takes snapshots of it on request.
 
 It sleeps in ``accept`` and costs nothing until asked. Beside it stands a second means for the case
 that no Python thread can run: faulthandler's C-level dump of all stacks, registered on a real-time
@@ -25,7 +25,7 @@ from ncclops.capture.rank_snapshot import Identity, RankSnapshot, prepare
 from ncclops.host import process_view
 from ncclops.record import incidents
 
-# A request is a line with a path in it; whoever needs longer than that to send it is none of us.
+# A request is a line with a path in it; a client that needs longer to send it is not ours.
 _REQUEST_BYTES = 64 << 10
 _REQUEST_WITHIN_S = 5.0
 # Beyond which the recorder is left out of a snapshot.
@@ -36,7 +36,7 @@ _current: SnapshotServer | None = None
 
 @dataclass(frozen=True)
 class Contact:
-    """How the witness is reached; see ``silent.StackDumper`` for the numbers."""
+    """How the snapshot server is reached; see ``signal_stacks.StackDumper`` for the numbers."""
 
     pid: int
     started_ticks: int
@@ -60,12 +60,12 @@ class SnapshotServer:
         self._stacks_fd, self._signal = _arm_stack_dump()
         self._thread = threading.Thread(target=self._serve, name="ncclops-witness", daemon=True)
         self._thread.start()
-        # A forked child has the socket and not the thread: nobody would answer there.
+        # A forked child has the socket and not the thread: no thread would answer there.
         os.register_at_fork(after_in_child=self._listener.close)
 
     @property
     def contact(self) -> Contact:
-        """For witness.json and for the guardian."""
+        """For witness.json and for the monitor process."""
         pid = os.getpid()
         stat = process_view.read_stat(Path(f"/proc/{pid}"))
         return Contact(
@@ -84,7 +84,7 @@ class SnapshotServer:
             return
         device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
         document = {"rank": self.who.rank, "host": self.who.host, **vars(self.contact)}
-        with suppress(OSError):  # a full disk keeps nobody from training
+        with suppress(OSError):  # a full disk does not stop training
             incidents.write_json(
                 self.who.rank_dir / incidents.WITNESS, document | {"device": device}
             )
@@ -123,7 +123,7 @@ _DEVICE = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
 
 
 def start(rank: int, run: Path | None) -> SnapshotServer:
-    """The witness of this process, started if there is none yet. ``run`` is the run directory.
+    """This process's server, started if there is none yet. ``run`` is the run directory.
 
     Raises ``OSError`` where the system has no thread, socket or memory for it.
     """
@@ -136,7 +136,7 @@ def start(rank: int, run: Path | None) -> SnapshotServer:
 
 
 def start_worker(environ: Mapping[str, str], run_variable: str) -> None:
-    """Start the witness of a worker of ``ncclops launch``; elsewhere, and in need, do without.
+    """Start the server of a worker of ``ncclops launch``, if that is possible.
 
     A worker that crashes in C (Gloo aborts one that is sent too much) prints its stacks as well.
     """

@@ -1,4 +1,4 @@
-"""Ranks that others wait for and that wait for nobody: not arrived, elsewhere, or dead."""
+"""Ranks that others wait for and that wait for no other rank: not arrived, elsewhere, or dead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclops.stacks.ownership import user_frames
 
 
 def absences(context: AnalysisContext) -> list[FlightFinding]:
-    """Ranks that others wait for and that wait for nobody, by what they are waited for in."""
+    """Ranks that others wait for and that wait for no rank, by what they are waited for in."""
     waited_in: dict[int, Counter[Op]] = {}
     for rank, targets in context.waits.edges.items():
         for target in targets:
@@ -138,7 +138,7 @@ def _frames_of(about: RankEvidence) -> tuple[Frame, ...]:
 
 
 def doing(evidence: FlightEvidence, rank: int) -> str:
-    """What a rank that waits for nobody does, in words."""
+    """What a rank that waits for no other rank does, in words."""
     about = evidence.ranks.get(rank)
     if about is None or (about.record is None and about.place is None and not about.ended):
         reason = f": {about.missing}" if about is not None and about.missing else ""
@@ -155,8 +155,8 @@ def doing(evidence: FlightEvidence, rank: int) -> str:
     if place is not None and place.left is not None:
         where = f", raised in {place.frame.short}" if place.frame else ""
         return f"it left by {place.left}{where}"
-    told = evidence.faults.get(rank)
-    said = f"it reported {told}; " if told else ""
+    fault = evidence.faults.get(rank)
+    said = f"it reported {fault}; " if fault else ""
     if place is not None and place.frame is None and place.inside is None and place.what:
         return f"{said}it is {place.what}"
     if place is None or (place.frame is None and place.inside is None):

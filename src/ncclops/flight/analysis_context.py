@@ -15,7 +15,7 @@ from ncclops.stacks.frame import Frame
 
 @dataclass(frozen=True)
 class Side:
-    """Ranks in the same position. ``role`` is waiting, culprit, or party where nobody is to blame.
+    """Ranks in the same position. ``role`` is waiting, culprit, or party where no rank is to blame.
 
     ``call`` is what they enqueued, ``doing`` what they do in words; ``frames`` are the user's,
     innermost first.
@@ -69,7 +69,7 @@ class AnalysisContext:
         for rank in ranks:
             if (call := self.call(rank, op)) is not None:
                 return call.op
-        # Only counted: Gloo records no transfers, and stacks may tell.
+        # Only counted: Gloo records no transfers, and stacks may show it.
         places = (self.about(rank).place for rank in ranks)
         return next((place.inside for place in places if place and place.inside), "a collective")
 

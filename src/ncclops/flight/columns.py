@@ -174,7 +174,7 @@ class Columns:
     def _add_p2p(
         self, track: Track, op: str, state: int, order: int, entry: Mapping[str, Any]
     ) -> None:
-        """Of transfers between two ranks only those that are pending tell anything later."""
+        """Of transfers between two ranks only those that are pending matter later."""
         if state >= OperationState.COMPLETED:
             return
         word, _, peers = op.partition(" ")

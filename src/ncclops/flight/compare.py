@@ -23,7 +23,7 @@ _LOOK_AHEAD = 3
 class Mismatch:
     """Ranks that disagree under ``seq``, by what they asked for; the usual call first.
 
-    ``odd`` are the ranks that differ from the usual; all of them if nothing tells which is usual.
+    ``odd`` are the ranks that differ from the usual; all of them if nothing shows which is usual.
     ``kind`` is order, op, shape or dtype. ``live`` is False if they agreed again later, so that
     no hang comes from it.
     """

@@ -135,7 +135,7 @@ def deadlocks(context: AnalysisContext) -> list[FlightFinding]:
 def _only_guessed(context: AnalysisContext, part: tuple[int, ...]) -> bool:
     """Whether a circle may come from taking ranks for members of groups that they are not in.
 
-    A rank outside of it that all wait for, and that waits for nobody, explains as much.
+    A rank outside of it that all wait for, and that waits for no other rank, explains as much.
     """
     guessed = any(
         not context.groups[context.waits.heads[rank].group].members_known for rank in part

@@ -119,11 +119,11 @@ def _is_default(name: GroupName) -> bool:
 
 def _told_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
     assert rank.record is not None
-    told = rank.record.ranks_of.get((name.name, name.desc))
-    if told is None:
-        told = next((g.ranks for g in rank.groups if g.name == name.name and g.ranks), None)
+    listed = rank.record.ranks_of.get((name.name, name.desc))
+    if listed is None:
+        listed = next((g.ranks for g in rank.groups if g.name == name.name and g.ranks), None)
     # A rank outside what it says it is in: numbers of another iteration, of no use here.
-    return told if told is not None and rank.rank in told else None
+    return listed if listed is not None and rank.rank in listed else None
 
 
 def _with_inferred(
@@ -145,7 +145,7 @@ def _with_inferred(
 
 
 def _add_described(groups: list[Group], evidence: FlightEvidence) -> None:
-    """Counts of members that recorded nothing in a group, and groups that nobody recorded."""
+    """Counts of members that recorded nothing in a group, and groups that no rank recorded."""
     for rank in evidence.ranks.values():
         for state in rank.groups:
             mine = [
@@ -201,8 +201,8 @@ def _count(group: Group, evidence: FlightEvidence) -> None:
         elif rank not in group.last and _has_record(evidence, rank):
             group.last[rank] = 0  # it recorded other groups, and nothing in this one
     for rank, track in group.tracks.items():
-        told = evidence.ranks[rank].groups
-        for state in told:
+        listed = evidence.ranks[rank].groups
+        for state in listed:
             if state.name == group.name.name and 0 <= state.last_completed <= track.last:
                 group.completed.setdefault(rank, state.last_completed)
 

@@ -54,9 +54,9 @@ def _record(
         raise Unreadable("not as a recorder writes it (its entries are no list)")
     if len(entries) > _MOST_ENTRIES:
         raise Unreadable(f"more than {_MOST_ENTRIES:,} entries")
-    told = wrapper.get("rank")
+    declared = wrapper.get("rank")
     record = RankRecord(
-        rank=_rank(told) if told is not None else -1 if rank is None else rank,
+        rank=_rank(declared) if declared is not None else -1 if rank is None else rank,
         file=file,
         version=text(dump.get("version", "")),
         comm_lib=text(dump.get("comm_lib_version") or dump.get("nccl_version") or ""),

@@ -91,15 +91,15 @@ def read_incident(evidence: FlightEvidence, directory: Path) -> None:
     """What the incident itself knows: which ranks had left, and how."""
     incident = _load(directory / _INCIDENT)
     faults = incident.get("faults") if isinstance(incident, dict) else None
-    told: dict[int, str] = {}
+    summaries: dict[int, str] = {}
     for fault in faults if isinstance(faults, list) else ():
         if not isinstance(fault, dict) or not isinstance(fault.get("initial_rank"), int):
             continue
         number, summary = fault["initial_rank"], str(fault.get("summary") or "")[:400]
-        told.setdefault(number, "" if fault.get("kind") in _SEEN_BY_OTHERS else summary)
+        summaries.setdefault(number, "" if fault.get("kind") in _SEEN_BY_OTHERS else summary)
         if fault.get("gone"):
             evidence.rank(number).ended = evidence.rank(number).ended or summary or "it ended"
-    evidence.faults = told
+    evidence.faults = summaries
 
 
 def renumber(evidence: FlightEvidence) -> None:

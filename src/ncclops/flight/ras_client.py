@@ -9,7 +9,7 @@ protocol is lines of text; ``set format json`` exists since 2.28.7. Asking is no
 - 2.29.2 on: an open report of a crash while communicators are created (NVIDIA/nccl 2346); a job
   that hangs creates none
 
-So it is asked only when told to, and only of a release that is known and not in the first two.
+So it is asked only on request, and only of a release that is known and not in the first two.
 """
 
 from __future__ import annotations

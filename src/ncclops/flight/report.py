@@ -186,7 +186,7 @@ def judge(evidence: FlightEvidence, pattern: str | None = None) -> FlightReport:
 
 
 def _without_cause(waits: Waits) -> set[int]:
-    """Groups in which ranks wait, and for nobody that is known."""
+    """Groups in which ranks wait, and for no rank that is known."""
     return {op.group for rank, op in waits.heads.items() if not waits.edges[rank]}
 
 

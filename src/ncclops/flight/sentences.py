@@ -47,12 +47,12 @@ def _where(evidence: FlightEvidence, finding: FlightFinding) -> str:
     if len(by_place) == 1:
         words = next(iter(by_place))
         return words if len(finding.culprits) == 1 else words.replace("it is ", "they are ")
-    told = [
+    parts = [
         f"{others_text(tuple(ranks))}: {words}"
         for words, ranks in list(by_place.items())[:_SHOWN_PLACES]
     ]
     more = len(by_place) - _SHOWN_PLACES
-    return "; ".join(told) + (f"; and {more} more places" if more > 0 else "")
+    return "; ".join(parts) + (f"; and {more} more places" if more > 0 else "")
 
 
 def _died(evidence: FlightEvidence, finding: FlightFinding) -> str:

@@ -2,8 +2,9 @@
 
 A rank waits in its *head*, the first operation it has enqueued that is not complete. It waits for
 the members that have not entered that operation, and for those that will come to it only after
-a head of their own. Whoever is waited for and waits in nothing is a root of the hang; ranks that
-wait for each other in a circle are a deadlock; a head that all have entered is a stalled transfer.
+a head of their own. A rank that is waited for and waits in nothing is a root of the hang; ranks
+that wait for each other in a circle are a deadlock; a head that all have entered is a stalled
+transfer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ncclops.flight.model import FlightEvidence, OperationState, RankPlace, Trac
 # Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
 IN_FLIGHT_S = 0.5
-# A recorder that has heard of no completion in so many operations is not told of them.
+# A recorder that has heard of no completion in so many operations does not learn of them.
 _UNTOLD = 64
 # After everything that has a place in a recorder's order.
 _UNORDERED = 1 << 62
@@ -116,7 +117,7 @@ def open_entries(group: Group, rank: int, track: Track) -> range:
 def _add_ended_waits(evidence: FlightEvidence, groups: list[Group], waits: Waits) -> None:
     """Operations that ended on some ranks and were never entered by others: they timed out.
 
-    Gloo's recorder tells the two kinds of ends apart by nothing.
+    Gloo's recorder does not distinguish the two kinds of ends.
     """
     for number, group in enumerate(groups):
         newest = max(group.last.values(), default=0)
@@ -202,7 +203,7 @@ def _may_be_inside(
 
 
 def roots(waits: Waits) -> set[int]:
-    """Ranks that are waited for and wait for nobody."""
+    """Ranks that are waited for and wait for no other rank."""
     targets = set().union(*waits.edges.values()) if waits.edges else set()
     return {rank for rank in targets if rank not in waits.heads}
 

@@ -1,4 +1,4 @@
-"""What a run spent its time on: computed from its events, drawn by the report, told at the end."""
+"""What a run spent its time on, computed from its events."""
 
 from ncclops.goodput.measure import Goodput, measure
 from ncclops.goodput.spans import KINDS, Span, SpanKind, spans

@@ -13,7 +13,7 @@ from ncclops.goodput.spans import KINDS, Span
 class Goodput:
     """``seconds`` in each kind of span; ``ratio`` of steps (not of redone ones) to all of it.
 
-    ``ratio`` is None where no training was seen: without receipts, and without lines that tell of
+    ``ratio`` is None where no training was seen: without receipts, and without lines that show
     steps, there is nothing to say.
     """
 

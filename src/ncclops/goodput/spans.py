@@ -2,7 +2,7 @@
 
 start-up     from the start of processes, or of an iteration, to the first sign of training
 compile      compile warm-up, as receipts or printed lines show it
-steps        training; nobody can say so without a `step` or `compile-warmup` event
+steps        training; unknown without a `step` or `compile-warmup` event
 redone       steps that were done before and lost in a fault
 restart      from a fault until the function is entered again, or new processes start
 cool-down    the pause before a retry
@@ -144,9 +144,9 @@ class _Timeline:
         return "redone" if self._lost_until >= 0 else "steps"
 
     def _passed(self, number: int, ts: float, step_s: float) -> float:
-        """When the last lost step was done again, if steps took equally long since one was told.
+        """When the last lost step was done again, if steps took as long as the last recorded one.
 
-        ``step_s`` is how long, for the first that is told in an iteration.
+        ``step_s`` is how long, for the first that is recorded in an iteration.
         """
         assert self._since is not None
         new = number - self._lost_until

@@ -16,7 +16,7 @@ can move without a step, so there the step counter speaks for the three, and the
 about the process itself: its CPU time, its interpreter, or a phase that outlasts its declared
 limit. Inside one, an operation that stays pending is a fact of its own.
 
-Unknown is not dead: a receipt that nobody can read is neither stale nor fresh. With fewer than two
+Unknown is not dead: a receipt that cannot be read is neither stale nor fresh. With fewer than two
 that can be read, the answer is never "hung". A process that has ended needs no inference at all.
 
 Pure functions over :class:`ncclops.health.evidence.Sample`.
@@ -68,7 +68,7 @@ class HangFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
-    """``hung`` says that somebody may be killed; ``culprits`` are the ranks to blame for it."""
+    """``hung`` says that a rank may be killed; ``culprits`` are the ranks to blame for it."""
 
     hung: bool
     culprits: tuple[int, ...]
@@ -91,7 +91,7 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
     if alive_by := _proof_of_life(sample, window):
         state, reason = "working", alive_by
     elif _independent(stale, sample.in_collective) < _INDEPENDENT_KINDS_NEEDED:
-        state, reason = "unclear", f"{reason}: too little to tell"
+        state, reason = "unclear", f"{reason}: too little evidence"
     return HangFinding(
         rank=sample.rank,
         state=state,
@@ -105,7 +105,7 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
 def judge(samples: Sequence[Sample], limits: HangLimits, *, world_size: int) -> HangVerdict:
     """Whether the job hangs, from one sample of each rank that can be seen.
 
-    Ranks that wait in a collective are hung only if nobody is left to wait for: every rank of
+    Ranks that wait in a collective are hung only if no rank is left to wait for: every rank of
     ``world_size`` has been seen, and is stuck too. A rank stuck outside hangs by itself.
     """
     findings = [assess(sample, limits) for sample in samples]

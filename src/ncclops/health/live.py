@@ -1,4 +1,4 @@
-"""What a run shows while it runs, made into the events worth telling.
+"""What a run shows while it runs, made into the events worth recording.
 
 Pure: times are handed in. ``now`` is in seconds of one monotonic clock and opens and closes
 windows, ``at`` is wall time, when the thing seen happened. One object is for all ranks of a node,
@@ -104,11 +104,11 @@ class LiveWatch:
         return found
 
     def trains(self, now: float) -> None:
-        """Somebody knows that steps are made, although none is printed or recorded."""
+        """Another source knows that steps are made, although none is printed or recorded."""
         self._stalls.saw(_SILENT_STEP, now)
 
     def flush(self) -> list[Event]:
-        """The last step that was seen, if it is not told yet: something comes to an end."""
+        """The last step that was seen, if it is not recorded yet: something comes to an end."""
         return self._pace.flush()
 
     def _rank(self, rank: int) -> _Rank:
@@ -169,19 +169,19 @@ class _Pace:
 
     def __init__(self) -> None:
         self._leader: int | None = None
-        self._told: tuple[int, float] | None = None
-        self._last: StepEvent | None = None  # seen since, and not told
+        self._recorded: tuple[int, float] | None = None
+        self._last: StepEvent | None = None  # seen since, and not recorded
 
     def saw(self, rank: int, shown: StepEvent) -> list[Event]:
         if self._leader is not None and rank > self._leader:
             return []
         self._leader = rank
-        if self._told is not None and shown.step <= self._told[0]:
+        if self._recorded is not None and shown.step <= self._recorded[0]:
             return []  # another rank led so far, or it is printed and recorded
         if self._last is not None and shown.step <= self._last.step:
             return []
         self._last = shown
-        if self._told is None or shown.ts - self._told[1] >= STEP_PACE.total_seconds():
+        if self._recorded is None or shown.ts - self._recorded[1] >= STEP_PACE.total_seconds():
             return self.flush()
         return []
 
@@ -189,8 +189,8 @@ class _Pace:
         last, self._last = self._last, None
         if last is None:
             return []
-        if self._told is not None:  # the mean since the last one told
-            before, then = self._told
+        if self._recorded is not None:  # the mean since the last one recorded
+            before, then = self._recorded
             last = replace(last, step_s=round((last.ts - then) / (last.step - before), 6))
-        self._told = (last.step, last.ts)
+        self._recorded = (last.step, last.ts)
         return [last]

@@ -1,9 +1,9 @@
 """Ranks that are slower than the others, step after step: pure functions over step times.
 
 Compared are the times of the same step on all ranks, so a step that is slow everywhere (a
-checkpoint, a longer batch) makes nobody a straggler. What is compared should be the time a rank was
-busy itself (``receipt.step(..., busy=…)``) where it is known: collectives make everybody's step as
-long as the slowest one's.
+checkpoint, a longer batch) makes no rank a straggler. What is compared should be the time a rank
+was busy itself (``receipt.step(..., busy=…)``) where it is known: collectives make the step of
+every rank as long as the slowest one's.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class StragglerWatch:
         times = {rank: list(kept) for rank, kept in self._times.items()}
         steps = _comparable(times, self._window_steps)
         if not _suffices(times, steps):
-            return []  # a rank that has just come, or come back: nobody is well by that
+            return []  # a rank that has just come, or come back: that alone proves nothing
         found = _find(times, steps, self._threshold)
         new = [each for each in found if self._said.get(each.rank) not in (each.kind, "chronic")]
         self._said = {each.rank: self._strongest(each) for each in found}

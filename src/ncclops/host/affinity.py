@@ -1,4 +1,4 @@
-"""Notices when the workers would share too few CPUs, because somebody pinned this process."""
+"""Notices when the workers would share too few CPUs, because this process was pinned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PINNING = ("map", "mask", "rank", "ldom")
 def remark(
     workers: int, allowed: Collection[int], present: int, environ: Mapping[str, str]
 ) -> str | None:
-    """What to tell of a process that may use ``allowed`` of ``present`` CPUs; None if all is well.
+    """The remark for a process that may use ``allowed`` of ``present`` CPUs; None if all is well.
 
     Less than one CPU a worker stops training for data loading and NCCL's own threads; under Slurm
     that is what a task gets without ``--cpus-per-task``.

@@ -36,7 +36,7 @@ def resolve(host: str) -> list[str]:
 def is_here(host: str, own: Mapping[str, str] | None = None, resolved: Resolve = resolve) -> bool:
     """Whether ``host`` is this machine: any of its addresses is on one of our interfaces.
 
-    A name that leads to the loopback counts as ours: it can mean nobody else (Debian's
+    A name that leads to the loopback counts as ours: it can mean no other host (Debian's
     ``127.0.1.1`` for a host's own name).
     """
     mine = own_addresses() if own is None else own

@@ -20,7 +20,7 @@ from functools import partial
 import psutil
 
 # A process that SIGKILL does not end sits in the kernel (state D, typically a wedged driver).
-# Waiting longer than this for it helps nobody.
+# Waiting longer than this for it has no use.
 KILL_DEADLINE = timedelta(seconds=10)
 
 _Look = Callable[[], list[psutil.Process]]
@@ -36,7 +36,7 @@ def end_descendants(
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
-    else in this process waits for. Whoever is ``spared`` has no children.
+    else in this process waits for. ``spared`` processes have no children.
     """
     look = partial(_descendants, own | spared, spared)
     if _signal_all(signal.SIGTERM, look):

@@ -28,7 +28,7 @@ _STATES = {
 class Stat:
     """A line of ``/proc/<pid>/stat``; CPU times in seconds, ``started_ticks`` since boot.
 
-    ``wait_status`` is how a process that has ended did so, while nobody has waited for it.
+    ``wait_status`` is how a process that has ended did so, while it has not been reaped.
     """
 
     name: str
@@ -68,7 +68,7 @@ def view(pid: int) -> dict[str, Any] | None:
     """What process.json holds of ``pid``; None if there is no such process.
 
     Seconds are CPU time so far. A wait channel is the kernel function that a thread sleeps in,
-    absent where the kernel does not tell.
+    absent where the kernel does not show them.
     """
     root = Path(f"/proc/{pid}")
     stat = read_stat(root)

@@ -166,7 +166,7 @@ class Redactor:
                 option = ""
 
     def _behind_name(self, name: str, value: str) -> str:
-        """``value`` as it may be told where it belongs to ``name``."""
+        """``value`` as it may be shown where it belongs to ``name``."""
         probe = f"{name}={value.split()[0] if value.split() else ''}"
         found = _rule(_NAMED).pattern.search(probe)
         if name and found and found.start("secret") == len(name) + 1:

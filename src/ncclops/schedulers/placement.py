@@ -16,7 +16,7 @@ from ncclops.schedulers.node_options import NodeOptions
 
 Environ = Mapping[str, str]
 
-# Ports that a job without one of its own meets on: derived from its number, because nobody can
+# Ports that a job without one of its own meets on: derived from its number, because no process can
 # ask anybody, and different for jobs that share a host. Below the range the kernel hands out.
 _FIRST_PORT, _PORTS = 20000, 10000
 

@@ -46,7 +46,7 @@ _RULES = (
     _Rule(
         "stop_grace",
         "scheduler",
-        "no time is left to stop in good order",
+        "no time is left to stop gracefully",
         fix="ask the scheduler for more time",
     ),
 )
