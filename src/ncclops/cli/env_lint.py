@@ -18,7 +18,7 @@ from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
-    from ncclops.env.lint import Circumstances, Finding
+    from ncclops.env.lint import Circumstances, LintFinding
 
 NodeCount = Literal["one", "many"]
 _NODES = ("one", "many")
@@ -129,7 +129,7 @@ def _circumstances(
 
 def _reports(
     files: list[str] | None, refs: list[str] | None, kind: str | None, where: Circumstances
-) -> list[tuple[str, list[Finding]]]:
+) -> list[tuple[str, list[LintFinding]]]:
     """What was linted, and what was found in it."""
     import os
 
@@ -147,7 +147,7 @@ def _reports(
     return [(f"profile {profile.name}", found)]
 
 
-def _document(reports: list[tuple[str, list[Finding]]]) -> dict[str, Any]:
+def _document(reports: list[tuple[str, list[LintFinding]]]) -> dict[str, Any]:
     findings = [
         {
             "file": name,
@@ -167,7 +167,7 @@ def _document(reports: list[tuple[str, list[Finding]]]) -> dict[str, Any]:
     return {"schema": "ncclops.env-lint/1", **counts, "findings": findings}
 
 
-def _print(reports: list[tuple[str, list[Finding]]]) -> None:
+def _print(reports: list[tuple[str, list[LintFinding]]]) -> None:
     total = 0
     for name, findings in reports:
         for finding in findings:

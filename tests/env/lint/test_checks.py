@@ -11,9 +11,9 @@ import pytest
 from ncclops.env import Overrides, PlanContext, compute_plan
 from ncclops.env.lint import (
     Circumstances,
-    Finding,
     Host,
-    Settings,
+    LintedSettings,
+    LintFinding,
     checks,
     known_ids,
     lint,
@@ -32,7 +32,7 @@ HOST = Host(
 )
 
 
-def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, Finding]:
+def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, LintFinding]:
     return {finding.rule: finding for finding in lint(of_environment(environ), where)}
 
 
@@ -113,8 +113,8 @@ def test_names_of_builds_and_of_others_are_left_alone(name: str) -> None:
 
 def test_a_scripts_own_variable_and_plugins_names_are_left_alone() -> None:
     text = "export NCCL_RUNNER=x\n$NCCL_RUNNER\nexport NCCL_EP_JIT_SOURCE_DIR=/x\n"
-    assert lint(Settings(parse(text, "shell")), NOWHERE) == []
-    typo = Settings(parse("export OFI_NCCL_PROTOCL=RDMA\n", "shell"))
+    assert lint(LintedSettings(parse(text, "shell")), NOWHERE) == []
+    typo = LintedSettings(parse("export OFI_NCCL_PROTOCL=RDMA\n", "shell"))
     assert [finding.rule for finding in lint(typo, NOWHERE)] == ["unknown-name"]
 
 
@@ -206,7 +206,7 @@ def test_every_finding_can_be_suppressed_by_an_id_that_exists() -> None:
 
 
 def test_a_line_of_a_configuration_file_that_means_nothing() -> None:
-    settings = Settings(parse(" NCCL_DEBUG=INFO\nexport NCCL_NET=IB\n", "conf"))
+    settings = LintedSettings(parse(" NCCL_DEBUG=INFO\nexport NCCL_NET=IB\n", "conf"))
     findings = lint(settings, NOWHERE)
     assert [(finding.rule, finding.line) for finding in findings] == [
         ("conf-file-line", 1),
@@ -256,7 +256,7 @@ CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes=2 train.py --use-torch-fsdp2
 
 def test_a_whole_script() -> None:
     where = Circumstances(nodes=node_count(SCRIPT), uses=features(SCRIPT))
-    findings = lint(Settings(parse(SCRIPT, "shell")), where)
+    findings = lint(LintedSettings(parse(SCRIPT, "shell")), where)
     assert [(finding.line, finding.rule) for finding in findings] == [
         (4, "debug-log-left-on"),
         (5, "unknown-name"),

@@ -9,7 +9,15 @@ import pytest
 
 from ncclops.durations import parse_duration
 from ncclops.env.catalogue import catalogue
-from ncclops.env.lint import Circumstances, Host, Rule, Setting, Settings, of_environment, rules
+from ncclops.env.lint import (
+    Circumstances,
+    Host,
+    LintedSettings,
+    LintRule,
+    Setting,
+    of_environment,
+    rules,
+)
 from ncclops.env.lint.rules import check_rules
 
 RULES = {rule.id: rule for rule in rules()}
@@ -27,7 +35,7 @@ def found_in(example: Mapping[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=RULES.keys())
-def test_a_rule_fires_where_it_should_and_nowhere_else(rule: Rule) -> None:
+def test_a_rule_fires_where_it_should_and_nowhere_else(rule: LintRule) -> None:
     assert rule.fires, "a rule needs a case that fires it"
     assert rule.quiet, "and one that does not"
     for example in rule.fires:
@@ -37,7 +45,7 @@ def test_a_rule_fires_where_it_should_and_nowhere_else(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=RULES.keys())
-def test_a_rule_knows_its_variables_and_says_why_and_what_to_do(rule: Rule) -> None:
+def test_a_rule_knows_its_variables_and_says_why_and_what_to_do(rule: LintRule) -> None:
     assert set(rule.conditions) <= set(catalogue())
     assert rule.say.endswith(".")
     assert rule.fix
@@ -49,14 +57,14 @@ def test_rule_ids_are_unique() -> None:
 
 
 def test_a_value_that_only_running_tells_fires_nothing() -> None:
-    settings = Settings([Setting("NCCL_NET", "IB"), Setting("NCCL_IB_DISABLE", None)])
+    settings = LintedSettings([Setting("NCCL_NET", "IB"), Setting("NCCL_IB_DISABLE", None)])
     assert check_rules(settings, Circumstances()) == []
 
 
 def test_two_values_in_two_branches_fire_nothing() -> None:
     branches = [Setting("NCCL_IB_DISABLE", "1", 2), Setting("NCCL_IB_DISABLE", "0", 4)]
-    settings = Settings([Setting("NCCL_NET", "IB", 1), *branches])
+    settings = LintedSettings([Setting("NCCL_NET", "IB", 1), *branches])
     assert check_rules(settings, Circumstances()) == []
-    same = Settings([Setting("NCCL_NET", "IB", 1), branches[0], branches[0]])
+    same = LintedSettings([Setting("NCCL_NET", "IB", 1), branches[0], branches[0]])
     (finding,) = check_rules(same, Circumstances())
     assert (finding.rule, finding.line) == ("net-ib-disabled", 2)

@@ -8,14 +8,17 @@ from ncclops.env.lint.checks import CHECK_IDS, check_variables
 from ncclops.env.lint.model import (
     LEVELS,
     Circumstances,
-    Finding,
     Host,
     Level,
+    LintedSettings,
+    LintFinding,
     Setting,
-    Settings,
     engine,
 )
-from ncclops.env.lint.rules import Rule, check_rules, rules
+from ncclops.env.lint.rules import LintRule, check_rules, rules
+
+# Their names up to now, for code of users.
+Finding, Rule, Settings = LintFinding, LintRule, LintedSettings
 
 __all__ = [
     "LEVELS",
@@ -23,6 +26,9 @@ __all__ = [
     "Finding",
     "Host",
     "Level",
+    "LintFinding",
+    "LintRule",
+    "LintedSettings",
     "Rule",
     "Setting",
     "Settings",
@@ -34,9 +40,9 @@ __all__ = [
 ]
 
 
-def of_environment(environ: Mapping[str, str]) -> Settings:
+def of_environment(environ: Mapping[str, str]) -> LintedSettings:
     """The settings of an environment."""
-    return Settings(Setting(name, value) for name, value in environ.items())
+    return LintedSettings(Setting(name, value) for name, value in environ.items())
 
 
 def known_ids() -> list[str]:
@@ -44,7 +50,7 @@ def known_ids() -> list[str]:
     return sorted([*CHECK_IDS, *(rule.id for rule in rules())])
 
 
-def lint(settings: Settings, where: Circumstances) -> list[Finding]:
+def lint(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
     """All findings, by line and the worst first; what ``where.ignore`` names is left out.
 
     A suppression is a rule's id, or ``id:NAME`` for one variable only.
@@ -55,6 +61,6 @@ def lint(settings: Settings, where: Circumstances) -> list[Finding]:
     return sorted(unique, key=lambda finding: (finding.line, LEVELS.index(finding.level)))
 
 
-def _ignored(finding: Finding, where: Circumstances) -> bool:
+def _ignored(finding: LintFinding, where: Circumstances) -> bool:
     ids = {finding.rule, *(f"{finding.rule}:{name}" for name in finding.names)}
     return not ids.isdisjoint(where.ignore)

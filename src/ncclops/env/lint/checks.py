@@ -13,7 +13,7 @@ from ncclops.env.catalogue import (
     is_of_plugin,
     nearest_names,
 )
-from ncclops.env.lint.model import Circumstances, Finding, Host, Setting, Settings, engine
+from ncclops.env.lint.model import Circumstances, Host, LintedSettings, LintFinding, Setting, engine
 from ncclops.env.values import problem_with
 
 # The ids of the findings below, for suppressions.
@@ -39,7 +39,7 @@ _WORDS = frozenset({"choices", "list_of", "words"})
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
-def check_variables(settings: Settings, where: Circumstances) -> Iterator[Finding]:
+def check_variables(settings: LintedSettings, where: Circumstances) -> Iterator[LintFinding]:
     """Findings about one variable each."""
     for setting in settings.all:
         variable = catalogue().get(setting.name)
@@ -53,7 +53,7 @@ def check_variables(settings: Settings, where: Circumstances) -> Iterator[Findin
         yield from _reader(setting, variable, where)
         yield from _place(setting, variable, where)
         if engine(settings, where) == "second" and variable.nccl2 is False:
-            yield Finding(
+            yield LintFinding(
                 "unread-by-second-engine",
                 "note",
                 (setting.name,),
@@ -66,11 +66,11 @@ def check_variables(settings: Settings, where: Circumstances) -> Iterator[Findin
         yield from _host(settings, where.host)
 
 
-def _unknown(setting: Setting, where: Circumstances) -> Iterator[Finding]:
+def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     name = setting.name
     bare = name.strip().removeprefix("export ").strip()
     if bare != name and is_covered(bare):
-        yield Finding(
+        yield LintFinding(
             "conf-file-line",
             "error",
             (bare,),
@@ -87,13 +87,13 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[Finding]:
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
     message = f"{name} is not known: nothing in the catalogue reads it"
-    yield Finding("unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line)
+    yield LintFinding("unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line)
 
 
-def _not_exported(setting: Setting, variable: Variable) -> Iterator[Finding]:
+def _not_exported(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
     known_outside = variable.component in ("build", "nccl-tests")
     if is_covered(setting.name) and not known_outside and not setting.expanded:
-        yield Finding(
+        yield LintFinding(
             "not-exported",
             "note",
             (setting.name,),
@@ -105,7 +105,7 @@ def _not_exported(setting: Setting, variable: Variable) -> Iterator[Finding]:
         )
 
 
-def _value(setting: Setting, variable: Variable) -> Iterator[Finding]:
+def _value(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
     if setting.value is None:
         return
     value = setting.value
@@ -116,7 +116,7 @@ def _value(setting: Setting, variable: Variable) -> Iterator[Finding]:
     else:
         problem = problem_with(variable, value) or ""
     if problem:
-        yield Finding(
+        yield LintFinding(
             "bad-value",
             "error",
             (setting.name,),
@@ -127,7 +127,7 @@ def _value(setting: Setting, variable: Variable) -> Iterator[Finding]:
         )
 
 
-def _reader(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[Finding]:
+def _reader(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[LintFinding]:
     instead = f"use {variable.replaced_by}" if variable.replaced_by else ""
     if variable.status == "unread" or (variable.status == "removed" and _is_gone(variable, where)):
         since = f" since {variable.removed}" if variable.removed else ""
@@ -156,8 +156,8 @@ def _is_gone(variable: Variable, where: Circumstances) -> bool:
 
 def _about_reader(
     rule: str, level: str, setting: Setting, variable: Variable, message: str, remedy: str
-) -> Finding:
-    return Finding(
+) -> LintFinding:
+    return LintFinding(
         rule,
         "warning" if level == "warning" else "note",
         (setting.name,),
@@ -168,12 +168,12 @@ def _about_reader(
     )
 
 
-def _place(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[Finding]:
+def _place(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[LintFinding]:
     if where.nodes != "one" or not setting.value:
         return
     name = setting.name
     if variable.single_node == "high" and name not in _NOT_POISON and not _harmless(setting, where):
-        yield Finding(
+        yield LintFinding(
             "single-node-poison",
             "note" if name.endswith("_IFNAME") else "warning",
             (name,),
@@ -183,7 +183,7 @@ def _place(setting: Setting, variable: Variable, where: Circumstances) -> Iterat
             setting.line,
         )
     elif variable.multi_host and not name.endswith("_DISABLE"):
-        yield Finding(
+        yield LintFinding(
             "multi-host-setting",
             "note",
             (name,),
@@ -206,14 +206,14 @@ def _harmless(setting: Setting, where: Circumstances) -> bool:
     return False
 
 
-def _host(settings: Settings, host: Host) -> Iterator[Finding]:
+def _host(settings: LintedSettings, host: Host) -> Iterator[LintFinding]:
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA"):
         value = settings.value(name)
         absent = _absent(name, value, host) if value else ()
         if absent:
             kind = "HCA" if name == "NCCL_IB_HCA" else "interface"
             have = ", ".join(sorted(host.hcas if kind == "HCA" else host.interfaces)) or "none"
-            yield Finding(
+            yield LintFinding(
                 "not-on-this-host",
                 "error",
                 (name,),
@@ -224,7 +224,7 @@ def _host(settings: Settings, host: Host) -> Iterator[Finding]:
             )
     net = settings.value("NCCL_NET")
     if net and net.lower() not in _BUILT_IN_NETS and host.net_plugins == frozenset():
-        yield Finding(
+        yield LintFinding(
             "net-plugin-missing",
             "error",
             ("NCCL_NET",),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ncclops.env.host import describe_host
-from ncclops.env.lint.model import Circumstances, Setting, Settings
+from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
 from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
 from ncclops.env.sources import from_files
@@ -17,7 +17,7 @@ from ncclops.errors import UsageError
 from ncclops.host.gpus import find_gpus
 from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile
 
-Linted = tuple[Settings, Circumstances]
+Linted = tuple[LintedSettings, Circumstances]
 
 _FORMATS: dict[str, Format] = {
     "shell": "shell",
@@ -44,13 +44,13 @@ def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
         where = replace(
             where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
         )
-    return Settings(parse(text, format_, path)), where
+    return LintedSettings(parse(text, format_, path)), where
 
 
 def of_environ(environ: Mapping[str, str], where: Circumstances) -> Linted:
     """An environment on this host, with what NCCL adds from its configuration files."""
     effective = dict(environ) | {item.name: item.value for item in from_files(environ).values()}
-    settings = Settings(Setting(name, value) for name, value in effective.items())
+    settings = LintedSettings(Setting(name, value) for name, value in effective.items())
     gpus = find_gpus(effective).count > 0
     return settings, replace(where, host=describe_host(effective), gpus=gpus)
 

@@ -36,7 +36,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One finding: the rule, how bad, about which variables, and what to do."""
 
     rule: str
@@ -86,7 +86,7 @@ class Circumstances:
         return self.nccl is not None and satisfies(self.nccl, spec)
 
 
-class Settings:
+class LintedSettings:
     """The settings of one environment or file, asked by name.
 
     A variable that a file gives several values counts as known only where all agree: which of
@@ -118,7 +118,7 @@ class Settings:
         return max((setting.line for setting in self.all if setting.name == name), default=0)
 
 
-def engine(settings: Settings, where: Circumstances) -> Literal["classic", "second"] | None:
+def engine(settings: LintedSettings, where: Circumstances) -> Literal["classic", "second"] | None:
     """Which NCCL engine of torch runs; None when torch's version is not known."""
     if where.torch is None:
         return None

@@ -19,16 +19,16 @@ from ncclops.durations import parse_duration
 from ncclops.env.lint.model import (
     TORCH_GROUP_TIMEOUT,
     Circumstances,
-    Finding,
     Level,
-    Settings,
+    LintedSettings,
+    LintFinding,
     engine,
 )
 from ncclops.env.values import as_number, is_true
 
 
 @dataclass(frozen=True)
-class Rule:
+class LintRule:
     """One rule. ``fires`` and ``quiet`` are examples: variables and circumstances."""
 
     id: str
@@ -43,11 +43,11 @@ class Rule:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[LintRule, ...]:
     """All rules, in the order of the file."""
     text = resources.files("ncclops.env").joinpath("data/rules.toml").read_text("utf-8")
     return tuple(
-        Rule(
+        LintRule(
             id=raw["id"],
             level=raw["level"],
             say=" ".join(raw["say"].split()),
@@ -62,20 +62,20 @@ def rules() -> tuple[Rule, ...]:
     )
 
 
-def check_rules(settings: Settings, where: Circumstances) -> list[Finding]:
+def check_rules(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
     """What the rules find."""
     return [_finding(rule, settings) for rule in rules() if _holds(rule, settings, where)]
 
 
-def _finding(rule: Rule, settings: Settings) -> Finding:
+def _finding(rule: LintRule, settings: LintedSettings) -> LintFinding:
     names = tuple(rule.conditions)
     shown = {name: settings.value(name) or "unset" for name in names}
     message = re.sub(r"\{([A-Z0-9_]+)\}", lambda match: shown.get(match[1], match[0]), rule.say)
     line = max((settings.line(name) for name in names), default=0)
-    return Finding(rule.id, rule.level, names, message, rule.fix, rule.source, line)
+    return LintFinding(rule.id, rule.level, names, message, rule.fix, rule.source, line)
 
 
-def _holds(rule: Rule, settings: Settings, where: Circumstances) -> bool:
+def _holds(rule: LintRule, settings: LintedSettings, where: Circumstances) -> bool:
     return all(
         _circumstance(key, wanted, settings, where) for key, wanted in rule.when.items()
     ) and all(
@@ -83,7 +83,7 @@ def _holds(rule: Rule, settings: Settings, where: Circumstances) -> bool:
     )
 
 
-def _circumstance(key: str, wanted: Any, settings: Settings, where: Circumstances) -> bool:
+def _circumstance(key: str, wanted: Any, settings: LintedSettings, where: Circumstances) -> bool:
     if key == "restart":
         return where.restart in (wanted if isinstance(wanted, list) else [wanted])
     if key == "torch":
@@ -108,7 +108,7 @@ def _circumstance(key: str, wanted: Any, settings: Settings, where: Circumstance
 
 
 def _condition(
-    name: str, condition: Mapping[str, Any], settings: Settings, where: Circumstances
+    name: str, condition: Mapping[str, Any], settings: LintedSettings, where: Circumstances
 ) -> bool:
     if "set" in condition:
         return (name in settings) is condition["set"]
@@ -121,7 +121,9 @@ def _condition(
     return all(_test(key, wanted, value, settings, where) for key, wanted in tests.items())
 
 
-def _test(key: str, wanted: Any, value: str, settings: Settings, where: Circumstances) -> bool:
+def _test(
+    key: str, wanted: Any, value: str, settings: LintedSettings, where: Circumstances
+) -> bool:
     if key == "is":
         return value.lower() in [word.lower() for word in wanted]
     if key == "is_not":
@@ -148,7 +150,7 @@ def _test(key: str, wanted: Any, value: str, settings: Settings, where: Circumst
     raise ValueError(f"rules.toml: unknown test {key!r}")
 
 
-def _share(wanted: Mapping[str, Any], settings: Settings) -> float:
+def _share(wanted: Mapping[str, Any], settings: LintedSettings) -> float:
     """``times`` the value of a variable, or of its default where it is not set or unknown.
 
     ``inverse`` divides by it instead, for products that may not be above ``times``.
