@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -241,6 +242,61 @@ def in_clean_up() -> None:
             pass
 
 
+def in_generator_exit() -> None:
+    """A generator that takes its time to close."""
+
+    def batches() -> Any:
+        try:
+            while True:
+                yield
+        finally:
+            for _ in range(100):
+                time.sleep(0.01)
+
+    while True:
+        batch = batches()
+        next(batch)
+        batch.close()
+
+
+def in_cancellation() -> None:
+    """A task of asyncio that takes its time to end when it is cancelled."""
+
+    async def cancelled() -> None:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            for _ in range(100):
+                time.sleep(0.01)
+            raise
+
+    async def main() -> None:
+        while True:
+            task = asyncio.create_task(cancelled())
+            await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+
+
+def in_task_group() -> None:
+    """Tasks of a group, of which one is interrupted and the others are cancelled for that."""
+
+    async def work() -> None:
+        while True:
+            sum(range(2000))
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work())
+            group.create_task(work())
+
+    asyncio.run(main())
+
+
 def in_c_code() -> None:
     """C code that calls Python and cannot hand an exception on: ctypes prints and forgets it."""
     compare_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -268,6 +324,9 @@ PLACES = {
     "except": in_except,
     "swallowing": in_swallowing_except,
     "clean-up": in_clean_up,
+    "generator-exit": in_generator_exit,
+    "cancellation": in_cancellation,
+    "task-group": in_task_group,
     "c-callback": in_c_code,
     "extension": in_an_extension,
 }

@@ -13,7 +13,18 @@ def iterations(job: Job, rank: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "where", ["del", "except", "swallowing", "clean-up", "c-callback", "extension"]
+    "where",
+    [
+        "del",
+        "except",
+        "swallowing",
+        "clean-up",
+        "generator-exit",
+        "cancellation",
+        "task-group",
+        "c-callback",
+        "extension",
+    ],
 )
 def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: str) -> None:
     assert job.start(2, "fault_programs:awkward", where=where).wait() == {0: 0, 1: 0}

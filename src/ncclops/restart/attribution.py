@@ -297,6 +297,41 @@ def comes_from_restart(error: BaseException | None) -> bool:
     return any(isinstance(link, RankShouldRestart) for link in chain_of(error))
 
 
+# By these user code ends its process or stops restarting; other BaseExceptions are means of a
+# library, such as GeneratorExit and asyncio's CancelledError.
+_MEANT_TO_LEAVE = (SystemExit, KeyboardInterrupt, RestartAbort)
+
+
+def judge_exit(error: BaseException, interrupted: bool) -> tuple[BaseException, FaultKind | None]:
+    """What it means that ``error`` has left the wrapped function.
+
+    ``interrupted``: another fault was seen before, so that ``RankShouldRestart`` was raised in the
+    function. Returns the exception to record and the kind of this rank's fault; ``None``: it has
+    no fault of its own and restarts.
+    """
+    if not _asks_for_restart(error):
+        if isinstance(error, Exception):
+            return error, FaultKind.EXCEPTION
+        library = interrupted and not isinstance(error, _MEANT_TO_LEAVE)
+        return error, None if library and comes_from_restart(error) else FaultKind.LEFT
+    if not interrupted:
+        return error, FaultKind.REQUESTED
+    # It may have come on top of what the function had raised itself.
+    own = next((link for link in chain_of(error) if not _asks_for_restart(link)), None)
+    if isinstance(own, Exception):
+        return own, FaultKind.EXCEPTION
+    if isinstance(own, _MEANT_TO_LEAVE):
+        return own, FaultKind.LEFT
+    return error, None
+
+
+def _asks_for_restart(error: BaseException) -> bool:
+    """Whether it is ``RankShouldRestart``, or a group (of a TaskGroup, say) that has one in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_asks_for_restart, error.exceptions))
+    return isinstance(error, RankShouldRestart)
+
+
 def append_to_chain(error: BaseException, earlier: BaseException) -> None:
     """Make ``earlier`` the end of ``error``'s chain, unless it is in it."""
     links = list(chain_of(error))

@@ -34,7 +34,13 @@ from ncclops.restart._groups import (
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._process import freeze_heap, release
 from ncclops.restart.agreement import INITIAL, Arrival
-from ncclops.restart.attribution import Causes, Fault, FaultKind, comes_from_restart
+from ncclops.restart.attribution import (
+    Causes,
+    Fault,
+    FaultKind,
+    comes_from_restart,
+    judge_exit,
+)
 from ncclops.restart.exception import (
     HealthCheckError,
     InternalError,
@@ -213,14 +219,7 @@ class RestartLoop:
         """What ``error``, which left the armed part, means for this rank."""
         state = self._state
         interrupted = self.session.monitor_thread.fault_seen_in == state.iteration
-        if interrupted and isinstance(error, RankShouldRestart) and error.__context__ is not None:
-            error = error.__context__  # it came on top of what the function had raised itself
-        if isinstance(error, RankShouldRestart):
-            kind = None if interrupted else FaultKind.REQUESTED
-        elif isinstance(error, Exception):
-            kind = FaultKind.EXCEPTION
-        else:
-            kind = FaultKind.LEFT
+        error, kind = judge_exit(error, interrupted)
         if kind is None:
             return Failed()
         gone = kind is FaultKind.LEFT

@@ -1,0 +1,74 @@
+"""What an exception that leaves the function means for its rank, before and after another fault."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ncclops.restart.attribution import FaultKind, judge_exit
+from ncclops.restart.exception import RankShouldRestart, RestartAbort
+
+
+def during(earlier: BaseException, later: BaseException) -> BaseException:
+    """``later``, raised while ``earlier`` was handled."""
+    try:
+        try:
+            raise earlier
+        finally:
+            raise later
+    except BaseException as error:  # noqa: BLE001 - whatever was given
+        return error
+
+
+def group(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("unhandled errors in a TaskGroup", list(errors))
+
+
+RESTART = RankShouldRestart
+
+ALONE = [
+    (ValueError(), FaultKind.EXCEPTION),
+    (ExceptionGroup("group", [ValueError()]), FaultKind.EXCEPTION),
+    (RESTART(), FaultKind.REQUESTED),
+    (group(RESTART(), ValueError()), FaultKind.REQUESTED),
+    (SystemExit(3), FaultKind.LEFT),
+    (RestartAbort("enough"), FaultKind.LEFT),
+    (asyncio.CancelledError(), FaultKind.LEFT),
+    (during(ValueError(), RESTART()), FaultKind.REQUESTED),
+]
+INTERRUPTED = [
+    (RESTART(), None),
+    (during(RESTART(), RESTART()), None),
+    (during(GeneratorExit(), RESTART()), None),
+    (during(asyncio.CancelledError(), RESTART()), None),
+    (during(RESTART(), asyncio.CancelledError()), None),
+    (group(RESTART()), None),
+    (group(group(RESTART()), asyncio.CancelledError()), None),
+    (during(ValueError(), RESTART()), FaultKind.EXCEPTION),
+    (during(during(ValueError(), RESTART()), RESTART()), FaultKind.EXCEPTION),
+    (during(SystemExit(3), RESTART()), FaultKind.LEFT),
+    (during(RestartAbort("enough"), RESTART()), FaultKind.LEFT),
+    (during(RESTART(), SystemExit(3)), FaultKind.LEFT),
+    (ValueError(), FaultKind.EXCEPTION),
+    (SystemExit(3), FaultKind.LEFT),
+    (KeyboardInterrupt(), FaultKind.LEFT),
+    (asyncio.CancelledError(), FaultKind.LEFT),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), ALONE, ids=repr)
+def test_an_exception_before_any_other_fault(error: BaseException, kind: FaultKind | None) -> None:
+    assert judge_exit(error, interrupted=False) == (error, kind)
+
+
+@pytest.mark.parametrize(("error", "kind"), INTERRUPTED, ids=repr)
+def test_an_exception_after_another_ranks_fault(
+    error: BaseException, kind: FaultKind | None
+) -> None:
+    assert judge_exit(error, interrupted=True)[1] is kind
+
+
+def test_what_the_function_had_raised_itself_is_recorded() -> None:
+    own = ValueError("of this rank")
+    assert judge_exit(during(own, RESTART()), interrupted=True)[0] is own
