@@ -18,7 +18,7 @@ import torch.distributed as dist
 from scenarios import FAST, HANG, Worker, seconds
 
 from ncclops import restart as inprocess
-from ncclops.restart import session
+from ncclops.restart import _connections
 from ncclops.restart.state import FrozenState
 from ncclops.restart.store import another_connection
 
@@ -139,7 +139,7 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
         worker.join()
         return worker.finish(call)
 
-    session.another_connection = slowly  # type: ignore[attr-defined] # looked up there
+    _connections.another_connection = slowly  # type: ignore[attr-defined] # looked up there
     return worker.wrap(main, **FAST)()
 
 

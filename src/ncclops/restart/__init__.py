@@ -17,7 +17,7 @@ monitor thread        ``monitor_thread``              the store: a ``get`` of th
                                                       iteration, then of this rank's placement
 watchdog thread       ``progress_watchdog``           ``poll``: messages of the monitor process,
                                                       its next tick
-reporter thread       ``session.Reporter``            a queue of what is to be written to the
+reporter thread       ``_monitor_client.Reporter``    a queue of what is to be written to the
                                                       store; exists from the first report on
 abort thread          ``monitor_thread``              the ``abort`` callback; exists while it runs
 monitor process       ``_monitor_main``               one ``select``: the death of the main

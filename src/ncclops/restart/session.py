@@ -6,28 +6,21 @@ The loop (``loop.py``) decides; the session carries out and is released when the
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import os
-import queue
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from traceback import format_stack, walk_stack
 from types import FrameType
-from typing import Any
 
-from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
+from ncclops.restart._connections import Connections
 from ncclops.restart._interrupt import Interrupter, wake_signal
+from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._planning import choose_assigner
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
@@ -37,25 +30,13 @@ from ncclops.restart.progress_watchdog import ProgressWatchdog
 from ncclops.restart.settings import Settings
 from ncclops.restart.snapshots import OutsideViewSource, RankSnapshots, registered
 from ncclops.restart.state import State
-from ncclops.restart.store import PrefixStore, another_connection
 
 log = logging.getLogger("ncclops.restart")
 
-# How many of the following ranks a monitor process knows in advance: once its main process is dead
-# it cannot ask for more.
-_KNOWN_SUCCESSORS = 3
-
+# What is to be recorded is small; longer, and the store does not answer.
+_RECORD_WITHIN_S = 5.0
 # A snapshot that is not written by then is on a disk that hangs.
 _FINISH_SNAPSHOTS_WITHIN_S = 5.0
-
-# The calls of wrapped functions in this process, in their order, which all ranks share.
-_calls = itertools.count()
-
-_CAUSES = {
-    "died": FaultKind.DIED,
-    "lost": FaultKind.LOST,
-    "soft-timeout": FaultKind.SOFT_TIMEOUT,
-}
 
 
 class Session:
@@ -72,10 +53,6 @@ class Session:
         self._rank = state.initial_rank
         self._world_size = state.initial_world_size
         self._main_thread = threading.get_ident()
-        self._iteration = INITIAL  # what the reporter attributes reports to
-        self._gone: frozenset[int] = frozenset()  # when the present iteration began
-        self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
-        self._addresses: list[list[Any]] = []
         with contextlib.ExitStack() as stack:
             stack.callback(_gloo_sockets.release_gloo_connections)
             self._snapshots, view = _start_snapshots(settings, self._rank)
@@ -90,23 +67,27 @@ class Session:
             page.touch()
             page.soft_s = settings.soft_timeout.total_seconds()
             page.hard_s = settings.hard_timeout.total_seconds()
-            self._own_sockets: set[int] = set()
-            self._connecting = threading.Lock()
-            self.store = self._connect()
+            self._connections = Connections(settings)
             page.touch()  # connecting may have taken longer than a timeout
             # Not before the store answers: until then there is nothing that it could report to, and
             # the wait for a late rank 0 would count towards the hard timeout.
             self.monitor_process.start()
-            self.assigner = choose_assigner(settings.rank_assignment, self.store)
-            self.ledger = self._ledger(self.store)
+            self.assigner = choose_assigner(settings.rank_assignment, self._connections.first)
+            self.ledger = self._ledger(self._connections.first)
             self.incidents = self._incident_directories()
-            self.reporter = Reporter(lambda: self._ledger(self._another_connection()))
-            stack.callback(self.reporter.stop, 5)
+            self._client = MonitorClient(
+                self._rank,
+                self._world_size,
+                self._main_thread,
+                self.monitor_process,
+                lambda: self._ledger(self._connections.another()),
+            )
+            stack.callback(self._client.stop, _RECORD_WITHIN_S)
             self.watchdog = ProgressWatchdog(
                 self.monitor_process,
                 settings.progress_watchdog_interval,
                 settings.heartbeat_timeout,
-                self._on_monitor_message,
+                self._client.on_message,
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
@@ -116,7 +97,7 @@ class Session:
                 settings.soft_timeout.total_seconds(),
             )
             self.monitor_thread = MonitorThread(
-                self._ledger(self._another_connection()),
+                self._ledger(self._connections.another()),
                 self.interrupter,
                 settings.abort,
                 initial_rank=self._rank,
@@ -125,7 +106,7 @@ class Session:
                 agreement_timeout=settings.barrier_timeout + settings.hard_timeout,
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
-                unblock=self._unblock,
+                unblock=self._end_wait,
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
             stack.callback(self.monitor_thread.stop, 1)
@@ -136,31 +117,7 @@ class Session:
         self.monitor_process.page.finished = 1
         self._stack.close()
         # The connections close with the last reference, and the store's server goes when they do.
-        del (
-            self.store,
-            self.raw_store,
-            self.ledger,
-            self.monitor_thread,
-            self.reporter,
-            self.assigner,
-        )
-
-    # --- connections --------------------------------------------------------------------------
-
-    def _connect(self) -> Store:
-        before = set(_gloo_sockets.socket_inodes().values())
-        factory: Any = self.settings.store_factory
-        self.raw_store: Store = factory(**(self.settings.store_kwargs or {}))
-        self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
-        self._prefix = f"{_job_prefix()}/call{next(_calls)}"
-        return PrefixStore(self._prefix, self.raw_store)
-
-    def _another_connection(self) -> Store:
-        with self._connecting:  # the reporter does while the main thread is in the function
-            before = set(_gloo_sockets.socket_inodes().values())
-            store = another_connection(self.raw_store)
-            self._own_sockets |= set(_gloo_sockets.socket_inodes().values()) - before
-        return PrefixStore(self._prefix, store)
+        del self._connections, self.ledger, self.monitor_thread, self.assigner
 
     def _incident_directories(self) -> IncidentDirectories | None:
         """Where incidents are written, if anywhere; all ranks number them alike."""
@@ -176,53 +133,23 @@ class Session:
         return Ledger(store, self._world_size, self.assigner.planner)
 
     def store_for_user(self) -> Store:
-        """A store for the process groups of the present iteration, over a connection of its own.
+        """A store for the process groups of the present iteration."""
+        return self._connections.for_groups(self.iteration)
 
-        Its connection is shut down when the iteration is aborted, which ends a wait on it.
-        """
-        with self._connecting:  # or it would be taken for our own, which are never shut down
-            store = another_connection(self.raw_store)
-        return PrefixStore(f"{self._prefix}/{self._iteration}/groups", store)
-
-    def _unblock(self, frame: FrameType) -> None:
-        """End the main thread's wait for a peer that will not come: on a store, or in Gloo."""
-        ports = {port for store in _stores_in(frame) if (port := _port_of(store)) is not None}
-        if isinstance(self.raw_store, distributed.TCPStore):
-            ports.add(self.raw_store.port)
-        for port in ports:
-            _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
-        _gloo_sockets.shut_down_gloo_connections()
-        if _is_making_a_group(frame):
-            _gloo_sockets.answer_gloo_rendezvous(self._world_size + 1)
+    def _end_wait(self, frame: FrameType) -> None:
+        self._connections.end_wait(frame, self._world_size)
 
     # --- iterations ---------------------------------------------------------------------------
 
-    def connect_ring(self, timeout: timedelta) -> None:
-        """Give our monitor process the address of its successor, once that is published."""
-        if self._world_size == 1:
-            self._send_addresses()
-            return
-        successor = (self._rank + 1) % self._world_size
-        self._addresses.append(self.ledger.address_of(successor, timeout))
-        self._send_addresses()
-
     def enter(self, iteration: int, agreement: Agreement) -> None:
         """The ranks have agreed on how the last iteration ended: ``iteration`` begins."""
-        self._gone = agreement.gone
         page = self.monitor_process.page
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
-        self._iteration = iteration
         if self._snapshots is not None:
             with logged("preparing snapshots"):
                 self._snapshots.iteration_begins()
-        # A loss that was reported too late for the agreement is a fault of the new iteration.
-        for rank, fault in list(self._reported.items()):
-            if rank not in agreement.gone:
-                self.ledger.record_fault(iteration, fault)
-                self.ledger.count_losses(iteration, agreement.gone)
-            else:
-                del self._reported[rank]
+        self._client.begin(iteration, agreement, self.ledger)
 
     def note_function_left(self, error: BaseException) -> None:
         """The main thread has left the function with ``error``; the snapshot shows where."""
@@ -243,106 +170,31 @@ class Session:
                 self._snapshots.record_lost(directory, rank, reason)
 
     @property
+    def raw_store(self) -> Store:
+        """What the store factory made."""
+        return self._connections.raw_store
+
+    @property
     def iteration(self) -> int:
         """The present iteration; ``INITIAL`` before the first."""
-        return self._iteration
+        return self._client.iteration
 
     @property
     def gone(self) -> frozenset[int]:
         """The initial ranks that had left the job when the present iteration began."""
-        return self._gone
+        return self._client.gone
+
+    def connect_ring(self, timeout: timedelta) -> None:
+        """See ``MonitorClient``."""
+        self._client.connect_ring(self.ledger, timeout)
 
     def add_successors(self, gone: Iterable[int]) -> None:
-        """Give it the addresses of a few more successors, now that all have published theirs."""
-        lost = set(gone)
-        following = [rank for rank in self._following(self._rank) if rank not in lost]
-        more = self.ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
-        self._addresses += more
-        if more:  # an empty message would mean that no other rank is left
-            self._send_addresses(more)
+        """See ``MonitorClient``."""
+        self._client.add_successors(self.ledger, gone)
 
     def request_restart(self, reason: str, hung: int | None) -> None:
-        """Put a fault of the present iteration on record, from any thread.
-
-        Of this rank, or as ``hung`` of another one.
-        """
-        iteration = self._iteration
-        fault = Fault(
-            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
-            initial_rank=self._rank if hung is None else hung,
-            rank=None,
-            iteration=iteration,
-            at=time.time(),
-            summary=reason,
-        )
-        if iteration != INITIAL:  # before the first, there is nothing to start again
-            self.reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
-
-    # --- messages of the monitor process (watchdog thread) -------------------------------------
-
-    def _on_monitor_message(self, message: dict[str, Any]) -> None:
-        if message["op"] == "need-addresses":
-            self._on_need_addresses(message["after"])
-        else:
-            self.reporter.submit(lambda ledger: self._record(ledger, message))
-
-    def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
-        """Put a monitor process's report into the store, and confirm that. Reporter thread."""
-        iteration = self._iteration
-        fault = Fault(
-            kind=_CAUSES[message["cause"]],
-            initial_rank=message["rank"],
-            rank=message.get("number"),
-            iteration=message.get("iteration", iteration),
-            at=message["at"],
-            summary=f"rank {message['rank']}: {message['detail']}",
-            detail=message["detail"],
-            timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,
-            traceback=message.get("stacks") or self._main_stack_if_silent(message),
-            gone=message["gone"],
-        )
-        if fault.initial_rank in self._gone:
-            pass  # a rank that has left already: it is in the last agreement
-        elif fault.gone:
-            self._reported[fault.initial_rank] = fault
-            iteration = self._iteration  # read after the note for ``enter`` is made
-            ledger.record_fault(iteration, fault)
-            ledger.record_gone(iteration, fault, self._gone)
-        elif fault.iteration == iteration:
-            ledger.record_fault(iteration, fault)
-        self.monitor_process.send({"op": "confirm", "id": message["id"]})
-
-    def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
-        """Where this rank's main thread is, if ``message`` says that it does not move."""
-        frame = sys._current_frames().get(self._main_thread)
-        if message["rank"] != self._rank or message["cause"] != "soft-timeout" or frame is None:
-            return None
-        return "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
-
-    def _on_need_addresses(self, after: int) -> None:
-        if after != self._rank:
-            self.reporter.submit(lambda ledger: self._look_up(ledger, after))
-        elif self._addresses:
-            self._send_addresses()  # the monitor process is a replacement
-        # else it has just started, and the main thread sends the first ones in a moment
-
-    def _look_up(self, ledger: Ledger, after: int) -> None:
-        following = itertools.islice(self._following(after), _KNOWN_SUCCESSORS)
-        found = ledger.known_addresses(following)
-        self._addresses += found
-        self._send_addresses(found)
-
-    def _following(self, rank: int) -> Iterable[int]:
-        """The ranks after ``rank`` in the ring, up to our own."""
-        for step in range(1, self._world_size):
-            following = (rank + step) % self._world_size
-            if following == self._rank:
-                return
-            yield following
-
-    def _send_addresses(self, addresses: list[list[Any]] | None = None) -> None:
-        chosen = self._addresses if addresses is None else addresses
-        self.monitor_process.send({"op": "addresses", "addresses": chosen})
+        """See ``MonitorClient``."""
+        self._client.request_restart(reason, hung)
 
 
 def _start_snapshots(
@@ -383,76 +235,3 @@ def _monitor_process_settings(
         incident_dir=settings.incident_dir,
         outside_view=outside_view,
     )
-
-
-def _job_prefix() -> str:
-    """The name space of this job and attempt in a store that others may use as well."""
-    chosen = os.environ.get("NCCLOPS_STORE_PREFIX")
-    if chosen:
-        return chosen
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
-
-
-def _is_making_a_group(frame: FrameType) -> bool:
-    """Whether ``frame`` or one of its callers is torch's making of a process group."""
-    return any(f.f_code.co_name == "_new_process_group_helper" for f, _ in walk_stack(frame))
-
-
-def _stores_in(frame: FrameType) -> Iterable[Store]:
-    """The stores among the local variables of ``frame`` and its callers."""
-    for caller, _ in walk_stack(frame):
-        for value in list(caller.f_locals.values()):
-            if isinstance(value, Store):
-                yield value
-
-
-def _port_of(store: Any) -> int | None:
-    """The port of the TCPStore at the bottom of ``store``."""
-    while isinstance(store, distributed.PrefixStore):
-        store = store.underlying_store
-    return store.port if isinstance(store, distributed.TCPStore) else None
-
-
-Job = Callable[[Ledger], None]
-
-
-class Reporter:
-    """The reporter thread: writes to the store what must not wait for the main thread.
-
-    Mostly deaths and timeouts that monitor processes report. The watchdog thread receives them
-    and must not block, and the main and the monitor thread may be blocked in a wait of their own:
-    hence a third thread with a third connection, made by ``connect``. Both exist from the first
-    report on: a job without faults does not have them.
-    """
-
-    def __init__(self, connect: Callable[[], Ledger]) -> None:
-        self._connect = connect
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-
-    def submit(self, job: Job) -> None:
-        """Run ``job`` soon, after those before. Does not block; any thread."""
-        self._jobs.put(job)
-        with self._starting:
-            if self._thread is None:
-                target = self._run
-                self._thread = threading.Thread(target=target, name="ncclops-reporter", daemon=True)
-                self._thread.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """Finish what is queued, for at most ``timeout_s``, and end."""
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        ledger: Ledger | None = None
-        while (job := self._jobs.get()) is not None:
-            try:
-                ledger = ledger or self._connect()
-                job(ledger)
-            except Exception as error:  # noqa: BLE001 - the report goes to another main process
-                log.warning("a report could not be recorded: %s", error)
-                ledger = None

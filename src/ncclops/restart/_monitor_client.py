@@ -1,0 +1,229 @@
+"""The main process's part in what its monitor process does: addresses, and reports recorded.
+
+The monitor process cannot use the store. What it reports is written there by the reporter thread,
+and the addresses of other monitor processes are read there for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from traceback import format_stack
+from typing import Any
+
+from ncclops.restart.agreement import INITIAL, Agreement
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.ledger import Ledger
+from ncclops.restart.monitor_process import MonitorProcess
+
+log = logging.getLogger("ncclops.restart")
+
+# How many of the following ranks a monitor process knows in advance: once its main process is dead
+# it cannot ask for more.
+_KNOWN_SUCCESSORS = 3
+
+_CAUSES = {
+    "died": FaultKind.DIED,
+    "lost": FaultKind.LOST,
+    "soft-timeout": FaultKind.SOFT_TIMEOUT,
+}
+
+
+class MonitorClient:
+    """Of one call of a wrapped function, for the initial rank ``rank``.
+
+    ``iteration`` is the present one (``INITIAL`` before the first), ``gone`` the initial ranks
+    that had left the job when it began; ``main_thread`` is the identity of the main thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        main_thread: int,
+        monitor_process: MonitorProcess,
+        connect: Callable[[], Ledger],
+    ) -> None:
+        self.iteration = INITIAL
+        self.gone: frozenset[int] = frozenset()
+        self._rank = rank
+        self._world_size = world_size
+        self._main_thread = main_thread
+        self._monitor_process = monitor_process
+        self._reporter = Reporter(connect)
+        self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
+        self._addresses: list[list[Any]] = []
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is to be recorded, for at most ``timeout_s``."""
+        self._reporter.stop(timeout_s)
+
+    def begin(self, iteration: int, agreement: Agreement, ledger: Ledger) -> None:
+        """``iteration`` begins, after ``agreement``. Main thread, whose ledger it is."""
+        self.gone = agreement.gone
+        self.iteration = iteration
+        # A loss that was reported too late for the agreement is a fault of the new iteration.
+        for rank, fault in list(self._reported.items()):
+            if rank not in agreement.gone:
+                ledger.record_fault(iteration, fault)
+                ledger.count_losses(iteration, agreement.gone)
+            else:
+                del self._reported[rank]
+
+    # --- the ring (main thread) ---------------------------------------------------------------
+
+    def connect_ring(self, ledger: Ledger, timeout: timedelta) -> None:
+        """Give our monitor process the address of its successor, once that is published."""
+        if self._world_size == 1:
+            self._send_addresses()
+            return
+        successor = (self._rank + 1) % self._world_size
+        self._addresses.append(ledger.address_of(successor, timeout))
+        self._send_addresses()
+
+    def add_successors(self, ledger: Ledger, gone: Iterable[int]) -> None:
+        """Give it the addresses of a few more successors, now that all have published theirs."""
+        lost = set(gone)
+        following = [rank for rank in self._following(self._rank) if rank not in lost]
+        more = ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
+        self._addresses += more
+        if more:  # an empty message would mean that no other rank is left
+            self._send_addresses(more)
+
+    # --- faults seen in this process ----------------------------------------------------------
+
+    def request_restart(self, reason: str, hung: int | None) -> None:
+        """Put a fault of the present iteration on record, from any thread.
+
+        Of this rank, or as ``hung`` of another one.
+        """
+        iteration = self.iteration
+        fault = Fault(
+            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
+            initial_rank=self._rank if hung is None else hung,
+            rank=None,
+            iteration=iteration,
+            at=time.time(),
+            summary=reason,
+        )
+        if iteration != INITIAL:  # before the first, there is nothing to start again
+            self._reporter.submit(lambda ledger: ledger.record_fault(iteration, fault))
+
+    # --- messages of the monitor process ------------------------------------------------------
+
+    def on_message(self, message: dict[str, Any]) -> None:
+        """Act on ``message``; does not block. Watchdog thread."""
+        if message["op"] == "need-addresses":
+            self._on_need_addresses(message["after"])
+        else:
+            self._reporter.submit(lambda ledger: self._record(ledger, message))
+
+    def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
+        """Put a monitor process's report into the store, and confirm that. Reporter thread."""
+        iteration = self.iteration
+        fault = Fault(
+            kind=_CAUSES[message["cause"]],
+            initial_rank=message["rank"],
+            rank=message.get("number"),
+            iteration=message.get("iteration", iteration),
+            at=message["at"],
+            summary=f"rank {message['rank']}: {message['detail']}",
+            detail=message["detail"],
+            timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,
+            traceback=message.get("stacks") or self._main_stack_if_silent(message),
+            gone=message["gone"],
+        )
+        if fault.initial_rank in self.gone:
+            pass  # a rank that has left already: it is in the last agreement
+        elif fault.gone:
+            self._reported[fault.initial_rank] = fault
+            iteration = self.iteration  # read after the note for ``begin`` is made
+            ledger.record_fault(iteration, fault)
+            ledger.record_gone(iteration, fault, self.gone)
+        elif fault.iteration == iteration:
+            ledger.record_fault(iteration, fault)
+        self._monitor_process.send({"op": "confirm", "id": message["id"]})
+
+    def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
+        """Where this rank's main thread is, if ``message`` says that it does not move."""
+        frame = sys._current_frames().get(self._main_thread)
+        if message["rank"] != self._rank or message["cause"] != "soft-timeout" or frame is None:
+            return None
+        return "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
+
+    def _on_need_addresses(self, after: int) -> None:
+        if after != self._rank:
+            self._reporter.submit(lambda ledger: self._look_up(ledger, after))
+        elif self._addresses:
+            self._send_addresses()  # the monitor process is a replacement
+        # else it has just started, and the main thread sends the first ones in a moment
+
+    def _look_up(self, ledger: Ledger, after: int) -> None:
+        following = itertools.islice(self._following(after), _KNOWN_SUCCESSORS)
+        found = ledger.known_addresses(following)
+        self._addresses += found
+        self._send_addresses(found)
+
+    def _following(self, rank: int) -> Iterable[int]:
+        """The ranks after ``rank`` in the ring, up to our own."""
+        for step in range(1, self._world_size):
+            following = (rank + step) % self._world_size
+            if following == self._rank:
+                return
+            yield following
+
+    def _send_addresses(self, addresses: list[list[Any]] | None = None) -> None:
+        chosen = self._addresses if addresses is None else addresses
+        self._monitor_process.send({"op": "addresses", "addresses": chosen})
+
+
+Job = Callable[[Ledger], None]
+
+
+class Reporter:
+    """The reporter thread: writes to the store what must not wait for the main thread.
+
+    Mostly deaths and timeouts that monitor processes report. The watchdog thread receives them
+    and must not block, and the main and the monitor thread may be blocked in a wait of their own:
+    hence a third thread with a third connection, made by ``connect``. Both exist from the first
+    report on: a job without faults does not have them.
+    """
+
+    def __init__(self, connect: Callable[[], Ledger]) -> None:
+        self._connect = connect
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Job) -> None:
+        """Run ``job`` soon. Does not block; any thread.
+
+        Two first calls at the same moment may start two threads, which share the queue: no lock
+        prevents that, because an asynchronous exception could leave a lock locked.
+        """
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ncclops-reporter", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is queued, for at most ``timeout_s``, and end."""
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        ledger: Ledger | None = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                ledger = ledger or self._connect()
+                job(ledger)
+            except Exception as error:  # noqa: BLE001 - the report goes to another main process
+                log.warning("a report could not be recorded: %s", error)
+                ledger = None
+        self._jobs.put(None)  # for another one, see ``submit``
