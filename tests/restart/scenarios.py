@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import inspect
 import json
 import os
 import signal
@@ -436,6 +437,8 @@ def unprotected(worker: Worker) -> Any:
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
         with call.disable_hang_protection():
+            with call.disable_hang_protection():
+                pass
             gil_holding_sleep(8)
         dist.barrier()
         return worker.finish(call)
@@ -465,6 +468,14 @@ def checkpointing(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def _exception_hooks() -> int:
+    """How many of torch's exception hooks wrap each other."""
+    hook, count = sys.excepthook, 0
+    while hook.__name__ == "_distributed_excepthook":
+        hook, count = inspect.getclosurevars(hook).nonlocals["old_hook"], count + 1
+    return count
+
+
 @scenario
 def many_restarts(worker: Worker) -> Any:
     """Forty restarts; what the process holds is noted in each."""
@@ -479,6 +490,7 @@ def many_restarts(worker: Worker) -> Any:
             iteration=call.iteration,
             fds=len(list(Path("/proc/self/fd").iterdir())),
             threads=len(list(Path("/proc/self/task").iterdir())),
+            hooks=_exception_hooks(),
         )
         if worker.rank == call.iteration % 2 and call.iteration < 40:
             raise ValueError("boom")
@@ -488,6 +500,37 @@ def many_restarts(worker: Worker) -> Any:
     del threads
     limit = inprocess.initialize.RetryController(max_iterations=50)
     return worker.wrap(main, initialize=limit, **FAST)()
+
+
+@scenario
+def forking(worker: Worker) -> Any:
+    """Rank 1 forks, and the child comes out of the function by ``how``."""
+    how, parent = worker.parameters["how"], os.getpid()
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if worker.rank == 1:
+            if (child := os.fork()) == 0:
+                if how == "raise":
+                    raise RuntimeError("in the child")
+                if how == "exit":
+                    sys.exit(7)
+                return "child"
+            worker.note("child", code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            time.sleep(1)  # a monitor process that was told of an end would report it now
+        dist.barrier()
+        return worker.finish(call)
+
+    try:
+        value = worker.wrap(main, **FAST)()
+    except RuntimeError:
+        value = "raised"
+    except SystemExit as end:
+        value = f"exit {end.code}"
+    if os.getpid() != parent:
+        os._exit({"child": 11, "raised": 12, "exit 7": 13}[value])
+    return value
 
 
 @scenario

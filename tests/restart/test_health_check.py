@@ -16,7 +16,7 @@ import pytest
 
 from ncclops.host.nvml import visible_device
 from ncclops.restart import health_check
-from ncclops.restart._device_health import (
+from ncclops.restart._devices import (
     Finding,
     GpuReading,
     Health,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ncclops.restart import progress_watchdog
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart.exception import RankShouldRestart
 
@@ -212,6 +214,13 @@ def test_where_it_was_suppressed_is_reported(caplog: pytest.LogCaptureFixture) -
         logger.removeHandler(caplog.handler)
         logger.setLevel(logging.NOTSET)
     assert "swallow_a_few_times" in caplog.text
+
+
+def test_the_prototypes_of_others_stay_as_they_were() -> None:
+    """``ctypes.pythonapi`` is shared: recipes that call the same functions have their own types."""
+    assert progress_watchdog.MainThreadPulse is not None
+    for name in ("PyThreadState_SetAsyncExc", "Py_AddPendingCall"):
+        assert getattr(ctypes.pythonapi, name).argtypes is None, name
 
 
 def test_nothing_is_raised_into_a_thread_that_is_out_already() -> None:

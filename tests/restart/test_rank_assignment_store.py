@@ -191,6 +191,16 @@ def test_terminated_ranks_are_marked_by_the_filter_and_emptied_by_the_shift() ->
     assert (alone.state.rank, alone.state.world_size, alone.terminated_ranks) == (1, 2, set())
 
 
+@pytest.mark.parametrize("make", [ShiftRanks, FillGaps])
+def test_the_callers_set_of_terminated_ranks_is_left_alone(
+    make: Callable[[], RankAssignment],
+) -> None:
+    given = {0}
+    result = make()(RankAssignmentCtx(State(rank=1, world_size=2), dist.HashStore(), given))
+    assert result.terminated_ranks == set()
+    assert given == {0}
+
+
 def test_a_tree_starts_anew_for_the_next_job_of_the_process() -> None:
     """Wrapped functions can be called again; the second call knows nothing of the first."""
     shared = Tree([Layer(key_or_fn="root", max_ranks=1)])

@@ -115,11 +115,21 @@ def test_nothing_accumulates_over_restarts(job: Job) -> None:
     for rank in (0, 1):
         holds = {e["iteration"]: e for e in job.events("holds", rank)}
         assert len(holds) == 41
-        for what in ("fds", "threads"):
+        for what in ("fds", "threads", "hooks"):
             # the least of several: a thread that is just ending may be counted in any single one
             early = min(holds[n][what] for n in range(5, 15))
             late = min(holds[n][what] for n in range(30, 41))
             assert late <= early, what
+    job.expect_no_orphans()
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 11), ("raise", 12), ("exit", 13)])
+def test_a_forked_child_that_comes_out_of_the_function_does_not_touch_its_parents_job(
+    job: Job, how: str, code: int
+) -> None:
+    assert job.start(2, "forking", how=how).wait() == {0: 0, 1: 0}
+    assert [event["code"] for event in job.events("child")] == [code]
+    assert not job.events("incident")
     job.expect_no_orphans()
 
 

@@ -143,7 +143,7 @@ class RankAssignmentCtx:
     """What a ``RankAssignment`` is given, changes and returns.
 
     ``terminated_ranks`` are in the numbering of ``state.rank``; an assignment that renumbers
-    ranks empties the set.
+    ranks replaces the set by an empty one.
     """
 
     state: State
@@ -235,8 +235,7 @@ def _discarded(ctx: RankAssignmentCtx) -> RankDiscarded:
 def _settle(ctx: RankAssignmentCtx, world: World, rank: int) -> None:
     """Write one rank's part of ``world`` into its context."""
     state = ctx.state
-    ctx.terminated_ranks.clear()
-    ctx.terminated_ranks.update(world.dead)
+    ctx.terminated_ranks = set(world.dead)  # a new set: the old one is the caller's
     state.rank, state.world_size = rank, len(world)
     if world.active is None:
         state.active_rank = state.active_world_size = None

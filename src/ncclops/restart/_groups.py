@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,6 +84,29 @@ def _backends() -> list[Any]:
                 backend = group._get_backend(torch.device(device))
                 found[id(backend)] = backend
     return list(found.values())
+
+
+# --- the exception hook ---------------------------------------------------------------------------
+#
+# Each ``init_process_group`` puts a hook in front of ``sys.excepthook`` which prefixes the output
+# of the one before with the rank: a traceback would have a prefix more after every restart, and
+# after a thousand the hooks would exceed the recursion limit.
+
+
+def undo_excepthook_of_torch() -> None:
+    """Take the hooks of the last iteration's groups away; one that a user has set stays."""
+    hook = sys.excepthook
+    while (before := _hook_before(hook)) is not None:
+        hook = before
+    sys.excepthook = hook
+
+
+def _hook_before(hook: Any) -> Any:
+    """The hook that was there before torch's; ``None`` if ``hook`` is not torch's."""
+    if getattr(hook, "__name__", None) != "_distributed_excepthook":
+        return None
+    closure = inspect.getclosurevars(hook).nonlocals
+    return closure.get("old_hook")
 
 
 # --- rendezvous -----------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ from ncclops.restart.exception import RankShouldRestart
 
 log = logging.getLogger("ncclops.restart")
 
-_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_set_async_exc.argtypes = [ctypes.c_ulong, ctypes.py_object]
+# Prototypes of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
+_set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
 # The same function, for clearing what is pending: py_object cannot be NULL.
 _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)

@@ -13,19 +13,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.host.nvml import visible_device
+from ncclops.host.nvml import GpuLostError, visible_device
 from ncclops.restart._deadline import current_cuda_device, run_within
-from ncclops.restart._device_health import (
+from ncclops.restart._devices import (
     Finding,
     Health,
+    NotAvailableError,
+    gpu_pci_path,
     judge_gpu,
     judge_links,
     judge_ports,
-)
-from ncclops.restart._device_readings import (
-    GpuLostError,
-    NotAvailableError,
-    gpu_pci_path,
     nics_near,
     read_gpu,
     read_links,

@@ -18,18 +18,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
 from torch import distributed
 
+from ncclops.restart._endings import Failed, Finished, ForkedChild, Leaving
 from ncclops.restart._groups import (
     env_leads_to,
     forget_failed_groups,
     keep_backends_longer_than_groups,
+    undo_excepthook_of_torch,
 )
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._process import freeze_heap, release
@@ -67,21 +69,6 @@ log = logging.getLogger("ncclops.restart")
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """All active ranks returned from the function; ``value`` is what it returned here."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The iteration is over; ``fault`` and ``error`` are this rank's own part in it, if any."""
-
-    fault: Fault | None = None
-    error: BaseException | None = None
-
-
 class RestartLoop:
     """One call of a wrapped function on one rank.
 
@@ -105,6 +92,7 @@ class RestartLoop:
         session = self.session
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
+        self._pid = os.getpid()
 
     @property
     def iteration(self) -> int:
@@ -117,11 +105,16 @@ class RestartLoop:
         Raises what this rank leaves with; the exceptions of the function on the way there are
         chained to it.
         """
+        error: BaseException
         try:
             with self._env_rendezvous():
                 return self._run_iterations()
-        except _Leaving as leaving:
-            error: BaseException = leaving.error
+        except ForkedChild as child:
+            if child.error is None:
+                return child.value
+            error = child.error
+        except Leaving as leaving:
+            error = leaving.error
         except distributed.DistNetworkError as failure:
             error = _store_gone(failure)
             error.__cause__ = failure
@@ -131,7 +124,8 @@ class RestartLoop:
             self._causes.note(unexpected)
             self._report_unexpected_end(unexpected)
         finally:
-            self.session.close()
+            if os.getpid() == self._pid:
+                self.session.close()
         raise self._causes.with_root_cause(error)
 
     def _run_iterations(self) -> Any:
@@ -173,6 +167,7 @@ class RestartLoop:
         self._account.entering()
         state.set_distributed_vars()
         forget_failed_groups()
+        undo_excepthook_of_torch()
         value, caught = None, None
         try:
             try:
@@ -181,6 +176,8 @@ class RestartLoop:
                 session.interrupter.settle()
         except BaseException as error:  # noqa: BLE001 - judged below
             caught = error
+        if os.getpid() != self._pid:
+            raise ForkedChild(value, caught)
         session.interrupter.settle()
         self._page.watch = Watch.NONE
         if caught is not None:
@@ -396,7 +393,7 @@ class RestartLoop:
                 self._causes.note(replacement)
                 error = replacement
         self._check_out()
-        raise _Leaving(error)
+        raise Leaving(error)
 
     def _report_unexpected_end(self, error: BaseException) -> None:
         """An exception in no phase of the loop: the other ranks must not wait for this one."""
@@ -466,13 +463,6 @@ class RestartLoop:
             raise
         except Exception as error:
             raise HealthCheckError(f"health check failed: {error}") from error
-
-
-class _Leaving(BaseException):
-    """Unwinds the loop of a rank that has left; ``error`` is what its caller gets."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 def _store_gone(error: Exception) -> StoreGone:

@@ -23,8 +23,10 @@ from ncclops.restart.monitor_process import MonitorProcess
 log = logging.getLogger("ncclops.restart")
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
-_add_pending_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+# A prototype of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
+_add_pending_call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+    ("Py_AddPendingCall", ctypes.pythonapi)
+)
 _SEM_T_BYTES = 64  # sizeof(sem_t) is 16 or 32 on the C libraries of Linux
 
 # More replacements would not help one that cannot stay up (no memory, no processes left).

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import distributed
 
+from ncclops.restart._planning import supports_global_plan
 from ncclops.restart.abort import Abort
 from ncclops.restart.completion import Completion
 from ncclops.restart.finalize import Finalize
@@ -62,6 +63,7 @@ class Settings:
         if not distributed.is_available():
             raise ValueError("torch.distributed is not available in this build of torch")
         _check_orders(self)
+        supports_global_plan(self.rank_assignment)  # raises for compositions that cannot work
         for name in ("monitor_process_logfile", "monitor_process_pidfile", "incident_dir"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_absolute():
