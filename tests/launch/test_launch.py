@@ -455,3 +455,25 @@ class TestReceipt:
         assert "receipt: incomplete" in done.stderr
         verdict = only_run().verdict
         assert (verdict["outcome"], verdict["exit_code"]) == ("no-receipt", 4)
+
+    def test_a_mistake_of_ncclops_is_recorded_and_is_no_missing_receipt(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """A directory where a rank's record is expected: nothing that the judge is prepared for."""
+        spoil = (
+            "import os\nos.makedirs(os.environ['NCCLOPS_RUN_DIR'] + '/ranks/99/receipt.jsonl')\n"
+        )
+        path = script(spoil + TRAINER)
+        done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", path)
+        assert done.returncode == 0, done.stderr
+        run = only_run()
+        assert (run.verdict["outcome"], run.verdict["receipt"]) == ("completed", None)
+        assert "the receipt could not be judged" in run.verdict["reason"]
+        error = run.named("internal-error")[0]
+        assert error["doing"] == "judging the receipt"
+        assert "IsADirectoryError" in error["error"]
+        log = (run.path / "agent.log").read_text()
+        assert "Traceback" in log
+        assert "IsADirectoryError" in log
+        assert "internal error in judging the receipt" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -15,8 +15,11 @@ what workers tell meanwhile, ``conclusion`` the verdict.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +31,7 @@ from ncclops.agent.attempt import RunningAttempt, Scene
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
+from ncclops.agent.diagnostics import AgentLog, InternalErrors
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import Diagnosis
 from ncclops.agent.rendezvous_result import Place
@@ -51,19 +55,32 @@ from ncclops.record import events, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
 from ncclops.record.files import decode_object
 
+log = logging.getLogger(__name__)
+
 
 def run_agent(job: Job, coordinate: Coordinate | None = None) -> int:
     """Run ``job`` to its end and return the exit code of `launch`.
 
     ``coordinate`` makes what speaks with the agents of other nodes; None for a single node.
     """
-    return asyncio.run(_Agent(job, coordinate).run())
+    return asyncio.run(_run(job, coordinate))
+
+
+async def _run(job: Job, coordinate: Coordinate | None) -> int:
+    agent = _Agent(job, coordinate)
+    try:
+        return await agent.run()
+    except OSError:
+        raise  # no memory, no processes, no space: the supervisor says so
+    except Exception as error:  # noqa: BLE001 - the boundary of the process
+        return agent.crash(error)
 
 
 class _Agent:
+    """One run on this node. To be made in the event loop; :meth:`run` goes through the phases."""
+
     def __init__(self, job: Job, coordinate: Coordinate | None) -> None:
         self._job, self._run = job, job.run
-        self._coordinate = coordinate
         self._began = time.monotonic()
         self._condition = Condition()
         self._stop = StopRequests(
@@ -72,58 +89,83 @@ class _Agent:
             on_request=self._on_stop_request,
             pass_on=self._pass_on,
         )
-        self._attempt: RunningAttempt | None = None
-        self._coordinator: Coordinator | None = None
-
-    async def run(self) -> int:
-        job, run = self._job, self._run
         self._terminal = Terminal(job)
-        self._terminal.open()
+        self._errors = InternalErrors(job.run)
         self._control_handler = ControlHandler(job, self._stop, self._team, self._tell_limits)
         self._control = ControlServer(
-            run.path,
+            job.run.path,
             self._control_handler,
             say=self._terminal.say,
             tcp=job.control_listener,
         )
+        self._inbox = WorkerEvents(events.decode, self._on_told)
+        self._receipts = WorkerEvents(decode_object, self._on_record)
+        self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
+        self._loop = asyncio.get_running_loop()
+        self._attempt: RunningAttempt | None = None  # the present one, or the last
+        self._coordinator = self._make_coordinator(coordinate)
+
+    async def run(self) -> int:
+        """The run, to its end; the exit code."""
+        self._terminal.open()
+        AgentLog(self._run, self._terminal.say).open()
+        self._errors.watch(self._loop)
+        log.info("run %s: agent %d of node %s", self._run.run_id, os.getpid(), self._run.node)
         self._stop.take(self._on_child_end)
-        self._listen()
+        self._inbox.open()
+        self._receipts.open()
         self._control.start()
-        self._coordinator = self._find_coordinator()
-        last, decision = await self._run_attempts(self._coordinator)
+        last, decision = await self._run_attempts()
         await self._coordinator.leave()
         self._inbox.close()
         self._receipts.close()
-        shared_page.settle_all(run.path)
+        shared_page.settle_all(self._run.path)
         verdict = conclusion.conclude(
             conclusion.Ended(
-                job=job,
+                job=self._job,
                 attempts=last.number + 1,
                 endings=last.team.endings(),
                 decision=decision,
-                receipt=await asyncio.to_thread(
-                    verdict_report.judge_receipt, run.path, self._printed
+                receipt=await self._judge_receipt(),
+                goodput=self._errors.value_of(
+                    "measuring goodput", lambda: verdict_report.measure_goodput(self._run)
                 ),
                 seconds=time.monotonic() - self._began,
             )
         )
+        log.info("%s (exit code %d): %s", verdict.outcome, verdict.exit_code, verdict.reason)
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
             self._condition, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
         ):
-            verdict_report.print_verdict(verdict, run, as_json=job.stdout_is_data)
+            with self._errors.recorded("printing the verdict"):
+                verdict_report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
+        return verdict.exit_code
+
+    def crash(self, error: Exception) -> int:
+        """``error`` ends the agent, and the kernel its workers: put it on record; the exit code."""
+        self._errors.add("the agent", error)
+        team = self._team()
+        verdict = conclusion.conclude_crash(
+            self._run,
+            error,
+            attempts=0 if self._attempt is None else self._attempt.number + 1,
+            endings=[] if team is None else team.endings(),
+            seconds=time.monotonic() - self._began,
+        )
+        sys.stderr.write(f"ncclops: {verdict.outcome}: {verdict.reason}\n")
         return verdict.exit_code
 
     # --- phases -----------------------------------------------------------------------------
 
-    def _find_coordinator(self) -> Coordinator:
-        """The agents of the other nodes, or nobody."""
+    def _make_coordinator(self, coordinate: Coordinate | None) -> Coordinator:
+        """The agents of the other nodes, or none."""
         job = self._job
-        if self._coordinate is None:
+        if coordinate is None:
             assert job.listener is not None  # a single node hosts its store itself
             return Alone(job, job.listener, self._rules)
-        return self._coordinate(
+        return coordinate(
             job,
             AgentSide(
                 condition=self._condition,
@@ -134,13 +176,13 @@ class _Agent:
             ),
         )
 
-    async def _run_attempts(
-        self, coordinator: Coordinator
-    ) -> tuple[RunningAttempt, AttemptDecision]:
+    async def _run_attempts(self) -> tuple[RunningAttempt, AttemptDecision]:
         """Start all workers until they end well or no attempt may follow; the last attempt, and
         what was decided on it."""
+        coordinator = self._coordinator
         scene = Scene(
             job=self._job,
+            errors=self._errors,
             condition=self._condition,
             stop=self._stop,
             say=self._terminal.say,
@@ -156,6 +198,7 @@ class _Agent:
             attempt = self._attempt = await self._assemble(scene, number, environ)
             end = await self._run_attempt(attempt)
             decision = await coordinator.settle(end)
+            log.info("attempt %d: %s: %s", attempt.number, decision.outcome, decision.reason)
             if self._stop.launcher_lost and not end.launcher_lost:
                 decision = self._decide_alone(replace(end, launcher_lost=True))
             if decision.attempt is not None:
@@ -214,11 +257,9 @@ class _Agent:
         evidence = conclusion.evidence(found)
         if failed and not self._stop.asked:
             self._run.add(classified_event(found.verdict, conclusion.proofs(found)))
-        receipt = None
-        if self._job.require_receipt:
-            receipt = await asyncio.to_thread(
-                verdict_report.judge_receipt, self._run.path, self._printed
-            )
+        if diagnosis.error is not None:
+            self._errors.add("classifying the output", diagnosis.error)
+        receipt = await self._judge_receipt() if self._job.require_receipt else None
         return NodeEnd(
             name=self._run.node,
             endings=team.endings(),
@@ -234,6 +275,14 @@ class _Agent:
             progressed=diagnosis.steps > 0,
             healthy=conclusion.is_healthy(receipt),
             escalated=team.escalation,
+        )
+
+    async def _judge_receipt(self) -> dict[str, Any] | None:
+        """``ncclops.receipt/1``; None where it cannot be judged, by a mistake of ours."""
+        return await asyncio.to_thread(
+            self._errors.value_of,
+            "judging the receipt",
+            lambda: verdict_report.judge_receipt(self._run.path, self._printed),
         )
 
     def _stops(self) -> dict[str, Any]:
@@ -276,30 +325,20 @@ class _Agent:
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Follow what workers tell, record and print; the present attempt gets it all."""
-        loop = asyncio.get_running_loop()
+    def _on_told(self, rank: int, event: Event) -> None:
+        if self._attempt is not None:
+            self._attempt.take_over(rank, event)
 
-        def on_told(rank: int, event: Event) -> None:
-            if self._attempt is not None:
-                self._attempt.take_over(rank, event)
+    def _on_record(self, rank: int, record: dict[str, Any]) -> None:
+        if self._attempt is not None:
+            self._attempt.watching.on_record(rank, record)
 
-        def on_record(rank: int, record: dict[str, Any]) -> None:
-            if self._attempt is not None:
-                self._attempt.watching.on_record(rank, record)
+    def _on_printed(self, rank: int, seen: Sequence[Observation]) -> None:
+        if self._attempt is not None:
+            self._attempt.watching.on_printed(rank, seen)
 
-        def on_printed(rank: int, seen: Sequence[Observation]) -> None:
-            if self._attempt is not None:
-                self._attempt.watching.on_printed(rank, seen)
-
-        def from_thread(rank: int, seen: Sequence[Observation]) -> None:
-            loop.call_soon_threadsafe(on_printed, rank, seen)
-
-        self._inbox = WorkerEvents(events.decode, on_told)
-        self._receipts = WorkerEvents(decode_object, on_record)
-        self._inbox.open()
-        self._receipts.open()
-        self._printed = PrintedReceipts(self._run.path, from_thread, self._job.trainers)
+    def _from_scan_thread(self, rank: int, seen: Sequence[Observation]) -> None:
+        self._loop.call_soon_threadsafe(self._on_printed, rank, seen)
 
     def _follow(self, ranks: Sequence[int]) -> None:
         """Make the files of these ranks, and follow them from now on."""
@@ -314,13 +353,11 @@ class _Agent:
         return None if self._attempt is None else self._attempt.team
 
     def _tell_limits(self, record: Mapping[str, Any]) -> bool:
-        return self._coordinator is not None and self._coordinator.tell_limits(record)
+        return self._coordinator.tell_limits(record)
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
-        if self._coordinator is not None:
-            own |= self._coordinator.pids()
-        process_tree.reap_adopted(own | self._control.pids)
+        process_tree.reap_adopted(own | self._coordinator.pids() | self._control.pids)
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:
@@ -334,8 +371,8 @@ class _Agent:
                 signal=None if request.signum is None else request.signum.name,
             )
         )
-        if self._coordinator is not None:
-            self._coordinator.tell_stop(request)
+        log.info("asked to stop: %s", request)
+        self._coordinator.tell_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         if not running:
             self._terminal.say(f"{request.reason}: stopping before any worker runs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 from ncclops.agent import log_files, store, worker_messages, workers
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
+from ncclops.agent.diagnostics import InternalErrors
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
 from ncclops.agent.job import Job
@@ -42,12 +44,15 @@ from ncclops.record.variables import AGENT_PID, STARTED
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _LEFTOVER_GRACE = timedelta(seconds=5)
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
     """What all attempts of a run share. ``say`` shows a line on the terminal."""
 
     job: Job
+    errors: InternalErrors
     condition: Condition
     stop: StopRequests
     say: Callable[[str], None]
@@ -93,7 +98,11 @@ class RunningAttempt:
         """Start the store and the workers."""
         self._scan.start()
         if self.cannot_start is not None:
+            log.warning("attempt %d cannot start: %s", self.number, self.cannot_start)
             return
+        log.info(
+            "attempt %d: ranks %s, store %s", self.number, self._place.ranks, self._place.store
+        )
         try:
             self._server = self._start_store()
             with suppress(OSError):  # without it, workers are stopped by signals alone
@@ -176,7 +185,8 @@ class RunningAttempt:
         failed = [] if failure is None else [failure]
         failed += [worker for worker in self.team.ended if worker is not failure]
         hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
-        with suppress(OSError):  # a full disk keeps nobody from ending
+        with self._scene.errors.recorded("taking snapshots"), suppress(OSError):
+            # A full disk keeps no worker from ending.
             await asyncio.to_thread(
                 record_end,
                 self._run.path,
@@ -215,6 +225,7 @@ class RunningAttempt:
         self._scene.condition.tell()
 
     def _on_hang(self, hang: Hang) -> None:
+        log.info("hang of ranks %s ends the attempt: %s", hang.ranks, hang.reason)
         self.hang = hang
         self.team.hung = set(hang.ranks)
         self.team.last_faulty = hang.ranks[0]
@@ -229,6 +240,7 @@ class RunningAttempt:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
         ended = worker.reap()
         self.team.ended.append(worker)
+        log.info("rank %d (pid %d) %s", worker.rank, worker.pid, ended.describe())
         self._scene.collect()  # its last words, before anybody draws conclusions
         self._scene.collect_receipts()
         self.watching.flush()

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ncclops.agent import verdict_report
 from ncclops.agent.job import Job
 from ncclops.classify import Report
 from ncclops.classify.model import Evidence
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.outcome import Ending, Verdict
+from ncclops.goodput import Goodput
 from ncclops.record.events import VerdictEvent
+from ncclops.record.run_directory import RunDirectory
 
 _EVIDENCE_LINES = 5
 
@@ -24,13 +25,14 @@ _EVIDENCE_LINES = 5
 class Ended:
     """A run of which nothing runs any more. ``attempts`` is how many there were, ``endings`` how
     this node's workers of the last one ended, ``decision`` what was decided on that; ``receipt``
-    is ``ncclops.receipt/1``, if it could be judged."""
+    is ``ncclops.receipt/1``, if it could be judged, ``goodput`` if it could be measured."""
 
     job: Job
     attempts: int
     endings: Sequence[Ending]
     decision: AttemptDecision
     receipt: dict[str, Any] | None
+    goodput: Goodput | None
     seconds: float
 
 
@@ -51,10 +53,32 @@ def conclude(ended: Ended) -> Verdict:
         if classification is None
         else classification | {"decision": decision.retry},
         receipt=ended.receipt,
-        goodput=verdict_report.measure_goodput(job.run),
+        goodput=ended.goodput,
     )
-    job.run.write_verdict(verdict.to_json())
-    job.run.add(
+    return _write(job.run, verdict)
+
+
+def conclude_crash(
+    run: RunDirectory, error: Exception, *, attempts: int, endings: Sequence[Ending], seconds: float
+) -> Verdict:
+    """The verdict where ``error``, a mistake of ours, has ended the agent before it came to one."""
+    where = run.shown(run.paths.agent_log)
+    verdict = Verdict(
+        run_id=run.run_id,
+        outcome="failed",
+        exit_code=1,
+        reason=f"internal error: {type(error).__name__}: {error}; see {where}, and report it",
+        attempts=attempts,
+        seconds=round(seconds, 3),
+        first_failure=None,
+        workers=sorted(endings, key=lambda ending: ending.rank),
+    )
+    return verdict if run.verdict_path.exists() else _write(run, verdict)
+
+
+def _write(run: RunDirectory, verdict: Verdict) -> Verdict:
+    run.write_verdict(verdict.to_json())
+    run.add(
         VerdictEvent(outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason)
     )
     return verdict

@@ -23,10 +23,14 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the output of one attempt shows: what failed, and how many steps were done."""
+    """What the output of one attempt shows: what failed, and how many steps were done.
+
+    ``error``: why it could not be read to the end, which is a mistake of ours.
+    """
 
     report: Report
     steps: int
+    error: Exception | None = None
 
 
 class LiveScan:
@@ -65,7 +69,7 @@ class LiveScan:
         for file in self._files.values():
             file.close()
         if self._scanner is None or self._failure is not None:
-            return Diagnosis(_unknown(self._failure), steps=0)
+            return Diagnosis(_unknown(self._failure), steps=0, error=self._failure)
         for rank, end in exits.items():
             self._scanner.add_exit(rank, code=end.code, signal=end.signal)
         if hang is not None:

@@ -65,26 +65,20 @@ def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:
     return lines
 
 
-def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any] | None:
-    """The liveness contract applied to the run: ``ncclops.receipt/1``, None if that failed.
+def judge_receipt(run: Path, printed: PrintedReceipts) -> dict[str, Any]:
+    """The liveness contract applied to the run: ``ncclops.receipt/1``.
 
     From what the output has shown while it was written, and the ranks' own records.
     """
     from ncclops.receipts import judge, sources
 
-    try:
-        facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
-        return judge.judge(facts).to_json()
-    except Exception:  # noqa: BLE001 - a judgement that fails must not take the verdict with it
-        return None
+    facts = sources.load(run) if printed.broken else sources.of_run(run, printed.facts())
+    return judge.judge(facts).to_json()
 
 
-def measure_goodput(run: RunDirectory) -> Goodput | None:
-    """Where the time of the run went, from its events; None if that cannot be told."""
-    try:
-        return measure(spans(event_log.read(run.paths.events), now=time.time()))
-    except Exception:  # noqa: BLE001 - as above
-        return None
+def measure_goodput(run: RunDirectory) -> Goodput:
+    """Where the time of the run went, from its events."""
+    return measure(spans(event_log.read(run.paths.events), now=time.time()))
 
 
 def _receipt(receipt: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ncclops._version import __version__
 from ncclops.errors import UsageError
-from ncclops.record.paths import EVENTS, NODES_LOG, RUN, STORE_LOG, VERDICT, RunPaths
+from ncclops.record.paths import AGENT_LOG, EVENTS, NODES_LOG, RUN, STORE_LOG, VERDICT, RunPaths
 from ncclops.redaction.redactor import Redactor, rules
 
 SCHEMA = "ncclops.bundle/1"
@@ -26,7 +26,7 @@ FILE_LIMIT_BYTES = 32 << 20
 
 # What a run writes itself. Anything else in its directory is the script's (checkpoints, data),
 # and no business of a ticket.
-_TOP = frozenset({RUN, EVENTS, VERDICT, STORE_LOG, NODES_LOG})
+_TOP = frozenset({RUN, EVENTS, VERDICT, AGENT_LOG, STORE_LOG, NODES_LOG})
 _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})

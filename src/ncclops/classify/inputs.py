@@ -28,7 +28,7 @@ _STDIN = "-"
 # dumps, are left out by their names.
 _SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
 _ERROR_FILES = {"error.json", "reply.json"}
-_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
+_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE", "agent.log"}
 # Stacks and dumps taken after the failure: they quote code, not what happened.
 _NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20

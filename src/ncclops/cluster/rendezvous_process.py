@@ -16,6 +16,7 @@ To the agent (``is``):    ``connected``, ``waiting`` (here, begun), ``met`` (ran
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -32,6 +33,8 @@ from typing import Any
 from ncclops.cluster.heartbeat import PulseWatch, watched_by
 from ncclops.cluster.shared_log import Record, SharedLog, is_lost
 from ncclops.cluster.statuses import Statuses
+
+log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
 # How long we may take to tell the others that our agent is gone, before we go as well.
 _LAST_WORDS_S = 3.0
@@ -159,7 +162,8 @@ class Member:
             self.tell("failed", why=str(refused))
         except RuntimeError as error:  # torch's store errors are
             self.tell("store-lost", why=_first_line(error))
-        except Exception as error:  # noqa: BLE001 - told to the agent, which ends the run
+        except Exception as error:
+            log.exception("attempt %d", attempt)
             self.tell("failed", why=f"{type(error).__name__}: {error}")
 
     def _post(self, current: _Round, record: Record) -> None:
@@ -477,10 +481,12 @@ def main(arguments: list[str]) -> None:
     # keep us from telling the others.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")  # nodes.log
     agent = socket.socket(fileno=fd)
     try:
         member = Member(config, agent)
-    except Exception as error:  # noqa: BLE001 - told to the agent, which ends the run
+    except Exception as error:
+        log.exception("no connection to the store")
         agent.sendall(json.dumps({"is": "failed", "why": _first_line(error)}).encode() + b"\n")
         return
     member.run()

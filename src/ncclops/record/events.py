@@ -378,6 +378,17 @@ class ClassifiedEvent(Event, tag="classified", frozen=True, kw_only=True):
     """the lines that prove it"""
 
 
+class InternalErrorEvent(Event, tag="internal-error", frozen=True, kw_only=True):
+    """Something in ncclops itself failed and was left out; the run went on. Please report it."""
+
+    doing: str
+    """what failed, such as `judging the receipt`"""
+    error: str = ""
+    """the exception, in a line"""
+    log: str = ""
+    """the file with its traceback"""
+
+
 class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     """Restarts in place, or new processes, cannot help any more."""
 

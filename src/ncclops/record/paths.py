@@ -3,6 +3,7 @@
 <run>/run.json                      what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl                  one event a line (``record.events``)
 <run>/verdict.json                  how it ended
+<run>/agent.log                     what the agent logs, errors of ncclops with their tracebacks
 <run>/store.log, nodes.log          output of the store server, of the rendezvous process
 <run>/.node                         the node that has taken the directory; the others of a shared
                                     file system have <run>/nodes/<node>
@@ -22,7 +23,7 @@ from pathlib import Path
 
 DEFAULT_PARENT = Path("runs")
 RUN, EVENTS, VERDICT = "run.json", "events.jsonl", "verdict.json"
-STORE_LOG, NODES_LOG = "store.log", "nodes.log"
+AGENT_LOG, STORE_LOG, NODES_LOG = "agent.log", "store.log", "nodes.log"
 RECEIPT, ENVIRONMENT, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
 INCIDENT = "incident.json"
 
@@ -85,6 +86,11 @@ class RunPaths:
     @property
     def verdict(self) -> Path:
         return self.root / VERDICT
+
+    @property
+    def agent_log(self) -> Path:
+        """What the agent logs (``agent.diagnostics``)."""
+        return self.root / AGENT_LOG
 
     @property
     def store_log(self) -> Path:

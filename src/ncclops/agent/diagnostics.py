@@ -1,0 +1,120 @@
+"""What the agent says of itself: its log file, and the failures of ncclops, which stop nothing.
+
+Callbacks, threads and what is done for show (receipts, goodput, snapshots) are the boundaries at
+which any exception is taken: it is recorded here, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ncclops.record.events import InternalErrorEvent
+from ncclops.record.run_directory import RunDirectory
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class AgentLog:
+    """The file ``agent.log`` of a run, from :meth:`open` on: records of the loggers ``ncclops.*``.
+
+    What was sent to stderr until then goes through ``say``, which cannot block the agent.
+    """
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
+        self._run, self._say = run, say
+
+    def open(self) -> None:
+        """Log from now on; a file that cannot be written costs the log, not the run."""
+        logger = logging.getLogger("ncclops")
+        least = logger.getEffectiveLevel()
+        levels = (max(least, each.level) for each in logger.handlers)
+        shown = min(levels, default=logging.WARNING)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        terminal = _SayHandler(shown, self._say)
+        logger.addHandler(terminal)
+        logger.propagate = False
+        logger.setLevel(min(shown, logging.INFO))
+        try:
+            file = _QuietFile(self._run.paths.agent_log, encoding="utf-8", errors="replace")
+        except OSError as error:
+            log.warning("no log of the agent: %s", error)
+            return
+        file.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(file)
+
+
+class _QuietFile(logging.FileHandler):
+    """A full disk ends the log, and is no news: the record of the run has said it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002
+        return
+
+
+class _SayHandler(logging.Handler):
+    """Shows a record in a line between the workers' output; tracebacks are in the file."""
+
+    def __init__(self, level: int, say: Callable[[str], None]) -> None:
+        super().__init__(level)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+class InternalErrors:
+    """Exceptions that are mistakes of ncclops: each goes into the log, and into the events.
+
+    Any thread may add one.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.count = 0
+
+    def add(self, doing: str, error: BaseException) -> None:
+        """``error`` came up while ``doing`` something, which is left out."""
+        self.count += 1
+        where = self._run.shown(self._run.paths.agent_log)
+        what = f"{type(error).__name__}: {error}"
+        log.error("internal error in %s: %s (see %s)", doing, what, where, exc_info=error)
+        self._run.add(InternalErrorEvent(doing=doing, error=what, log=where))
+
+    @contextmanager
+    def recorded(self, doing: str) -> Iterator[None]:
+        """What is done inside may fail: that is recorded, and the rest of it left out."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the boundary that this class is for
+            self.add(doing, error)
+
+    def value_of(self, doing: str, function: Callable[[], T]) -> T | None:
+        """What ``function`` returns; None where it fails, which is recorded."""
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - as above
+            self.add(doing, error)
+            return None
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Record what comes up in callbacks of ``loop``, and in threads."""
+        loop.set_exception_handler(self._on_loop_error)
+        threading.excepthook = self._on_thread_error
+
+    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error, message = context.get("exception"), str(context.get("message"))
+        self.add("the event loop", error if error is not None else RuntimeError(message))
+
+    def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            name = args.thread.name if args.thread is not None else "a thread"
+            self.add(f"thread {name}", args.exc_value)
