@@ -1,9 +1,8 @@
 """The attempts of a job, kept beside its runs, so that they outlive the agent that counted them.
 
 A job that the scheduler starts again (Slurm's requeue) gets a new agent and a new run directory,
-and must not get new retries with them. The job is known by ``NCCLOPS_JOB_ID``, or by Slurm's job
-number when ``SLURM_RESTART_COUNT`` says that this is not its first start; several steps of one
-allocation are jobs of their own.
+and must not get new retries with them. The job is known by ``NCCLOPS_JOB_ID``, or by the
+scheduler's number if it was requeued; several steps of one allocation are jobs of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ncclops.classify.policy import Attempt
+from ncclops.schedulers.allocation import find_allocation
 
 JOB_ID = "NCCLOPS_JOB_ID"
 
@@ -30,16 +30,16 @@ class JobHistory:
     @classmethod
     def of_job(cls, environ: Mapping[str, str], runs: Path) -> JobHistory:
         """The history of the job that ``environ`` names, in ``runs``/jobs."""
-        explicit, slurm = environ.get(JOB_ID), environ.get("SLURM_JOB_ID")
-        name = explicit or (f"slurm-{slurm}" if slurm else None)
+        explicit, allocation = environ.get(JOB_ID), find_allocation(environ)
+        name = explicit or allocation.job
         if name is None:
             return cls(None, [])
         path = runs / "jobs" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.jsonl"
-        goes_on = explicit is not None or environ.get("SLURM_RESTART_COUNT", "0") != "0"
-        if not goes_on:
+        continues = explicit is not None or allocation.requeued
+        if not continues:
             with suppress(OSError):
                 path.unlink(missing_ok=True)  # an earlier step's, in the same allocation
-        return cls(path, _read(path) if goes_on else [])
+        return cls(path, _read(path) if continues else [])
 
     def adopt(self, attempts: list[Attempt]) -> None:
         """Take over what other agents of the job know, where that is more."""

@@ -26,7 +26,6 @@ from ncclops.env import Overrides, PlanContext, compute_plan, installed_torch
 from ncclops.errors import UsageError
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
-from ncclops.host import affinity
 from ncclops.host.gpus import find_gpus
 from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
@@ -40,6 +39,8 @@ from ncclops.record import shared_page, variables
 from ncclops.record.control_address import listen_tcp
 from ncclops.record.events import EnvAppliedEvent, EnvChange, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
+from ncclops.schedulers import affinity
+from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import handed_over, settle
 from ncclops.timeouts.settle import Surroundings
 
@@ -67,7 +68,8 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     nodes = (
         Nodes() if rendezvous is None else Nodes(count=rendezvous.active, rank=rendezvous.rank or 0)
     )
-    if remark := affinity.remark(nproc, os.sched_getaffinity(0), os.cpu_count() or 1, os.environ):
+    cpus, allocation = os.sched_getaffinity(0), find_allocation(os.environ)
+    if remark := affinity.remark(nproc, cpus, os.cpu_count() or 1, allocation):
         remarks.append(remark)
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())

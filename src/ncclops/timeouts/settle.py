@@ -16,6 +16,7 @@ from ncclops.errors import UsageError
 from ncclops.profiles import RestartMode
 from ncclops.profiles.model import STOP_GRACE
 from ncclops.profiles.versions import satisfies
+from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import order
 from ncclops.timeouts.model import GROUPS, Timeouts
 
@@ -23,7 +24,7 @@ from ncclops.timeouts.model import GROUPS, Timeouts
 _TORCH_DEFAULT = timedelta(minutes=10)
 # Fractions of the group timeout: room for the hard timeout's signals before the watchdog acts.
 SOFT, HARD, _BARRIER = 0.8, 0.9, 1.2
-# A guardian that is silent for so long is taken for lost: the restart core's own default.
+# A monitor process that is silent for so long is taken for lost: the restart core's own default.
 _HEARTBEAT = timedelta(seconds=30)
 # Cold compiles take 15 to 20 minutes; after 2 hours something else is wrong beyond doubt.
 _COMPILE = timedelta(hours=2)
@@ -159,8 +160,6 @@ def _nccl_heartbeat(around: Surroundings) -> timedelta:
 
 
 def _left_by_scheduler(around: Surroundings) -> timedelta | None:
-    """Until Slurm ends the job; it says when in seconds since the epoch."""
-    end = around.environ.get("SLURM_JOB_END_TIME", "")
-    if not end.isdecimal():
-        return None
-    return timedelta(seconds=max(0, round(int(end) - around.now)))
+    """Until the scheduler ends the job."""
+    ends = find_allocation(around.environ).ends
+    return None if ends is None else timedelta(seconds=max(0, round(ends - around.now)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ncclops.host.affinity import remark
+from ncclops.schedulers.affinity import remark
+from ncclops.schedulers.allocation import find_allocation
 
 BOUND = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
 UNBOUND = {"SLURM_CPU_BIND": "none"}
@@ -27,5 +28,5 @@ UNBOUND = {"SLURM_CPU_BIND": "none"}
 def test_fewer_cpus_than_workers_or_a_pinning_are_remarked(
     workers: int, allowed: int, present: int, environ: dict[str, str], says: str | None
 ) -> None:
-    said = remark(workers, range(allowed), present, environ)
+    said = remark(workers, range(allowed), present, find_allocation(environ))
     assert said is None if says is None else says in str(said)
