@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import random
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -130,6 +132,24 @@ def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=120)
     return folder
+
+
+@pytest.fixture
+def with_nvml(nvml_stub: Path) -> Callable[..., Any]:
+    """``with_nvml(program, *arguments, NVML_STUB_…=…)``: what ``program`` prints as JSON there."""
+
+    def run(program: str, *arguments: str | Path, **variables: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            env=clean_environ({"LD_LIBRARY_PATH": str(nvml_stub), **variables}),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
 def _written(stream: io.TextIOWrapper) -> str:

@@ -6,12 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ncclops.health import probes
-from ncclops.host import gpu_readings
 from ncclops.record import progress, shared_page
 from tests.receipts.conftest import worker_environ
 
@@ -77,117 +75,3 @@ def test_cpu_time_includes_children(tmp_path: Path) -> None:
     after = probes.tree_cpu_s(os.getpid())
     assert after is not None
     assert after - before > 0.4
-
-
-# ---- NVML --------------------------------------------------------------------------------------
-
-
-class FakeNvmlError(Exception):
-    pass
-
-
-def fake_nvml(**answers: object) -> SimpleNamespace:
-    """NVML at its outermost edge: what is not among ``answers`` is not supported."""
-
-    def unsupported(*_: object) -> None:
-        raise FakeNvmlError("Not Supported")
-
-    questions = [
-        *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID"),
-        *("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetUtilizationRates"),
-        *("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTemperature"),
-        *("nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetTotalEccErrors"),
-        *("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth"),
-        *("nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration"),
-    ]
-    answered = {name: (lambda *_, value=value: value) for name, value in answers.items()}
-    return SimpleNamespace(
-        **dict.fromkeys(questions, unsupported)
-        | {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None}
-        | answered,
-        NVMLError=FakeNvmlError,
-        NVML_CLOCK_SM=1,
-        NVML_VOLATILE_ECC=0,
-        NVML_MEMORY_ERROR_TYPE_CORRECTED=0,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_TEMPERATURE_GPU=0,
-    )
-
-
-SICK = {
-    "nvmlDeviceGetHandleByIndex": "handle",
-    "nvmlDeviceGetName": "NVIDIA H200",
-    "nvmlDeviceGetUUID": b"GPU-1234",
-    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40 | 0x01,
-    "nvmlDeviceGetClockInfo": 1200,
-    "nvmlDeviceGetMaxClockInfo": 1980,
-    "nvmlDeviceGetCurrPcieLinkWidth": 8,
-    "nvmlDeviceGetMaxPcieLinkWidth": 16,
-    "nvmlDeviceGetTotalEccErrors": 3,
-}
-
-
-def test_a_sick_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**SICK))
-    health = gpu_readings.read_gpu(0)
-    assert health.available
-    assert (health.name, health.uuid) == ("NVIDIA H200", "GPU-1234")
-    assert health.throttle_reasons == ("hardware thermal slowdown",)
-    assert health.complaints() == [
-        "slowed by hardware thermal slowdown",
-        "PCIe x8 of x16",
-        "SM clock 1200 of 1980 MHz",
-        "3 uncorrected ECC errors",
-    ]
-    assert gpu_readings.is_active(0) is True
-
-
-def test_what_a_driver_does_not_answer_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`nvmlDeviceGetCurrentClocksEventReasons` is missing altogether, the rest says so."""
-    answers = {"nvmlDeviceGetHandleByUUID": "handle", "nvmlDeviceGetUUID": "GPU-1234"}
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**answers))
-    health = gpu_readings.read_gpu("GPU-1234")
-    assert health.available
-    assert health.throttle_reasons is None
-    assert health.pcie_width is None
-    assert health.complaints() == []
-
-
-def test_an_idle_gpu_saves_power_and_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = SICK | {
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x01,
-        "nvmlDeviceGetCurrPcieLinkWidth": 16,
-        "nvmlDeviceGetTotalEccErrors": 0,
-    }
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**idle))
-    assert gpu_readings.read_gpu(0).complaints() == []
-    assert gpu_readings.is_active(0) is False
-
-
-def test_without_nvml_everything_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_readings.read_gpu(0) == gpu_readings.GpuHealth(device=0)
-    assert gpu_readings.is_active(0) is None
-
-
-def test_the_gpu_of_a_rank_follows_cuda_visible_devices() -> None:
-    assert gpu_readings.visible_device(3, {}) == 3
-    assert gpu_readings.visible_device(1, {"CUDA_VISIBLE_DEVICES": "4, 6"}) == 6
-    assert gpu_readings.visible_device(0, {"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == "GPU-1234"
-    assert gpu_readings.visible_device(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) is None
-    assert gpu_readings.visible_device(0, {"CUDA_VISIBLE_DEVICES": ""}) is None
-
-
-@pytest.mark.gpu
-def test_a_real_gpu_answers() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        pytest.skip("no GPU on this machine")
-    health = gpu_readings.read_gpu(0)
-    assert health.available
-    assert health.throttle_reasons is not None
-    assert health.sm_clock_max_mhz

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,11 @@ from typing import Any
 import pytest
 
 from ncclops.host.gpus import Gpus, find_gpus
-from tests.conftest import CompletedText, clean_environ
+from tests.conftest import CompletedText
 
 pytestmark = pytest.mark.slow
+
+Counted = Callable[..., Gpus]
 
 _PROGRAM = """
 import dataclasses, json, sys
@@ -24,18 +24,15 @@ print(json.dumps(dataclasses.asdict(find_gpus(root=Path(sys.argv[1])))))
 """
 
 
-def counted(nvml: Path, root: Path, **variables: str) -> Gpus:
-    """``find_gpus`` in a process that has the stand-in for NVML and ``root`` for a file system."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(root)],
-        env=clean_environ({"LD_LIBRARY_PATH": str(nvml), **variables}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    fields: dict[str, Any] = json.loads(done.stdout)
-    return Gpus(**fields | {"names": tuple(fields["names"])})
+@pytest.fixture
+def counted(with_nvml: Callable[..., Any]) -> Callable[..., Gpus]:
+    """``find_gpus`` in a process that has the stand-in for NVML and a root of its own."""
+
+    def count(root: Path, **variables: str) -> Gpus:
+        fields = with_nvml(_PROGRAM, root, **variables)
+        return Gpus(**fields | {"names": tuple(fields["names"])})
+
+    return count
 
 
 @pytest.fixture
@@ -46,47 +43,47 @@ def three_files(tmp_path: Path) -> Path:
 
 
 def test_nvml_is_believed_whatever_the_drivers_files_say(
-    nvml_stub: Path, three_files: Path
+    counted: Counted, three_files: Path
 ) -> None:
-    gpus = counted(nvml_stub, three_files, NVML_STUB_COUNT="8")
+    gpus = counted(three_files, NVML_STUB_COUNT="8")
     assert gpus == Gpus(("NVIDIA Stub",) * 8, "570.86")
-    assert counted(nvml_stub, three_files, NVML_STUB_COUNT="0").count == 0
+    assert counted(three_files, NVML_STUB_COUNT="0").count == 0
 
 
-def test_a_lost_gpu_still_counts(nvml_stub: Path, tmp_path: Path) -> None:
-    assert counted(nvml_stub, tmp_path, NVML_STUB_COUNT="2", NVML_STUB_LOST="15").count == 2
+def test_a_lost_gpu_still_counts(counted: Counted, tmp_path: Path) -> None:
+    assert counted(tmp_path, NVML_STUB_COUNT="2", NVML_STUB_LOST="15").count == 2
 
 
 @pytest.mark.parametrize(
     ("visible", "count"), [("", 0), ("-1", 0), ("2,0", 2), ("1,9,0", 1), ("GPU-stub-3", 1)]
 )
 def test_what_cuda_hides_is_not_counted(
-    nvml_stub: Path, three_files: Path, visible: str, count: int
+    counted: Counted, three_files: Path, visible: str, count: int
 ) -> None:
-    assert counted(nvml_stub, three_files, CUDA_VISIBLE_DEVICES=visible).count == count
-    without = counted(nvml_stub, three_files, CUDA_VISIBLE_DEVICES=visible, NVML_STUB_INIT="9")
+    assert counted(three_files, CUDA_VISIBLE_DEVICES=visible).count == count
+    without = counted(three_files, CUDA_VISIBLE_DEVICES=visible, NVML_STUB_INIT="9")
     assert without.count == count
 
 
 def test_without_nvml_the_drivers_files_are_counted_and_a_remark_says_so(
-    nvml_stub: Path, three_files: Path
+    counted: Counted, three_files: Path
 ) -> None:
-    gpus = counted(nvml_stub, three_files, NVML_STUB_INIT="9")
+    gpus = counted(three_files, NVML_STUB_INIT="9")
     assert (gpus.count, gpus.driver) == (3, None)
     assert (gpus.remark or "").startswith(
         "3 GPUs counted by the driver's files, since NVML is not available"
     )
 
 
-def test_devices_count_where_a_container_hides_proc(nvml_stub: Path, tmp_path: Path) -> None:
+def test_devices_count_where_a_container_hides_proc(counted: Counted, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    assert counted(nvml_stub, tmp_path, NVML_STUB_INIT="9").count == 2
+    assert counted(tmp_path, NVML_STUB_INIT="9").count == 2
 
 
-def test_a_machine_without_nvml_and_files_has_none(nvml_stub: Path, tmp_path: Path) -> None:
-    assert counted(nvml_stub, tmp_path, NVML_STUB_INIT="9") == Gpus()
+def test_a_machine_without_nvml_and_files_has_none(counted: Counted, tmp_path: Path) -> None:
+    assert counted(tmp_path, NVML_STUB_INIT="9") == Gpus()
 
 
 def test_launch_chooses_lane_and_workers_by_what_nvml_shows(

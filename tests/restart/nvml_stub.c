@@ -8,6 +8,11 @@
  *   NVML_STUB_REMAP     1: a row remapping failed; unset: not supported
  *   NVML_STUB_LINKS     one character per NVLink: 1 active, 0 inactive, - not there
  *   NVML_STUB_HANG      set: field queries never return
+ *   NVML_STUB_BUSY      utilization in percent; unset, like each of those below: not supported
+ *   NVML_STUB_REASONS   why clocks are lowered (bits), by the name up to driver 535 only
+ *   NVML_STUB_CLOCK, NVML_STUB_CLOCK_MAX, NVML_STUB_PCIE, NVML_STUB_PCIE_MAX   MHz, lanes
+ *   NVML_STUB_ECC       ECC errors
+ *   NVML_STUB_USED_GIB  memory in use; on device i that much more than on device 0
  */
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +58,67 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) {
     (void)device;
     snprintf(name, length, "NVIDIA Stub");
     return number("NVML_STUB_LOST", SUCCESS);
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    snprintf(uuid, length, "GPU-stub-%d", (int)((int *)device - handles));
+    return number("NVML_STUB_LOST", SUCCESS);
+}
+
+/* What a variable says, where it is set. */
+static int told(const char *name, unsigned *value) {
+    if (!getenv(name)) return NOT_SUPPORTED;
+    *value = (unsigned)number(name, 0);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
+    (void)device;
+    gpu_and_memory[1] = 0;
+    return told("NVML_STUB_BUSY", gpu_and_memory);
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    unsigned bits = 0;
+    (void)device;
+    int code = told("NVML_STUB_REASONS", &bits);
+    *reasons = bits;
+    return code;
+}
+
+int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
+    (void)device, (void)kind;
+    return told("NVML_STUB_CLOCK", mhz);
+}
+
+int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz) {
+    (void)device, (void)kind;
+    return told("NVML_STUB_CLOCK_MAX", mhz);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *lanes) {
+    (void)device;
+    return told("NVML_STUB_PCIE", lanes);
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) {
+    (void)device;
+    return told("NVML_STUB_PCIE_MAX", lanes);
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *errors) {
+    unsigned count = 0;
+    (void)device, (void)kind, (void)since;
+    int code = told("NVML_STUB_ECC", &count);
+    *errors = count;
+    return code;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used) {
+    unsigned gib = 0;
+    int code = told("NVML_STUB_USED_GIB", &gib);
+    total_free_used[2] = (unsigned long long)(gib + (unsigned)((int *)device - handles)) << 30;
+    return code;
 }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned length) {
