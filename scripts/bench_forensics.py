@@ -298,8 +298,10 @@ def one_restart(incidents: Path | None) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from ncclops import capture
     from ncclops import restart as inprocess
 
+    capture.install()  # takes snapshots where there is an incident_dir
     mark: dict[str, Any] = {"fault": None, "entered": None, "reduced": None, "collect_ms": 0.0}
 
     def train(call: inprocess.CallWrapper) -> None:

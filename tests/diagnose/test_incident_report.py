@@ -107,7 +107,7 @@ def test_a_rank_that_its_monitor_process_ended_for_silence_was_a_hang(make: Make
     first = fault(1, "died", "rank 1: hard timeout: silent for 3.0 s", gone=True)
     limit = {"limit": "hard", "limit_s": 3.0, "silent_s": 3.0, "clock": "python"}
     hang = tell(make({0: calls(), 1: calls()[:2]}, first, timeout=limit), None)
-    assert "its guardian ended it" in hang.sentence
+    assert "its monitor process ended it" in hang.sentence
     assert any("if it hangs again" in step for step in hang.next_steps)
     death = tell(make({0: calls(), 1: calls()[:2]}, first), None)
     assert "if it hangs again" not in " ".join(death.next_steps)

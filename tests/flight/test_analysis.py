@@ -296,7 +296,7 @@ def test_a_rank_that_gloo_ended_comes_after_what_the_survivors_disagree_about() 
 
 
 def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
-    """That its guardian ended it came of that; where it stood, a signal has told."""
+    """That its monitor process ended it came of that; where it stood, a signal has told."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)}
     made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
     about = made.rank(2)
@@ -304,7 +304,7 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     about.place = RankPlace(Frame("/home/user/data.py", 3, "load"))
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
-    assert found.sentence.endswith("it is in data.py:3 load; its guardian ended it")
+    assert found.sentence.endswith("it is in data.py:3 load; its monitor process ended it")
     about.deaf_s = 8.4
     assert "it is in data.py:3 load and has run no Python for 8 s" in judge(made).sentence
     about.process = "stopped, in do_signal_stop"

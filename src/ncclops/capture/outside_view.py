@@ -1,4 +1,4 @@
-"""The guardian's part in a snapshot: its main process from outside. Standard library only.
+"""The monitor process's part in a snapshot: its main process from outside. Standard library only.
 
 It is the only one who can speak for a process that holds its GIL, is stopped, or has died.
 """
@@ -20,7 +20,7 @@ from ncclops.restart.snapshots import Progress
 
 log = logging.getLogger("ncclops.restart.monitor")
 
-# Before a process is ended that does not answer; the guardian has its heartbeats to send.
+# Before a process is ended that does not answer; the monitor process has its heartbeats to send.
 _DUMP_WITHIN_S = 0.5
 _FROM_THE_RANK = [layout.FLIGHT, layout.GROUPS, layout.GPU]
 
@@ -81,7 +81,7 @@ class Observer:
         reason: str | None = None,
         missing: list[str] | None = None,
     ) -> None:
-        """Write in a thread: the guardian's own work cannot wait for a slow disk."""
+        """Write in a thread: the monitor process cannot wait for a slow disk."""
         if incident is None:
             return
         directory = layout.rank_dir(incident, self._rank)

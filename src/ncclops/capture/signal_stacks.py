@@ -69,7 +69,7 @@ def dump_stacks(dumper: StackDumper, limit_s: float) -> str | None:
 
 
 def _send(dumper: StackDumper) -> bool:
-    import ctypes  # heavy for the guardian, which as a rule never comes here
+    import ctypes  # heavy for the monitor process, which rarely comes here
 
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "tgkill"):  # glibc 2.30

@@ -27,7 +27,7 @@ from ncclops.stacks.parsing import traceback_frames
 
 _MISMATCH = "collective-mismatch"  # the classifier's
 _MOST_CALLERS = 3
-_ENDED_IT = "; its guardian ended it"
+_ENDED_IT = "; its monitor process ended it"
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
 
 
@@ -220,7 +220,7 @@ def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
     """Whether what the recorders say is what the incident is about."""
     if not recorded.culprits or not recorded.hung:
         return False
-    # That a rank which its guardian has ended is gone, explains nothing.
+    # That a rank which its monitor process has ended is gone, explains nothing.
     return _is_hang(record) and recorded.kind != "rank-died"
 
 

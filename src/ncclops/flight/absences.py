@@ -149,7 +149,7 @@ def doing(evidence: FlightEvidence, rank: int) -> str:
     place = about.place
     if about.ended is not None and about.silent:
         frame = None if place is None else place.frame
-        return f"{_silence(about, frame)}; its guardian ended it"
+        return f"{_silence(about, frame)}; its monitor process ended it"
     if about.ended is not None:
         return about.ended
     if place is not None and place.left is not None:

@@ -147,7 +147,7 @@ class _Attempts:
         return False
 
     def _check_resources(self, call: restart.CallWrapper) -> None:
-        """Leave where a restart in place would not get far: without a guardian, or on a pile."""
+        """Leave without a monitor process, or when too much has piled up over restarts."""
         if call.iteration > 0 and not call.is_monitored:
             _escalate(Escalation("respawn", "monitor process lost"))
         usage = measure()
