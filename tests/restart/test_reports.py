@@ -1,0 +1,107 @@
+"""A report finds a main process that records it, whoever of the ring is dead or does not answer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ncclops.restart._monitor_link import Message, Peer
+from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
+
+DIED: Message = {"op": "report", "id": "r1"}
+CONFIRMED: Message = {"op": "confirm", "id": "r1"}
+
+
+class Neighbour:
+    """In the place of a connection to another monitor process."""
+
+    def __init__(self) -> None:
+        self.got: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.got.append(message)
+
+
+class Monitor:
+    """The reports of one monitor process; its main process is dead where ``main`` is None."""
+
+    def __init__(self, *, main: bool = True, successor: bool = True) -> None:
+        self.main: list[Message] = []
+        self.next, self.before = Neighbour(), Neighbour()
+        self.has_successor = successor
+        self.reports = Reports(
+            self._take if main else lambda _: False,
+            lambda: cast(Peer, self.next) if self.has_successor else None,
+        )
+        self.reports.main_is_gone = not main
+
+    def _take(self, message: Message) -> bool:
+        self.main.append(message)
+        return True
+
+    def deliver(self, source: Any = None, now: float = 0.0) -> None:
+        self.reports.deliver(DIED, cast(Peer | None, source), now)
+
+
+def test_the_own_main_process_comes_first() -> None:
+    monitor = Monitor()
+    monitor.deliver()
+    assert (monitor.main, monitor.next.got) == ([DIED], [])
+    monitor.reports.confirm(CONFIRMED)
+    assert monitor.reports.are_done
+
+
+def test_one_that_does_not_confirm_in_time_is_passed_over() -> None:
+    monitor = Monitor()
+    monitor.deliver()
+    monitor.reports.retry(CONFIRM_WITHIN_S / 2)
+    assert monitor.next.got == []
+    monitor.reports.retry(CONFIRM_WITHIN_S)
+    assert monitor.next.got == [DIED]
+
+
+def test_one_that_is_dead_is_passed_over_at_once() -> None:
+    monitor = Monitor(main=False)
+    monitor.deliver()
+    assert monitor.next.got == [DIED]
+
+
+def test_the_confirmation_goes_back_the_way_that_the_report_came() -> None:
+    monitor = Monitor(main=False)
+    monitor.deliver(monitor.before)
+    monitor.reports.confirm(CONFIRMED)
+    assert monitor.before.got == [CONFIRMED]
+
+
+def test_a_report_that_comes_again_after_its_confirmation_is_confirmed_and_not_passed_on() -> None:
+    monitor = Monitor()
+    monitor.reports.confirm(CONFIRMED)
+    monitor.deliver(monitor.before)
+    assert (monitor.before.got, monitor.main, monitor.next.got) == ([CONFIRMED], [], [])
+
+
+def test_an_own_report_that_went_round_the_ring_is_done_when_no_main_process_is_left() -> None:
+    """Each on the way has received it; one that merely hangs finds it when it goes on."""
+    monitor = Monitor(main=False)
+    monitor.deliver()
+    monitor.deliver(monitor.before)
+    assert monitor.before.got == [CONFIRMED]
+    assert monitor.reports.are_done
+
+
+def test_without_a_successor_it_waits_for_one() -> None:
+    monitor = Monitor(main=False, successor=False)
+    monitor.deliver()
+    monitor.reports.retry(5.0)
+    assert monitor.next.got == []
+    monitor.has_successor = True
+    monitor.reports.on_successor(5.0)
+    assert monitor.next.got == [DIED]
+
+
+def test_what_nobody_confirms_is_given_up() -> None:
+    monitor = Monitor(main=False)
+    monitor.deliver()
+    monitor.reports.retry(59.0)
+    assert not monitor.reports.are_done
+    monitor.reports.retry(60.0)
+    assert monitor.reports.are_done
