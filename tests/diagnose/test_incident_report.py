@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import Told, tell
 from ncclops.flight.findings import KINDS
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.events import (
+    EscalationEvent,
+    Event,
+    RestartEvent,
+    RetryEvent,
+    VerdictEvent,
+)
+from ncclops.record.files import read_document, write_document
+from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.paths import INCIDENT, RunPaths
 from ncclops.stacks.frame import Frame
 from tests.flight import dumps
 from tests.flight.dumps import entry
@@ -39,11 +50,11 @@ def make(tmp_path: Path) -> Make:
     """``make(dumps, first_fault)`` writes a run with one incident of four ranks."""
 
     def write(by_rank: Mapping[int, Entries], first: dict[str, Any], **more: Any) -> Path:
-        incident = tmp_path / incidents.INCIDENTS / "0"
+        incident = RunPaths(tmp_path).incident(0)
         for rank, entries in by_rank.items():
             flight = {"rank": rank, "host": "n1", "pid": 1, "taken_at": dumps.BEGUN_S + 10_000}
-            incidents.write_json(
-                incidents.rank_dir(incident, rank) / incidents.FLIGHT,
+            write_document(
+                snapshots.rank_dir(incident, rank) / snapshots.FLIGHT,
                 flight | {"dump": dumps.dump(entries, {dumps.WORLD: range(4)})},
             )
         record = {
@@ -61,7 +72,7 @@ def make(tmp_path: Path) -> Make:
             "rank_before": 0,
             "rank": 0,
         }
-        incidents.write_json(incident / incidents.INCIDENT, record | more)
+        write_document(incident / INCIDENT, record | more)
         return tmp_path
 
     return write
@@ -83,10 +94,10 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
     log.write_text(said)
     event = {"ts": time.time(), "event": "worker-exited", "rank": rank, "exit_code": None}
     (run / "events.jsonl").write_text(json.dumps(event | {"signal": signal}) + "\n")
-    incidents.add_missing(
-        incidents.rank_dir(run / incidents.INCIDENTS / "0", rank),
+    snapshots.add_missing(
+        snapshots.rank_dir(RunPaths(run).incident(0), rank),
         f"the process ended ({signal})",
-        list(incidents.PICTURE),
+        list(snapshots.COMPLETE),
     )
 
 
@@ -118,15 +129,15 @@ def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> 
     """By its fields: ``raised`` and ``escalation``, whatever the summary says."""
     run = make({}, fault(1, "exception", "RuntimeError: spoiled"))
     left = fault(0, "left", "reworded", gone=True) | {"at": time.time() + 1}
-    record = incidents.read_json(run / incidents.INCIDENTS / "0" / incidents.INCIDENT)
+    record = read_document(RunPaths(run).incident(0) / INCIDENT)
     record |= {"cause": "left", "summary": "reworded", "first_faulty_rank": 0, "faults": [left]}
     asked = {"to": "respawn", "reason": "it piles up", "failure": None}
-    path = run / incidents.INCIDENTS / "1" / incidents.INCIDENT
+    path = RunPaths(run).incident(1) / INCIDENT
     raised = {"name": "RestartAbort", "bases": ["BaseException"]}
-    incidents.write_json(path, record | {"raised": raised, "escalation": asked})
+    write_document(path, record | {"raised": raised, "escalation": asked})
     told = tell(run, None)
     assert (told.number, told.left_in) == (0, 1)
-    incidents.write_json(path, record)
+    write_document(path, record)
     assert tell(run, None).number == 1, "a record without the fields is read as it stands"
 
 
@@ -135,7 +146,7 @@ def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> No
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]
     run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
-    stacks = incidents.rank_dir(run / incidents.INCIDENTS / "0", 2) / incidents.STACKS
+    stacks = snapshots.rank_dir(RunPaths(run).incident(0), 2) / snapshots.STACKS
     stacks.write_text(
         'Thread 0x1 [MainThread] (most recent call first):\n  File "/home/user/d.py", line 3 in f\n'
     )
@@ -183,34 +194,44 @@ def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Ma
     assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
 
 
-def event(at: float, name: str, **more: Any) -> dict[str, Any]:
-    return {"ts": at, "event": name, **more}
+OVER = VerdictEvent(ts=14, outcome="failed", reason="rank 2 exited")
 
 
 @pytest.mark.parametrize(
     ("events", "what", "why"),
     [
         ([], "no further restart in place, but new processes", "3 times"),
-        ([event(13, "retry", attempt=2)], "new processes (attempt 2)", "3 times"),
+        ([RetryEvent(ts=13, attempt=2)], "new processes (attempt 2)", "3 times"),
         (
-            [event(13, "escalation", to="stop", reason="no attempt left"), event(14, "verdict")],
+            [EscalationEvent(ts=13, to="stop", reason="no attempt left"), OVER],
             "the run ended",
             "no attempt left",
         ),
-        ([event(14, "verdict", outcome="failed", reason="rank 2 exited")], "failed", "3 times"),
+        ([OVER], "failed", "3 times"),
     ],
 )
-def test_an_escalation_is_what_was_decided(
-    events: list[dict[str, Any]], what: str, why: str
-) -> None:
+def test_an_escalation_is_what_was_decided(events: list[Event], what: str, why: str) -> None:
     """Whatever else is said afterwards, and whether or not there is more on record by now."""
-    incident = {"at": 10.0, "iteration": 2, "rank_before": 0, "rank": 0, "world_size": 4}
-    before = [event(9, "restart", iteration=2), event(11, "restart", iteration=3)]
-    before.append(event(12, "escalation", to="respawn", reason="3 times in a row"))
+    incident = IncidentRecord(
+        at=10.0,
+        iteration=2,
+        cause="exception",
+        summary="RuntimeError: no",
+        first_faulty_rank=1,
+        rank_before=0,
+        rank=0,
+        world_size=4,
+    )
+    before: list[Event] = [
+        RestartEvent(ts=9, iteration=2),
+        RestartEvent(ts=11, iteration=3),
+        EscalationEvent(ts=12, to="respawn", reason="3 times in a row"),
+    ]
     decision = decision_on(incident, [*before, *events], until=20.0)
     assert what in decision.what
     assert why in decision.why
-    earlier = decision_on(incident | {"iteration": 1, "at": 8.0}, [*before, *events], until=10.0)
+    first = replace(incident, iteration=1, at=8.0)
+    earlier = decision_on(first, [*before, *events], until=10.0)
     assert earlier.what.startswith("restarted in place"), "the next fault led to it"
 
 

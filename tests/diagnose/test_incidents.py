@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ncclops.record import incidents as layout
+from ncclops.record import snapshots
+from ncclops.record.paths import INCIDENT
 from tests.conftest import CompletedText
 from tests.diagnose.conftest import LINE_OF, read
 
@@ -30,12 +31,12 @@ def told(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
 def expect_complete(incident: Path, of_the_rank: dict[int, set[str]]) -> None:
     """Each rank left all its files, but for those that its missing.json explains."""
     for rank in range(RANKS):
-        directory = layout.rank_dir(incident, rank)
+        directory = snapshots.rank_dir(incident, rank)
         have = {path.name for path in directory.iterdir()}
         absent = of_the_rank.get(rank, set())
-        assert set(layout.PICTURE) - have == absent, f"rank {rank}: {have}"
+        assert set(snapshots.COMPLETE) - have == absent, f"rank {rank}: {have}"
         if absent:
-            missing = read(directory / layout.MISSING)
+            missing = read(directory / snapshots.MISSING)
             assert missing["reason"]
             assert set(missing["files"]) >= absent
 
@@ -48,21 +49,21 @@ def test_an_exception(ncclops: Ncclops, training: Path, profile: Profile, tmp_pa
     assert done.returncode == 0, done.stderr
     incident = tmp_path / "run" / "incidents" / "0"
     expect_complete(incident, {})
-    record = read(incident / layout.INCIDENT)
+    record = read(incident / INCIDENT)
     assert record["cause"] == "exception"
     assert record["phases_ms"]["collect"] > 0
-    groups = read(layout.rank_dir(incident, 0) / layout.GROUPS)
+    groups = read(snapshots.rank_dir(incident, 0) / snapshots.GROUPS)
     (world,) = groups
     assert (world["desc"], world["ranks"]) == ("default_pg", [0, 1, 2, 3])
     assert world["last_op"]["op"] == "all_reduce"
     assert world["last_enqueued"] == world["last_op"]["seq"] >= 6
-    flight = read(layout.rank_dir(incident, 0) / layout.FLIGHT)
+    flight = read(snapshots.rank_dir(incident, 0) / snapshots.FLIGHT)
     assert flight["rank"] == 0
     assert flight["source"] == "_dump_fr_trace"
     entries = flight["dump"]["entries"]
     assert [entry["collective_seq_id"] for entry in entries] == list(range(1, len(entries) + 1))
     assert any(frame["name"] == "reduce_gradients" for frame in entries[-1]["frames"])
-    process = read(layout.rank_dir(incident, 0) / layout.PROCESS)
+    process = read(snapshots.rank_dir(incident, 0) / snapshots.PROCESS)
     assert process["source"] == "guardian"
     assert process["threads"][0]["tid"] == process["pid"] == flight["pid"]
 
@@ -84,7 +85,9 @@ def test_a_hang(ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Pa
     page = told(ncclops, "run", "0")
     assert page["culprit"]["rank"] == 2
     assert page["culprit"]["frame"]["line"] == LINE_OF["time.sleep"]
-    assert page["culprit"]["host"] == read(layout.rank_dir(incident, 2) / layout.FLIGHT)["host"]
+    assert (
+        page["culprit"]["host"] == read(snapshots.rank_dir(incident, 2) / snapshots.FLIGHT)["host"]
+    )
     assert "rank 2 never entered all_reduce #7" in page["sentence"]
     at = {tuple(each["ranks"]): each["frame"]["line"] for each in page["clusters"]}
     assert at[2,] == LINE_OF["time.sleep"]
@@ -102,10 +105,10 @@ def test_a_hang_with_the_gil_held(
     done = ncclops("launch", *IN_PLACE, "--profile", profile(), training, env={"FAULT": "gil:2"})
     assert done.returncode == 0, done.stderr
     incident = tmp_path / "run" / "incidents" / "0"
-    expect_complete(incident, {2: {layout.FLIGHT, layout.GROUPS, layout.GPU}})
-    stacks = (layout.rank_dir(incident, 2) / layout.STACKS).read_text()
+    expect_complete(incident, {2: {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU}})
+    stacks = (snapshots.rank_dir(incident, 2) / snapshots.STACKS).read_text()
     assert f'train.py", line {LINE_OF["sleep(1000)"]} in load_batch' in stacks
-    process = read(layout.rank_dir(incident, 2) / layout.PROCESS)
+    process = read(snapshots.rank_dir(incident, 2) / snapshots.PROCESS)
     assert process["state"] == "S"
     assert process["python_ran_s_ago"] > 1
     page = told(ncclops, "run")
@@ -122,7 +125,7 @@ def test_a_rank_that_is_killed(
     done = ncclops(*options, training, env={"FAULT": "kill:0"})
     assert done.returncode == 0, done.stderr
     incident = tmp_path / "run" / "incidents" / "0"
-    gone = {layout.FLIGHT, layout.GROUPS, layout.GPU, layout.STACKS}
+    gone = {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU, snapshots.STACKS}
     expect_complete(incident, {0: gone})
     page = told(ncclops, "run")
     assert page["culprit"]["rank"] == 0
@@ -202,8 +205,10 @@ def test_a_team_that_the_agent_ends(
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
     assert page["decision"]["what"] == "the run ended: failed"
     for rank in range(RANKS):  # which of the others are still there is a matter of chance
-        directory = layout.rank_dir(incident, rank)
-        assert (directory / layout.STACKS).exists() or read(directory / layout.MISSING)["reason"]
+        directory = snapshots.rank_dir(incident, rank)
+        assert (directory / snapshots.STACKS).exists() or read(directory / snapshots.MISSING)[
+            "reason"
+        ]
 
 
 def test_what_there_is_not(ncclops: Ncclops, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.paths import RunPaths
 from tests.conftest import CompletedText
 from tests.diagnose.conftest import DEADLINE_S, LINE_OF, read, until
 from tests.launch.conftest import Background
@@ -69,8 +70,8 @@ def test_a_hang_is_seen_and_the_job_goes_on(
     last = {each["rank"]: each["last_operation"] for each in seen["ranks"]}
     assert [last[rank]["seq"] for rank in range(3)] == [7, 6, 7]
     assert [last[rank]["pending"] for rank in range(3)] == [True, False, True]
-    snapshots = tmp_path / seen["pictures"]
-    assert set(incidents.PICTURE) <= {p.name for p in incidents.rank_dir(snapshots, 0).iterdir()}
+    taken = tmp_path / seen["pictures"]
+    assert set(snapshots.COMPLETE) <= {p.name for p in snapshots.rank_dir(taken, 0).iterdir()}
 
     people = ncclops("where", "runs/hung")
     assert "2 ranks (0, 2)" in people.stdout
@@ -96,7 +97,7 @@ def test_a_rank_that_holds_its_gil_is_seen(
     assert "GIL" in silent["reason"]
     # Twice the signal, and the process is as it was.
     assert look(ncclops, "runs/hung")["silent"] == [1]
-    pid = read(incidents.witness_path(run, 1))["pid"]
+    pid = read(RunPaths(run).rank(1).snapshot_server)["pid"]
     os.kill(pid, 0)
     job.send_signal(signal.SIGTERM)
     job.wait(DEADLINE_S)
@@ -113,5 +114,5 @@ def test_a_stopped_rank_is_seen_from_outside(
     assert (seen["answered"], seen["missing"]) == ([0, 2], [1])
     (stopped,) = [each for each in seen["ranks"] if each["rank"] == 1]
     assert stopped["state"] == "stopped"
-    os.kill(read(incidents.witness_path(run, 1))["pid"], signal.SIGCONT)
+    os.kill(read(RunPaths(run).rank(1).snapshot_server)["pid"], signal.SIGCONT)
     assert job.wait(DEADLINE_S) == 0

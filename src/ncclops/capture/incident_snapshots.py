@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclops.capture import snapshot_server
 from ncclops.capture.rank_snapshot import RankSnapshot
-from ncclops.record import incidents as layout
+from ncclops.record import snapshots
 from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
@@ -79,14 +79,14 @@ class IncidentSnapshots:
         gpu = threading.Thread(target=snapshot.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
         snapshot.take_before_abort(_TAKE_WITHIN_S)
-        rank_dir = layout.rank_dir(directory, self._witness.who.rank)
+        rank_dir = snapshots.rank_dir(directory, self._witness.who.rank)
         self._unfinished.put(_Unfinished(snapshot, rank_dir, gpu, started + _REST_AFTER_S))
 
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:
         """Say why there is no snapshot of a rank whose node is gone, so that none was left."""
-        rank_dir = layout.rank_dir(directory, rank)
+        rank_dir = snapshots.rank_dir(directory, rank)
         if not rank_dir.exists():
-            layout.add_missing(rank_dir, reason, list(layout.PICTURE))
+            snapshots.add_missing(rank_dir, reason, list(snapshots.COMPLETE))
 
     def close(self, timeout_s: float) -> None:
         """Have what is unfinished finished at once, and wait for that."""
@@ -111,5 +111,7 @@ def _write(unfinished: _Unfinished) -> None:
     snapshot.take_rest(_TAKE_WITHIN_S)
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
-        snapshot.failures.append((f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [layout.GPU]))
+        snapshot.failures.append(
+            (f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [snapshots.GPU])
+        )
     snapshot.write(unfinished.directory)

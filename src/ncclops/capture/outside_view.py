@@ -15,14 +15,15 @@ from typing import Any
 
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
-from ncclops.record import incidents as layout
+from ncclops.record import snapshots
+from ncclops.record.files import read_document, write_document, write_whole
 from ncclops.restart.snapshots import Progress
 
 log = logging.getLogger("ncclops.restart.monitor")
 
 # Before a process is ended that does not answer; the monitor process has its heartbeats to send.
 _DUMP_WITHIN_S = 0.5
-_FROM_THE_RANK = [layout.FLIGHT, layout.GROUPS, layout.GPU]
+_FROM_THE_RANK = [snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU]
 
 
 class Observer:
@@ -46,7 +47,7 @@ class Observer:
         """No Python thread runs there: the kernel's view, and the stacks by a signal."""
         view = self._view(progress)
         text = dump_stacks(self._dumper, _DUMP_WITHIN_S)
-        missing = [*_FROM_THE_RANK, *([] if text else [layout.STACKS])]
+        missing = [*_FROM_THE_RANK, *([] if text else [snapshots.STACKS])]
         why = f"it did not answer: {reason}"
         self._write_later(directory, view, stacks=text, reason=why, missing=missing)
         return text
@@ -56,7 +57,7 @@ class Observer:
         view = self._view(progress)
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
         why = f"{reason} ({how})" if how else reason
-        missing = [*_FROM_THE_RANK, layout.STACKS]
+        missing = [*_FROM_THE_RANK, snapshots.STACKS]
         self._write_later(directory, view, reason=why, missing=missing)
 
     def _view(self, progress: Progress) -> dict[str, Any]:
@@ -84,18 +85,18 @@ class Observer:
         """Write in a thread: the monitor process cannot wait for a slow disk."""
         if incident is None:
             return
-        directory = layout.rank_dir(incident, self._rank)
+        directory = snapshots.rank_dir(incident, self._rank)
 
         def write() -> None:
             # What was seen before it died says more than that it is gone.
             last = {"end": view} if view["state"] in (None, "Z") else view
-            before = layout.read_json(directory / layout.PROCESS)
-            layout.write_json(directory / layout.PROCESS, (before or view) | last)
+            before = read_document(directory / snapshots.PROCESS)
+            write_document(directory / snapshots.PROCESS, (before or view) | last)
             if stacks is not None:
-                layout.write(directory / layout.STACKS, stacks.encode())
+                write_whole(directory / snapshots.STACKS, stacks.encode())
             if reason is not None:
                 have = {path.name for path in directory.iterdir()}
-                layout.add_missing(directory, reason, sorted(set(missing or []) - have))
+                snapshots.add_missing(directory, reason, sorted(set(missing or []) - have))
 
         threading.Thread(target=_reported(write)).start()
 

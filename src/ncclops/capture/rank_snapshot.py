@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.capture import flight_recorder, process_groups, python_stacks
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.files import write_document, write_whole
 
 _LOGS = ("stdout.log", "stderr.log")
 # A recorder with as little in it is dumped at once; that takes a millisecond or two.
@@ -110,14 +111,14 @@ class RankSnapshot:
         thread.join(limit_s)
         if thread.is_alive():
             reason = f"the flight recorder did not answer within {limit_s:g} s"
-            self.failures.append((reason, [incidents.FLIGHT]))
+            self.failures.append((reason, [snapshots.FLIGHT]))
 
     def _dump(self, mark: flight_recorder.RecorderMark | None) -> None:
         try:
             self.dumps = flight_recorder.dump(mark)
         except Exception as error:  # noqa: BLE001 - torch's, of whatever release
             reason = f"the flight recorder failed: {type(error).__name__}: {error}"
-            self.failures.append((reason, [incidents.FLIGHT]))
+            self.failures.append((reason, [snapshots.FLIGHT]))
 
     def read_gpu(self) -> None:
         """Ask NVML about this rank's GPU."""
@@ -127,15 +128,15 @@ class RankSnapshot:
         """Write the files below ``directory``. Raises ``OSError`` on a disk that is full."""
         stamp = self.who.stamp
         text = f"# rank {self.who.rank} on {self.who.host}, pid {self.who.pid}\n{self.stacks}"
-        incidents.write(directory / incidents.STACKS, text.encode())
+        write_whole(directory / snapshots.STACKS, text.encode())
         self._write_dumps(directory)
-        incidents.write_json(directory / incidents.GROUPS, self.groups)
+        write_document(directory / snapshots.GROUPS, self.groups)
         if self.logs:
-            incidents.write_json(directory / incidents.LOGS, self.logs)
+            write_document(directory / snapshots.LOGS, self.logs)
         if self.gpu is not None:
-            incidents.write_json(directory / incidents.GPU, stamp(self.at, "nvml") | self.gpu)
+            write_document(directory / snapshots.GPU, stamp(self.at, "nvml") | self.gpu)
         for reason, files in self.failures:
-            incidents.add_missing(directory, reason, files)
+            snapshots.add_missing(directory, reason, files)
 
     def _write_dumps(self, directory: Path) -> None:
         read = [(raw.source, raw.read(self._since_ns)) for raw in self.dumps]
@@ -143,11 +144,11 @@ class RankSnapshot:
         for _, dump in held:
             process_groups.add_status(self.groups, dump)
         if not held:
-            incidents.add_missing(directory, _why_empty(read), [incidents.FLIGHT])
-        names = (incidents.FLIGHT, incidents.FLIGHT_GLOO)
+            snapshots.add_missing(directory, _why_empty(read), [snapshots.FLIGHT])
+        names = (snapshots.FLIGHT, snapshots.FLIGHT_GLOO)
         for name, (source, dump) in zip(names, held, strict=False):
             document = self.who.stamp(self.at, source) | {"dump": dump}
-            incidents.write_json(directory / name, document, indent=None)  # it may be megabytes
+            write_document(directory / name, document, indent=-1)  # it may be megabytes
 
 
 def _mark_to_dump_later() -> flight_recorder.RecorderMark | None:

@@ -22,7 +22,9 @@ from typing import Any, Literal
 from ncclops.capture.rank_snapshot import gpu_view
 from ncclops.capture.signal_stacks import dump_stacks, read_dumper
 from ncclops.host import process_view
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.files import read_document, write_document, write_whole
+from ncclops.record.paths import RunPaths
 
 DEFAULT_LIMIT = timedelta(seconds=5)
 # Of the limit: how long a rank is waited for before its stacks are taken without it. A thread gets
@@ -75,7 +77,7 @@ def collect_run(
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(wanted) or 1)) as pool:
         why = dict(zip(wanted, pool.map(one, wanted), strict=True))
     reasons = {rank: reason for rank, reason in why.items() if reason is not None}
-    seen = {rank for rank in reasons if (incidents.rank_dir(out, rank) / incidents.STACKS).exists()}
+    seen = {rank for rank in reasons if (snapshots.rank_dir(out, rank) / snapshots.STACKS).exists()}
     return Collected(
         directory=out,
         answered=tuple(rank for rank in wanted if rank not in reasons),
@@ -87,14 +89,14 @@ def collect_run(
 
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
     """One rank's snapshot; why it did not answer, None if it did."""
-    directory = incidents.rank_dir(out, rank)
-    contact = incidents.read_json(incidents.witness_path(run, rank))
+    directory = snapshots.rank_dir(out, rank)
+    contact = read_document(RunPaths(run).rank(rank).snapshot_server)
     reason = _unreachable(contact)
     if reason is not None:
-        incidents.add_missing(directory, reason, list(incidents.PICTURE))
+        snapshots.add_missing(directory, reason, list(snapshots.COMPLETE))
         return reason
     view = _seen_from_outside(contact)
-    incidents.write_json(directory / incidents.PROCESS, view)
+    write_document(directory / snapshots.PROCESS, view)
     reason = _ask(contact, directory, limit_s * _PATIENCE)
     if reason is not None:
         _do_without(contact, view, directory, reason)
@@ -145,12 +147,12 @@ def _do_without(
     text = None if stopped else dump_stacks(read_dumper(contact), _DUMP_WITHIN_S)
     if text is not None:
         head = f"# rank {contact['rank']} on {contact['host']}, pid {contact['pid']}, by signal\n"
-        incidents.write(directory / incidents.STACKS, (head + text).encode())
+        write_whole(directory / snapshots.STACKS, (head + text).encode())
     stamp = {name: view[name] for name in ("rank", "host", "pid", "taken_at")}
     gpu = stamp | {"source": "nvml"} | gpu_view(contact.get("device", {}))
-    incidents.write_json(directory / incidents.GPU, gpu)
+    write_document(directory / snapshots.GPU, gpu)
     have = {path.name for path in directory.iterdir()}
-    incidents.add_missing(directory, reason, sorted(set(incidents.PICTURE) - have))
+    snapshots.add_missing(directory, reason, sorted(set(snapshots.COMPLETE) - have))
 
 
 def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
@@ -158,7 +160,7 @@ def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
     py_spy = shutil.which("py-spy", path=_path_with_our_own())
     if py_spy is None:
         if needed:
-            incidents.add_missing(directory, "py-spy is not installed", [incidents.NATIVE])
+            snapshots.add_missing(directory, "py-spy is not installed", [snapshots.NATIVE])
         return
     try:
         done = subprocess.run(
@@ -167,13 +169,13 @@ def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
             timeout=_PY_SPY_WITHIN_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        incidents.add_missing(directory, f"py-spy failed: {error}", [incidents.NATIVE])
+        snapshots.add_missing(directory, f"py-spy failed: {error}", [snapshots.NATIVE])
         return
     if done.returncode == 0 and done.stdout:
-        incidents.write(directory / incidents.NATIVE, done.stdout)
+        write_whole(directory / snapshots.NATIVE, done.stdout)
     else:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        incidents.add_missing(directory, f"py-spy failed: {said[0]}", [incidents.NATIVE])
+        snapshots.add_missing(directory, f"py-spy failed: {said[0]}", [snapshots.NATIVE])
 
 
 def _path_with_our_own() -> str:

@@ -23,7 +23,8 @@ from typing import Any
 
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot, prepare
 from ncclops.host import process_view
-from ncclops.record import incidents
+from ncclops.record.files import write_document
+from ncclops.record.paths import RankPaths, RunPaths
 
 # A request is a line with a path in it; a client that needs longer to send it is not ours.
 _REQUEST_BYTES = 64 << 10
@@ -85,8 +86,8 @@ class SnapshotServer:
         device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
         document = {"rank": self.who.rank, "host": self.who.host, **vars(self.contact)}
         with suppress(OSError):  # a full disk does not stop training
-            incidents.write_json(
-                self.who.rank_dir / incidents.WITNESS, document | {"device": device}
+            write_document(
+                RankPaths(self.who.rank_dir).snapshot_server, document | {"device": device}
             )
 
     def _serve(self) -> None:
@@ -129,7 +130,7 @@ def start(rank: int, run: Path | None) -> SnapshotServer:
     """
     global _current  # one per process: signal and thread are the process's
     if _current is None or _current.who.pid != os.getpid():  # a fork has the object alone
-        rank_dir = None if run is None else run / "ranks" / str(rank)
+        rank_dir = None if run is None else RunPaths(run).rank(rank).root
         _current = SnapshotServer(Identity(rank, rank_dir))
         _current.announce()
     return _current

@@ -44,10 +44,10 @@ def incident(
 
 def _directory(run: str | None) -> Path:
     """Where the incidents lie: in a run, or where a program that wraps itself has put them."""
-    from ncclops.record.incidents import INCIDENTS
+    from ncclops.record.paths import RunPaths
     from ncclops.record.runs import find
 
-    if run is not None and (Path(run) / INCIDENTS).is_dir():
+    if run is not None and RunPaths(Path(run)).incidents.is_dir():
         return Path(run)
     return find(run).path
 
@@ -72,8 +72,8 @@ def _facts(told: Told) -> list[tuple[str, str]]:
     from datetime import datetime
 
     culprit, record = told.culprit, told.record
-    when = datetime.fromtimestamp(record["at"]).astimezone()
-    rows = [("when", f"{when:%Y-%m-%d %H:%M:%S %Z}, in iteration {record['iteration']}")]
+    when = datetime.fromtimestamp(record.at).astimezone()
+    rows = [("when", f"{when:%Y-%m-%d %H:%M:%S %Z}, in iteration {record.iteration}")]
     host = f" on {culprit.host}" if culprit.host else ""
     rows.append(("culprit", f"rank {culprit.rank}{host}: {culprit.how}"))
     if culprit.frame is not None:

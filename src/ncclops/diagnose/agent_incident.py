@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from ncclops.capture.run_snapshots import collect_run
-from ncclops.record import incidents
+from ncclops.record import incident_record, snapshots
+from ncclops.record.incident_record import FaultRecord, IncidentRecord
+from ncclops.record.paths import RunPaths
 
 # Of the stop of a job that has failed already.
 LIMIT = timedelta(seconds=4)
@@ -33,76 +34,66 @@ def record_end(
     others get SIGTERM. Raises ``OSError`` when the run directory cannot be written.
     """
     at, started = time.time(), time.monotonic()
-    parent = run / incidents.INCIDENTS
-    directory = parent / str(incidents.next_number(parent))
+    paths = RunPaths(run)
+    parent = paths.incidents
+    directory = parent / str(snapshots.next_number(parent))
     collected = collect_run(run, running, directory, limit)
     for rank, how in ended.items():
         reason = f"its process has ended ({how})"
-        incidents.add_missing(incidents.rank_dir(directory, rank), reason, list(incidents.PICTURE))
+        snapshots.add_missing(snapshots.rank_dir(directory, rank), reason, list(snapshots.COMPLETE))
     collect_ms = round(1000 * (time.monotonic() - started), 3)
     faults = [_hang(rank, how, at) for rank, how in (hung or {}).items()]
-    faults += [_fault(run, rank, how, attempt, at) for rank, how in ended.items()]
-    record = _record(faults, list(ended), attempt, at)
-    record |= {"world_size_before": len(ended) + len(running), "world_size": 0}
-    record |= {"phases_ms": {"collect": collect_ms}, "silent": sorted(collected.reasons)}
-    incidents.write_json(directory / incidents.INCIDENT, record)
+    faults += [
+        _fault(paths.rank(rank).error(attempt), rank, how, at) for rank, how in ended.items()
+    ]
+    first = faults[0]
+    incident_record.write(
+        directory,
+        IncidentRecord(
+            iteration=0,  # nothing started again
+            attempt=attempt,
+            cause=first.kind,
+            summary=first.summary,
+            detail=first.detail,
+            first_faulty_rank=first.initial_rank,
+            faulty_ranks=[fault.initial_rank for fault in faults],
+            ranks_lost=list(ended),
+            exception=first.summary if first.traceback else None,
+            traceback=first.traceback,
+            faults=faults,
+            at=at,
+            world_size_before=len(ended) + len(running),
+            world_size=0,
+            phases_ms={"collect": collect_ms},
+            silent=sorted(collected.reasons),
+        ),
+    )
     return directory
 
 
-def _record(
-    faults: list[dict[str, Any]], ended: list[int], attempt: int, at: float
-) -> dict[str, Any]:
-    """In the form of ``restart.incident.Incident``; nothing started again, so iteration 0."""
-    first = faults[0]
-    return {
-        "schema": "ncclops.incident/1",
-        "iteration": 0,
-        "attempt": attempt,
-        "cause": first["kind"],
-        "summary": first["summary"],
-        "detail": first["detail"],
-        "first_faulty_rank": first["initial_rank"],
-        "faulty_ranks": [fault["initial_rank"] for fault in faults],
-        "ranks_lost": ended,
-        "exception": first["summary"] if first["traceback"] else None,
-        "traceback": first["traceback"],
-        "faults": faults,
-        "initial_rank": None,
-        "rank_before": None,
-        "rank": None,
-        "at": at,
-    }
+def _hang(rank: int, evidence: str, at: float) -> FaultRecord:
+    return FaultRecord(
+        kind="hung",
+        initial_rank=rank,
+        rank=rank,
+        at=at,
+        summary=f"rank {rank} hangs: {evidence}",
+        detail=f"hangs: {evidence}",
+    )
 
 
-def _hang(rank: int, evidence: str, at: float) -> dict[str, Any]:
-    return {
-        "kind": "hung",
-        "initial_rank": rank,
-        "rank": rank,
-        "iteration": 0,
-        "at": at,
-        "summary": f"rank {rank} hangs: {evidence}",
-        "detail": f"hangs: {evidence}",
-        "traceback": None,
-        "gone": False,
-        "secondary": False,
-    }
-
-
-def _fault(run: Path, rank: int, how: str, attempt: int, at: float) -> dict[str, Any]:
-    said, traceback = _exception(run / "ranks" / str(rank) / f"error-{attempt}.json")
-    return {
-        "kind": "exception" if said else "died",
-        "initial_rank": rank,
-        "rank": rank,
-        "iteration": 0,
-        "at": at,
-        "summary": said or f"rank {rank}: the process ended ({how})",
-        "detail": None if said else f"the process ended ({how})",
-        "traceback": traceback,
-        "gone": True,
-        "secondary": False,
-    }
+def _fault(error_file: Path, rank: int, how: str, at: float) -> FaultRecord:
+    said, traceback = _exception(error_file)
+    return FaultRecord(
+        kind="exception" if said else "died",
+        initial_rank=rank,
+        rank=rank,
+        at=at,
+        summary=said or f"rank {rank}: the process ended ({how})",
+        detail=None if said else f"the process ended ({how})",
+        traceback=traceback,
+        gone=True,
+    )
 
 
 def _exception(path: Path) -> tuple[str | None, str | None]:

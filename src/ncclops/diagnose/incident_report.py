@@ -13,14 +13,15 @@ from ncclops.diagnose.incident_events import (
     Decision,
     WorkerEnd,
     decision_on,
-    read_events,
     worker_end,
 )
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
 from ncclops.rank_lists import rank_list
-from ncclops.record import incidents
+from ncclops.record import event_log, incident_record, snapshots
+from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame
 from ncclops.stacks.parsing import traceback_frames
@@ -58,7 +59,7 @@ class Told:
 
     number: int
     directory: Path
-    record: dict[str, Any]
+    record: IncidentRecord
     sentence: str
     culprit: Culprit
     classification: dict[str, Any] | None
@@ -72,13 +73,13 @@ class Told:
     @property
     def timeline_ms(self) -> list[tuple[str, float]]:
         """The phases in their order, with the milliseconds each took on the rank that wrote it."""
-        return [(name, float(ms)) for name, ms in self.record.get("phases_ms", {}).items()]
+        return list(self.record.phases_ms.items())
 
     def to_json(self) -> dict[str, Any]:
         """``ncclops.incident/1``: the record, and what is made of it."""
         culprit = self.culprit
         frame = None if culprit.frame is None else culprit.frame.to_json()
-        return self.record | {
+        return self.record.to_json() | {
             "number": self.number,
             "directory": str(self.directory),
             "sentence": self.sentence,
@@ -105,23 +106,24 @@ def tell(run: Path, number: int | None) -> Told:
     Where ranks left because restarts in place could not help, that is the fault before.
     Raises ``UsageError`` when there is no such incident.
     """
-    parent = run / incidents.INCIDENTS
-    asked = _number(run, number)
+    paths = RunPaths(run)
+    parent = paths.incidents
+    asked = _number(paths, number)
     fault = escalated.fault_before(parent, asked)
     directory = parent / str(asked if fault is None else fault)
     record = _record(directory)
-    views = tuple(places.read_rank(directory, rank) for rank in incidents.ranks_in(directory))
-    events = read_events(run)
+    views = tuple(places.read_rank(directory, rank) for rank in snapshots.ranks_in(directory))
+    events = event_log.read(paths.events)
     recorded = analyse(directory)
     culprit = _culprit(record, views, recorded)
     failed, end = culprit.rank, None
-    if failed in record.get("ranks_lost", []) and not _is_hang(record):
-        end = worker_end(events, failed, record["at"] - 60)
+    if failed in record.ranks_lost and not _is_hang(record):
+        end = worker_end(events, failed, record.at - 60)
     found = log_evidence.classify_rank(
         run,
         directory,
         failed,
-        said=record.get("traceback") or record.get("exception"),
+        said=record.traceback or record.exception,
         end=end,
     )
     sentence = _sentence(record, culprit, views, recorded, end)
@@ -139,15 +141,15 @@ def tell(run: Path, number: int | None) -> Told:
         decision=decision_on(
             record, events, until=escalated.next_fault_at(parent, int(directory.name))
         ),
-        next_steps=_next_steps(run, directory, record, culprit, failed, found, recorded),
+        next_steps=_next_steps(paths, directory, record, culprit, failed, found, recorded),
         views=views,
         clusters=tuple(places.cluster(views)),
         left_in=None if fault is None else asked,
     )
 
 
-def _number(run: Path, number: int | None) -> int:
-    known = incidents.numbers(run / incidents.INCIDENTS)
+def _number(paths: RunPaths, number: int | None) -> int:
+    run, known = paths.root, numbered(paths.incidents)
     if not known:
         raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
     wanted = known[-1] if number is None else number
@@ -156,31 +158,30 @@ def _number(run: Path, number: int | None) -> int:
     return wanted
 
 
-def _record(directory: Path) -> dict[str, Any]:
-    if record := escalated.read_record(directory):
+def _record(directory: Path) -> IncidentRecord:
+    record = incident_record.read(directory)
+    if record is not None:
         return record
     raise UsageError(
-        f"{directory} has snapshots and no {incidents.INCIDENT}: the run ended before it was"
+        f"{directory} has snapshots and no {INCIDENT}: the run ended before it was"
         " written;"
         f" try `ncclops flight analyze {directory}`"
     )
 
 
-def _is_hang(record: dict[str, Any]) -> bool:
+def _is_hang(record: IncidentRecord) -> bool:
     """Whether a rank stood still; one that its monitor process ended for that is no crash."""
-    return record["cause"] in _HANGS or (
-        record["cause"] == "died" and record.get("timeout") is not None
-    )
+    return record.cause in _HANGS or (record.cause == "died" and record.timeout is not None)
 
 
 # --- who ------------------------------------------------------------------------------------------
 
 
 def _culprit(
-    record: dict[str, Any], views: Sequence[RankView], recorded: Recorded | None
+    record: IncidentRecord, views: Sequence[RankView], recorded: Recorded | None
 ) -> Culprit:
     by_rank = {view.rank: view for view in views}
-    rank, how = record["first_faulty_rank"], "its fault was the first that follows from no other"
+    rank, how = record.first_faulty_rank, "its fault was the first that follows from no other"
     if recorded is not None and _explains(recorded, record):
         return _recorded_culprit(views, recorded)
     if _is_hang(record) and (behind := _behind(views)) is not None:
@@ -216,7 +217,7 @@ def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     return Culprit(rank, host, frame, how, callers, by_recorders=True)
 
 
-def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
+def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
     """Whether what the recorders say is what the incident is about."""
     if not recorded.culprits or not recorded.hung:
         return False
@@ -224,7 +225,7 @@ def _explains(recorded: Recorded, record: dict[str, Any]) -> bool:
     return _is_hang(record) and recorded.kind != "rank-died"
 
 
-def _failed_of_mismatch(record: dict[str, Any], found: dict[str, Any] | None) -> bool:
+def _failed_of_mismatch(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
     """Whether the first rank that failed did so because of what another one asked for."""
     return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
 
@@ -236,11 +237,11 @@ def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
     return f"; rank {failed} failed of it{how}"
 
 
-def _raised_through(record: dict[str, Any], rank: int) -> tuple[Frame, ...]:
+def _raised_through(record: IncidentRecord, rank: int) -> tuple[Frame, ...]:
     """By the traceback of the first faulty rank; the innermost first."""
-    if rank != record["first_faulty_rank"] or not record.get("traceback"):
+    if rank != record.first_faulty_rank or not record.traceback:
         return ()
-    return traceback_frames(record["traceback"])
+    return traceback_frames(record.traceback)
 
 
 def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
@@ -271,7 +272,7 @@ def _reached(view: RankView) -> int:
 
 
 def _sentence(
-    record: dict[str, Any],
+    record: IncidentRecord,
     culprit: Culprit,
     views: Sequence[RankView],
     recorded: Recorded | None,
@@ -280,15 +281,15 @@ def _sentence(
     who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
     at = f" at {culprit.frame}" if culprit.frame is not None else ""
     if _is_hang(record):
-        ended = culprit.rank in record.get("ranks_lost", [])
+        ended = culprit.rank in record.ranks_lost
         if recorded is not None and _explains(recorded, record):
             return recorded.sentence + _ENDED_IT * (ended and not recorded.ended_for_silence)
         return _hang_sentence(who, culprit, views) + _ENDED_IT * ended
-    if record["cause"] in ("died", "lost"):
+    if record.cause in ("died", "lost"):
         how = "" if end is None else f" ({end})"
         return f"{who} is gone{how}: {_detail(record)}" + (at and f"; it was{at}")
-    if record.get("exception"):
-        return f"{who} raised {record['exception']}{at}"
+    if record.exception:
+        return f"{who} raised {record.exception}{at}"
     return f"{who}: {_detail(record)}{at}"
 
 
@@ -307,9 +308,9 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
 
 
 def _next_steps(
-    run: Path,
+    paths: RunPaths,
     directory: Path,
-    record: dict[str, Any],
+    record: IncidentRecord,
     culprit: Culprit,
     rank: int,
     found: dict[str, Any] | None,
@@ -327,17 +328,17 @@ def _next_steps(
     if _is_hang(record):
         steps.append(f"compare what each rank enqueued: ncclops flight analyze {directory}")
         steps.append("if it hangs again, look at it while it does: ncclops stacks")
-    if record["cause"] in ("died", "lost") and not found and not _is_hang(record):
+    if record.cause in ("died", "lost") and not found and not _is_hang(record):
         steps.append(
             "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
             " Xid errors leave nothing else"
         )
-    log = run / "ranks" / str(rank) / "stderr.log"
+    log = paths.rank(rank).stderr_log
     if log.exists():
         steps.append(f"read what rank {rank} wrote: {log}")
     return tuple(steps)
 
 
-def _detail(record: dict[str, Any]) -> str:
+def _detail(record: IncidentRecord) -> str:
     """What happened, without the rank in front; records of older versions have the summary only."""
-    return str(record.get("detail") or record["summary"])
+    return record.detail or record.summary

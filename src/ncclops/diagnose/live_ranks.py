@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ncclops.host import process_view
-from ncclops.record import incidents
-
-
-def ranks_of(run: Path) -> list[int]:
-    """The initial ranks that have a directory in the run."""
-    names = [path.name for path in (run / "ranks").glob("*")]
-    return sorted(int(name) for name in names if name.isdecimal())
+from ncclops.record.files import read_document
+from ncclops.record.paths import RunPaths
 
 
 def live_ranks(run: Path) -> list[int]:
     """Those whose worker is alive on this machine."""
+    paths = RunPaths(run)
     contacts = {
-        rank: incidents.read_json(incidents.witness_path(run, rank)) for rank in ranks_of(run)
+        rank: read_document(paths.rank(rank).snapshot_server) for rank in paths.rank_numbers()
     }
     return [
         rank

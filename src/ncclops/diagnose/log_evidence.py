@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.diagnose.incident_events import WorkerEnd
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.files import read_document
+from ncclops.record.paths import RunPaths, numbered
 
 # Of each log; a failure is at its end.
 _WINDOW_BYTES = 1 << 20
 # What a rank writes while it fails is under way when its snapshot is taken.
 _AFTERWARDS_BYTES = 16 << 10
 _SHOWN_LINES = 5
-_LOGS = ("stderr.log", "stdout.log")
 
 
 def classify_rank(
@@ -51,19 +52,19 @@ def classify_rank(
 def _windows(
     run: Path, incident: Path, rank: int, *, ended: bool
 ) -> Iterable[tuple[Path, int, int | None]]:
-    at_incident = incidents.read_json(incidents.rank_dir(incident, rank) / incidents.LOGS)
-    before = incidents.read_json(_previous(incident, rank) / incidents.LOGS)
-    for name in _LOGS:
-        path = run / "ranks" / str(rank) / name
+    at_incident = read_document(snapshots.rank_dir(incident, rank) / snapshots.LOGS)
+    before = read_document(_previous(incident, rank) / snapshots.LOGS)
+    paths = RunPaths(run).rank(rank)
+    for path in (paths.stderr_log, paths.stdout_log):
         if path.exists():
-            end = at_incident.get(name)
-            yield path, before.get(name, 0), None if ended or end is None else end
+            end = at_incident.get(path.name)
+            yield path, before.get(path.name, 0), None if ended or end is None else end
 
 
 def _previous(incident: Path, rank: int) -> Path:
     number = int(incident.name)
-    earlier = [each for each in incidents.numbers(incident.parent) if each < number]
-    return incidents.rank_dir(incident.parent / str(max(earlier, default=-1)), rank)
+    earlier = [each for each in numbered(incident.parent) if each < number]
+    return snapshots.rank_dir(incident.parent / str(max(earlier, default=-1)), rank)
 
 
 def _read(path: Path, start: int, end: int | None) -> tuple[bytes, int]:

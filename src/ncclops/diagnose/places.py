@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.files import read_document, read_list
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
 from ncclops.stacks.parsing import main_thread, parse
@@ -69,12 +70,12 @@ class Cluster:
         }
 
 
-def read_rank(snapshots: Path, rank: int) -> RankView:
-    """The snapshot of ``rank`` below ``snapshots``, in short; whatever is missing is None."""
-    directory = incidents.rank_dir(snapshots, rank)
-    process = incidents.read_json(directory / incidents.PROCESS)
-    missing = incidents.read_json(directory / incidents.MISSING)
-    frames = _main_frames(directory / incidents.STACKS)
+def read_rank(taken: Path, rank: int) -> RankView:
+    """The snapshot of ``rank`` below ``taken``, in short; whatever is missing is None."""
+    directory = snapshots.rank_dir(taken, rank)
+    process = read_document(directory / snapshots.PROCESS)
+    missing = read_document(directory / snapshots.MISSING)
+    frames = _main_frames(directory / snapshots.STACKS)
     return RankView(
         rank=rank,
         host=process.get("host"),
@@ -83,7 +84,7 @@ def read_rank(snapshots: Path, rank: int) -> RankView:
         frames=frames,
         frame=user_frame(frames),
         doing=_doing(frames),
-        last=_last_operation(incidents.read_list(directory / incidents.GROUPS)),
+        last=_last_operation(read_list(directory / snapshots.GROUPS)),
         reason=missing.get("reason"),
     )
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from ncclops.capture.run_snapshots import Collected, Native, collect_run
 from ncclops.diagnose import places
-from ncclops.diagnose.live_ranks import live_ranks, ranks_of
+from ncclops.diagnose.live_ranks import live_ranks
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.errors import NcclopsError, UsageError
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.paths import RunPaths
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
             f"no worker of {run} is alive on this machine; for a run that has ended see"
             " `ncclops incident`, for another machine run this there"
         )
-    parent = run / incidents.WHERE
+    parent = RunPaths(run).where
     at = time.time()
     try:
-        ranks = ranks_of(run)
-        out = parent / str(incidents.next_number(parent))
+        ranks = RunPaths(run).rank_numbers()
+        out = parent / str(snapshots.next_number(parent))
         collected = collect_run(run, ranks, out, limit, native=native)
     except OSError as error:
         why = f"cannot write the snapshots below {parent}: {error.strerror}"

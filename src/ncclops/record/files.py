@@ -87,11 +87,15 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_document(path: Path, document: Any, indent: int = 1) -> None:
-    """Write a JSON file whole or not at all. Raises ``OSError``."""
+    """Write a JSON file whole or not at all; what has no form in JSON as its text.
+
+    ``indent`` below zero: without spaces. Raises ``OSError``.
+    """
     try:
-        data = msgspec.json.format(msgspec.json.encode(document), indent=indent)
+        data = msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=indent)
     except UnicodeEncodeError:
-        text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, indent=indent)
+        plain = msgspec.to_builtins(document, enc_hook=str)
+        text = json.dumps(plain, ensure_ascii=False, indent=indent)
         data = text.encode(errors="replace")
     write_whole(path, data + b"\n")
 
@@ -112,3 +116,14 @@ def read_document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """The objects in the array in ``path``; none if it is not there, or is no array."""
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return (
+        [each for each in document if isinstance(each, dict)] if isinstance(document, list) else []
+    )

@@ -9,7 +9,7 @@
                                     file system have <run>/nodes/<node>
 <run>/control/                      http.sock, token, server.log, stop (a page of memory),
                                     nodes.json (the status of the other nodes)
-<run>/incidents/<n>/                incident.json, a snapshot of each rank (``record.incidents``)
+<run>/incidents/<n>/                incident.json, a snapshot of each rank (``record.snapshots``)
 <run>/where/<n>/                    snapshots that ``ncclops where`` has taken
 <run>/ranks/<rank>/                 of the initial rank: see :class:`RankPaths`
 <parent>/jobs/<name>.jsonl          attempts of a job that a scheduler starts again as a new run
@@ -63,6 +63,11 @@ class RankPaths:
     def environment(self) -> Path:
         """Its environment, secrets redacted."""
         return self.root / ENVIRONMENT
+
+    @property
+    def snapshot_server(self) -> Path:
+        """How the worker is asked for a snapshot of itself (``capture.snapshot_server``)."""
+        return self.root / "witness.json"
 
     def error(self, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""

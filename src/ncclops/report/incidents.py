@@ -16,13 +16,11 @@ def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
     """The newest faults on record, as ``ncclops.incident/1``; what cannot be told is left out."""
     from ncclops.diagnose import escalated
     from ncclops.diagnose.incident_report import tell
-    from ncclops.record import incidents
+    from ncclops.record.paths import RunPaths, numbered
 
-    parent = run / incidents.INCIDENTS
+    parent = RunPaths(run).incidents
     faults = [
-        number
-        for number in incidents.numbers(parent)
-        if escalated.fault_before(parent, number) is None
+        number for number in numbered(parent) if escalated.fault_before(parent, number) is None
     ]
     for number in faults[-_MOST:]:
         try:

@@ -25,6 +25,7 @@ from ncclops.record.events import (
     fields_of,
     name_of,
 )
+from ncclops.record.incident_record import IncidentRecord
 from ncclops.report import incidents
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
@@ -180,13 +181,13 @@ def _restarts(records: Records) -> str:
     return "<h2>Restarts in process</h2>" + _table(titles, rows) + _tracebacks(records.incidents)
 
 
-def _tracebacks(incidents: Sequence[Record]) -> str:
+def _tracebacks(incidents: Sequence[IncidentRecord]) -> str:
     return "".join(
-        f"<details><summary>iteration {escape(str(incident.get('iteration')))}, rank"
-        f" {escape(str(incident.get('first_faulty_rank')))}: traceback</summary>"
-        f"<pre>{escape(str(incident['traceback']))}</pre></details>"
+        f"<details><summary>iteration {incident.iteration}, rank"
+        f" {incident.first_faulty_rank}: traceback</summary>"
+        f"<pre>{escape(incident.traceback)}</pre></details>"
         for incident in incidents
-        if incident.get("traceback")
+        if incident.traceback
     )
 
 

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from ncclops.errors import UsageError
-from ncclops.record import event_log
+from ncclops.record import event_log, incident_record
 from ncclops.record.events import Event
 from ncclops.record.files import decode_object, read_document, read_records
-from ncclops.record.paths import EVENTS, INCIDENT, RunPaths, numbered
+from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.paths import EVENTS, RunPaths, numbered
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
 Record = dict[str, Any]
 AnyEvent = TypeVar("AnyEvent", bound=Event)
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Records:
     run: Record
     verdict: Record
     events: tuple[Event, ...]
-    incidents: tuple[Record, ...]
+    incidents: tuple[IncidentRecord, ...]
     told: tuple[Record, ...] = ()
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
@@ -72,19 +74,19 @@ def read(path: Path) -> Records:
         run=redactor.document(read_document(paths.run)),
         verdict=redactor.document(read_document(paths.verdict)),
         events=tuple(sorted(events, key=lambda event: event.ts)),
-        incidents=tuple(redactor.document(each) for each in _incidents(paths)),
+        incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
         told=tuple(redactor.document(each) for each in incidents.tell_newest(path)),
         steps=dict(_steps(paths)),
     )
 
 
-def _without_secrets(event: Event, redactor: Redactor) -> Event:
-    return msgspec.convert(redactor.document(msgspec.to_builtins(event)), type(event))
+def _without_secrets(record: AnyStruct, redactor: Redactor) -> AnyStruct:
+    return msgspec.convert(redactor.document(msgspec.to_builtins(record)), type(record))
 
 
-def _incidents(paths: RunPaths) -> Iterator[Record]:
-    records = (read_document(paths.incident(n) / INCIDENT) for n in numbered(paths.incidents))
-    yield from filter(None, records)
+def _incidents(paths: RunPaths) -> Iterator[IncidentRecord]:
+    records = (incident_record.read(paths.incident(n)) for n in numbered(paths.incidents))
+    return (record for record in records if record is not None)
 
 
 def _steps(paths: RunPaths) -> Iterator[tuple[int, list[StepTime]]]:

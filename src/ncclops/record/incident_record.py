@@ -1,0 +1,120 @@
+"""``incident.json``: why workers failed or stood still, and what followed.
+
+Two write it: the restart core, which is usable alone and has a writer of its own
+(``restart.incident``), and the agent, where no restart core runs. Both are read here.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ncclops.record.files import write_document
+from ncclops.record.paths import INCIDENT
+
+SCHEMA = "ncclops.incident/1"
+
+
+class RaisedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The type of an exception: its name, and those of its base classes."""
+
+    name: str
+    bases: list[str] = []
+
+
+class TimeoutRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit that a silent rank has exceeded; seconds."""
+
+    limit: str = ""
+    limit_s: float | None = None
+    silent_s: float | None = None
+    clock: str | None = None
+
+
+class EscalationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank asks for that left to end restarting."""
+
+    to: str
+    reason: str = ""
+    failure: tuple[str, str] | None = None
+
+
+class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's fault, as ``restart.attribution.Fault``."""
+
+    kind: str
+    initial_rank: int
+    rank: int | None = None
+    iteration: int = 0
+    at: float = 0.0
+    summary: str = ""
+    traceback: str | None = None
+    gone: bool = False
+    secondary: bool = False
+    detail: str | None = None
+    raised: RaisedRecord | None = None
+    timeout: TimeoutRecord | None = None
+    escalation: EscalationRecord | None = None
+
+
+class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident, as ``restart.incident.Incident`` describes it. Ranks are initial ranks.
+
+    The agent's own has an ``attempt`` and no ``initial_rank``, ``rank_before`` and ``rank``;
+    ``silent`` are the ranks that gave no snapshot. ``at`` is in seconds since the epoch.
+    """
+
+    schema: str = SCHEMA
+    iteration: int
+    cause: str
+    summary: str
+    first_faulty_rank: int
+    at: float
+    faulty_ranks: list[int] = []
+    ranks_lost: list[int] = []
+    exception: str | None = None
+    traceback: str | None = None
+    faults: list[FaultRecord] = []
+    world_size_before: int | None = None
+    world_size: int | None = None
+    initial_rank: int | None = None
+    rank_before: int | None = None
+    rank: int | None = None
+    phases_ms: dict[str, float] = {}
+    detail: str | None = None
+    raised: RaisedRecord | None = None
+    timeout: TimeoutRecord | None = None
+    escalation: EscalationRecord | None = None
+    attempt: int | None = None
+    silent: list[int] = []
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the file."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[IncidentRecord]:
+    return msgspec.json.Decoder(IncidentRecord)
+
+
+def read(directory: Path) -> IncidentRecord | None:
+    """The incident in ``directory``, or what a rank that left wrote where none went on.
+
+    None without either, or where they are damaged.
+    """
+    for path in (directory / INCIDENT, *sorted(directory.glob("left-rank*.json"))):
+        try:
+            return _decoder().decode(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+    return None
+
+
+def write(directory: Path, incident: IncidentRecord) -> None:
+    """Write it, whole or not at all. Raises ``OSError``."""
+    write_document(directory / INCIDENT, incident)

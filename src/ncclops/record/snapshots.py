@@ -1,0 +1,55 @@
+"""What the snapshot of a rank is made of: its files, in an incident's directory or a look's.
+
+<run>/incidents/<n>/rank<r>/flight.json    the flight recorder; flight-gloo.json where NCCL has
+                                           one of its own
+<run>/incidents/<n>/rank<r>/stacks.txt     Python stacks of all threads
+<run>/incidents/<n>/rank<r>/native.txt     native stacks, by py-spy
+<run>/incidents/<n>/rank<r>/groups.json    the process groups
+<run>/incidents/<n>/rank<r>/process.json   the process from outside
+<run>/incidents/<n>/rank<r>/gpu.json       NVML's view
+<run>/incidents/<n>/rank<r>/logs.json      how long the rank's logs were, in bytes
+<run>/incidents/<n>/rank<r>/missing.json   what the rank could not give, and why
+<run>/where/<n>/rank<r>/                   the same, of a job that went on
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ncclops.record.files import read_document, write_document
+from ncclops.record.paths import numbered
+
+FLIGHT, FLIGHT_GLOO = "flight.json", "flight-gloo.json"
+STACKS, NATIVE = "stacks.txt", "native.txt"
+GROUPS, PROCESS, GPU = "groups.json", "process.json", "gpu.json"
+LOGS, MISSING = "logs.json", "missing.json"
+
+# What a complete snapshot holds at least; whatever of it is not there, missing.json explains.
+COMPLETE = (FLIGHT, STACKS, GROUPS, PROCESS, GPU)
+
+
+def rank_dir(snapshots: Path, rank: int) -> Path:
+    """Where the snapshot of ``rank`` (initial) is, below an incident's or a look's directory."""
+    return snapshots / f"rank{rank}"
+
+
+def next_number(parent: Path) -> int:
+    """A number that nothing in ``parent`` has yet."""
+    return max(numbered(parent), default=-1) + 1
+
+
+def ranks_in(snapshots: Path) -> list[int]:
+    """The ranks of which there is a snapshot, or at least a directory."""
+    names = [path.name.removeprefix("rank") for path in snapshots.glob("rank*")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def add_missing(directory: Path, reason: str, files: list[str]) -> None:
+    """Say why ``files`` of a rank's snapshot are not there; several may have something to say."""
+    path = directory / MISSING
+    before = read_document(path)
+    reasons = [before["reason"]] if before.get("reason") else []
+    if reason not in reasons:
+        reasons.append(reason)
+    known = [*before.get("files", []), *files]
+    write_document(path, {"reason": "; ".join(reasons), "files": list(dict.fromkeys(known))})
