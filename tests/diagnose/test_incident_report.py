@@ -16,6 +16,7 @@ from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import Told, tell
 from ncclops.flight.findings import KINDS
 from ncclops.record import snapshots
+from ncclops.record.documents import read_document, write_document
 from ncclops.record.events import (
     EscalationEvent,
     Event,
@@ -23,7 +24,6 @@ from ncclops.record.events import (
     RetryEvent,
     VerdictEvent,
 )
-from ncclops.record.files import read_document, write_document
 from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.paths import INCIDENT, RunPaths
 from ncclops.stacks.frame import Frame

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ncclops.record import event_log, events
 from ncclops.record.events import Event, FaultEvent, StepEvent, WorkerExitedEvent
-from ncclops.record.files import encode_line
+from ncclops.record.lines import encode_line
 from tests.record.strategies import EVENTS
 
 STEP = {"ts": 5.0, "event": "step", "rank": 0, "node": "n0", "step": 7}

@@ -53,7 +53,7 @@ from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.receipts.observation import Observation
 from ncclops.record import events, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
-from ncclops.record.files import decode_object
+from ncclops.record.lines import decode_object
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic
 
-from ncclops.record.files import Decode, Record, RecordReader
+from ncclops.record.lines import Decode, Record, RecordReader
 from ncclops.record.tail import FALLBACK_INTERVAL_S, GrowthWatch
 
 Deliver = Callable[[int, Record], None]

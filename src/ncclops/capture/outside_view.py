@@ -16,7 +16,7 @@ from typing import Any
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.record import snapshots
-from ncclops.record.files import read_document, write_document, write_whole
+from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.restart.snapshots import Progress
 
 log = logging.getLogger("ncclops.restart.monitor")

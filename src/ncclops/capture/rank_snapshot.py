@@ -20,7 +20,7 @@ from typing import Any
 
 from ncclops.capture import flight_recorder, process_groups, python_stacks
 from ncclops.record import snapshots
-from ncclops.record.files import write_document, write_whole
+from ncclops.record.documents import write_document, write_whole
 
 _LOGS = ("stdout.log", "stderr.log")
 # A recorder with as little in it is dumped at once; that takes a millisecond or two.
@@ -148,7 +148,7 @@ class RankSnapshot:
         names = (snapshots.FLIGHT, snapshots.FLIGHT_GLOO)
         for name, (source, dump) in zip(names, held, strict=False):
             document = self.who.stamp(self.at, source) | {"dump": dump}
-            write_document(directory / name, document, indent=-1)  # it may be megabytes
+            write_document(directory / name, document, indent=None)  # it may be megabytes
 
 
 def _mark_to_dump_later() -> flight_recorder.RecorderMark | None:

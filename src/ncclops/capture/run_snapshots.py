@@ -23,7 +23,7 @@ from ncclops.capture.rank_snapshot import gpu_view
 from ncclops.capture.signal_stacks import dump_stacks, read_dumper
 from ncclops.host import process_view
 from ncclops.record import snapshots
-from ncclops.record.files import read_document, write_document, write_whole
+from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.record.paths import RunPaths
 
 DEFAULT_LIMIT = timedelta(seconds=5)

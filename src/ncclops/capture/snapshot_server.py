@@ -23,7 +23,7 @@ from typing import Any
 
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot, prepare
 from ncclops.host import process_view
-from ncclops.record.files import write_document
+from ncclops.record.documents import write_document
 from ncclops.record.paths import RankPaths, RunPaths
 
 # A request is a line with a path in it; a client that needs longer to send it is not ours.

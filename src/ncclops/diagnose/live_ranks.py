@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ncclops.host import process_view
-from ncclops.record.files import read_document
+from ncclops.record.documents import read_document
 from ncclops.record.paths import RunPaths
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclops.diagnose.incident_events import WorkerEnd
 from ncclops.record import snapshots
-from ncclops.record.files import read_document
+from ncclops.record.documents import read_document
 from ncclops.record.paths import RunPaths, numbered
 
 # Of each log; a failure is at its end.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.record import snapshots
-from ncclops.record.files import read_document, read_list
+from ncclops.record.documents import read_document, read_list
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
 from ncclops.stacks.parsing import main_thread, parse

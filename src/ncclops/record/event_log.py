@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ncclops.record import events
 from ncclops.record.events import Event
-from ncclops.record.files import RecordReader, encode_line, read_records
+from ncclops.record.lines import RecordReader, encode_line, read_records
 
 EventReader = RecordReader[Event]
 AnyEvent = TypeVar("AnyEvent", bound=Event)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ncclops.record.files import write_document
+from ncclops.record.documents import write_document
 from ncclops.record.paths import INCIDENT
 
 SCHEMA = "ncclops.incident/1"
@@ -117,4 +117,4 @@ def read(directory: Path) -> IncidentRecord | None:
 
 def write(directory: Path, incident: IncidentRecord) -> None:
     """Write it, whole or not at all. Raises ``OSError``."""
-    write_document(directory / INCIDENT, incident)
+    write_document(directory / INCIDENT, incident.to_json())

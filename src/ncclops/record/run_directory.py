@@ -11,8 +11,8 @@ from typing import Any
 
 from ncclops.errors import UsageError
 from ncclops.record import event_log
+from ncclops.record.documents import write_document
 from ncclops.record.events import Event
-from ncclops.record.files import write_document
 from ncclops.record.paths import DEFAULT_PARENT, RunPaths
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclops.record.files import read_document, write_document
+from ncclops.record.documents import read_document, write_document
 from ncclops.record.paths import numbered
 
 FLIGHT, FLIGHT_GLOO = "flight.json", "flight-gloo.json"

@@ -11,9 +11,10 @@ import msgspec
 
 from ncclops.errors import UsageError
 from ncclops.record import event_log, incident_record
+from ncclops.record.documents import read_document
 from ncclops.record.events import Event
-from ncclops.record.files import decode_object, read_document, read_records
 from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.lines import decode_object, read_records
 from ncclops.record.paths import EVENTS, RunPaths, numbered
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents

@@ -1,4 +1,4 @@
-"""How files of a run directory are written and read: lines of JSON, and documents written whole.
+"""How files with one JSON object a line are written and read.
 
 What is read may be cut off, damaged or written by something else: it is never a reason to fail.
 """
@@ -6,7 +6,6 @@ What is read may be cut off, damaged or written by something else: it is never a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -78,28 +77,6 @@ def read_records(path: Path, decode: Decode[Record]) -> list[Record]:
         return []
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    draft.write_bytes(data)
-    draft.replace(path)
-
-
-def write_document(path: Path, document: Any, indent: int = 1) -> None:
-    """Write a JSON file whole or not at all; what has no form in JSON as its text.
-
-    ``indent`` below zero: without spaces. Raises ``OSError``.
-    """
-    try:
-        data = msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=indent)
-    except UnicodeEncodeError:
-        plain = msgspec.to_builtins(document, enc_hook=str)
-        text = json.dumps(plain, ensure_ascii=False, indent=indent)
-        data = text.encode(errors="replace")
-    write_whole(path, data + b"\n")
-
-
 def decode_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object in ``line``, None for anything else."""
     try:
@@ -107,23 +84,3 @@ def decode_object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; an empty one if it is not there, or is none."""
-    try:
-        document = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def read_list(path: Path) -> list[dict[str, Any]]:
-    """The objects in the array in ``path``; none if it is not there, or is no array."""
-    try:
-        document = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return []
-    return (
-        [each for each in document if isinstance(each, dict)] if isinstance(document, list) else []
-    )

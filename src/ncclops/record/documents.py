@@ -1,0 +1,52 @@
+"""JSON documents, written whole and read whatever has become of them. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def write_document(path: Path, document: Any, indent: int | None = 1) -> None:
+    """Write a JSON file whole or not at all; what has no form in JSON as its text.
+
+    Raises ``OSError``.
+    """
+    write_whole(path, json.dumps(document, indent=indent, default=str).encode() + b"\n")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; an empty one if it is not there, or is none."""
+    document = _read(path)
+    return document if isinstance(document, dict) else {}
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """The objects in the array in ``path``; none if it is not there, or is no array."""
+    document = _read(path)
+    return (
+        [each for each in document if isinstance(each, dict)] if isinstance(document, list) else []
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes(), parse_float=_finite, parse_constant=lambda _: None)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _finite(text: str) -> float | None:
+    """A number with which one can go on to count; null for all others."""
+    value = float(text)
+    return value if math.isfinite(value) else None
