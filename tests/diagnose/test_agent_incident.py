@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ncclops.diagnose.agent_incident import record_end
-from ncclops.record import incidents
+from ncclops.record import snapshots
+from ncclops.record.paths import INCIDENT
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((directory / incidents.INCIDENT).read_text())
+    document: dict[str, Any] = json.loads((directory / INCIDENT).read_text())
     return document
 
 
@@ -57,5 +58,5 @@ def test_incidents_are_numbered_and_say_why_a_snapshot_is_missing(run: Path) -> 
     first = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=0)
     second = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=1)
     assert [first.name, second.name] == ["0", "1"]
-    missing = json.loads((incidents.rank_dir(second, 0) / incidents.MISSING).read_text())
+    missing = json.loads((snapshots.rank_dir(second, 0) / snapshots.MISSING).read_text())
     assert missing["reason"] == "its process has ended (SIGKILL)"
