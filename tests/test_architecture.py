@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,15 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 @pytest.mark.slow
+def test_contributing_names_files_that_exist() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Where a change goes")[2]
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_*]*(?:\.[a-z]+)?)`", text)
+    assert len(named) > 15
+    assert [
+        path for path in named if not list(ROOT.glob(path)) and not (REPOSITORY / path).exists()
+    ] == []
+
+
 def test_importing_what_needs_no_torch_imports_none() -> None:
     names = [
         name

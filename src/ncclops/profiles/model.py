@@ -85,22 +85,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Growth:
-    """What restarts in place may leave behind altogether before new processes are asked for.
+    """``[growth]``: what restarts in place may leave behind before new processes are asked for.
 
     ``gpu_memory_gib`` is 2 because a device's context and communicators are of that order, while
     a model that stays allocated is far beyond. ``fds`` is a quarter of the usual limit of 1024.
     No process group may outlive its iteration: the next one could not make its own.
     """
 
-    gpu_memory_gib: float = 2.0
-    fds: int = 256
-    threads: int = 128
-    process_groups: int = 0
+    gpu_memory_gib: float = field(default=2.0, metadata={"ge": 0})
+    fds: int = field(default=256, metadata={"ge": 0})
+    threads: int = field(default=128, metadata={"ge": 0})
+    process_groups: int = field(default=0, metadata={"ge": 0})
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """How long which progress may be missing before it is said or acted upon, and other rules.
+    """``[watch]``: how long progress may be missing, and what else the watch goes by.
 
     ``startup`` until the first sign of training: as long as torch's default for groups other than
     NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
@@ -112,7 +112,7 @@ class WatchSettings:
     startup: timedelta = timedelta(minutes=30)
     hang: timedelta = timedelta(minutes=10)
     quiet: timedelta = timedelta(minutes=30)
-    straggler: float = 0.05
+    straggler: float = field(default=0.05, metadata={"gt": 0, "lt": 10})
     trainers: Sequence[Mapping[str, Any]] = ()
 
 

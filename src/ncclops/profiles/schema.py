@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -14,11 +16,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    create_model,
     model_validator,
 )
 
 from ncclops.durations import parse_duration
-from ncclops.profiles.model import Kind, Nodes, Parameter, RestartMode
+from ncclops.profiles.model import Growth, Kind, Nodes, Parameter, RestartMode, WatchSettings
 from ncclops.profiles.versions import parse_spec
 
 PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
@@ -113,23 +116,31 @@ def timeout_names() -> list[str]:
     return [name for name in TimeoutsPart.model_fields if name != "groups"]
 
 
-class GrowthPart(_Part):
-    """``[growth]``: what restarts in place may leave behind before new processes are asked for."""
+def _part_of(settings: type) -> type[_Part]:
+    """The table of a file that sets fields of ``settings``, a dataclass; all may be left out.
 
-    gpu_memory_gib: Annotated[float, Field(ge=0, strict=False)] | None = None
-    fds: Annotated[int, Field(ge=0)] | None = None
-    threads: Annotated[int, Field(ge=0)] | None = None
-    process_groups: Annotated[int, Field(ge=0)] | None = None
+    Durations are text, and the limits of a number are in the metadata of its field.
+    """
+    hints = get_type_hints(settings)
+    parts: dict[str, Any] = {}
+    for entry in fields(settings):
+        kind = hints[entry.name]
+        if kind is timedelta:
+            kind = Duration
+        elif kind in (int, float):
+            kind = Annotated[kind, Field(strict=kind is int, **entry.metadata)]
+        else:
+            kind = list[dict[str, Any]]
+        parts[entry.name] = (kind | None, None)
+    return create_model(settings.__name__, __base__=_Part, **parts)
 
 
-class WatchPart(_Part):
-    """``[watch]``: windows for progress, the straggler's share, further forms of printed lines."""
-
-    startup: Duration | None = None
-    hang: Duration | None = None
-    quiet: Duration | None = None
-    straggler: Annotated[float, Field(gt=0, lt=10, strict=False)] | None = None
-    trainers: list[dict[str, Any]] | None = None
+if TYPE_CHECKING:
+    GrowthPart = _Part
+    WatchPart = _Part
+else:
+    GrowthPart = _part_of(Growth)
+    WatchPart = _part_of(WatchSettings)
 
 
 class RetryPart(_Part):
