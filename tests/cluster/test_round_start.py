@@ -12,7 +12,7 @@ from ncclops.cluster import round_start
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
-from ncclops.record.events import NodeEntry
+from ncclops.record.event_values import NodeEntry
 
 TWO_OF_THREE = RendezvousConfig(
     backend="c10d", active=2, most=3, host="n1", port=29400, job_id="job"

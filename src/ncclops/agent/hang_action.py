@@ -20,7 +20,8 @@ from ncclops.agent.workers import Worker
 from ncclops.health.evidence import Kind
 from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.record import progress
-from ncclops.record.events import HangEndedEvent, HangEvent, HangEvidence
+from ncclops.record.event_values import HangEvidence
+from ncclops.record.events import HangEndedEvent, HangEvent
 
 # A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
 # second.

@@ -11,7 +11,7 @@ from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.cluster.shared_log import Record
-from ncclops.record.events import NodeEntry
+from ncclops.record.event_values import NodeEntry
 from ncclops.record.variables import ACTIVE_RANKS
 
 

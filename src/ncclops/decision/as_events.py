@@ -7,7 +7,8 @@ from typing import Any
 
 from ncclops.classify.model import Evidence, Verdict
 from ncclops.decision.retrying import NextAttempt
-from ncclops.record.events import ClassifiedEvent, EvidenceLine, RetryAdvice, RetryEvent
+from ncclops.record.event_values import EvidenceLine, RetryAdvice
+from ncclops.record.events import ClassifiedEvent, RetryEvent
 
 
 def classified_event(verdict: Verdict, evidence: Sequence[Evidence]) -> ClassifiedEvent:

@@ -37,7 +37,8 @@ from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import shared_page, variables
 from ncclops.record.control_address import listen_tcp
-from ncclops.record.events import EnvAppliedEvent, EnvChange, RunStartedEvent, StackEvent
+from ncclops.record.event_values import EnvChange
+from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.schedulers import affinity
 from ncclops.schedulers.allocation import find_allocation

@@ -13,6 +13,14 @@ from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
+from ncclops.record.event_values import (
+    EnvChange,
+    EvidenceLine,
+    HangEvidence,
+    NodeEntry,
+    RetryAdvice,
+)
+
 # The time of an event that is not written yet: it gets that of the writing.
 UNSTAMPED = -1.0
 _LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
@@ -66,17 +74,6 @@ class StackEvent(Event, tag="stack", frozen=True, kw_only=True):
     """the git commit of the script's directory"""
 
 
-class EnvChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One variable."""
-
-    name: str
-    action: str
-    before: str | None = None
-    after: str | None = None
-    reason: str = ""
-    source: str = ""
-
-
 class EnvAppliedEvent(Event, tag="env-applied", frozen=True, kw_only=True):
     """The environment of the workers is settled."""
 
@@ -98,15 +95,6 @@ class VerdictEvent(Event, tag="verdict", frozen=True, kw_only=True):
 
 
 # --- once an attempt, once a worker -------------------------------------------------------------
-
-
-class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that takes part."""
-
-    rank: int
-    name: str
-    address: str = ""
-    spare: bool = False
 
 
 class NodesEvent(Event, tag="nodes", frozen=True, kw_only=True):
@@ -268,16 +256,6 @@ class ResourceGrowthEvent(Event, tag="resource-growth", frozen=True, kw_only=Tru
 # --- failures -----------------------------------------------------------------------------------
 
 
-class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one rank in a hang."""
-
-    rank: int
-    state: str
-    stale: list[str] = []
-    window_s: float | None = None
-    reason: str = ""
-
-
 class HangEvent(Event, tag="hang", frozen=True, kw_only=True):
     """Ranks hang, by two kinds of evidence."""
 
@@ -334,25 +312,6 @@ class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
     """ranks that go on"""
     phases_ms: dict[str, float] = {}
     """milliseconds in each phase, of the rank that reports"""
-
-
-class RetryAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a failure of this class may be tried again."""
-
-    eligible: bool = False
-    policy: str = "none"
-    reason: str = ""
-
-
-class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of output that proves something."""
-
-    file: str
-    line: int
-    text: str
-    signature: str | None = None
-    role: str | None = None
-    rank: int | None = None
 
 
 class ClassifiedEvent(Event, tag="classified", frozen=True, kw_only=True):
