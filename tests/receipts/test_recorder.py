@@ -321,7 +321,7 @@ def test_without_shared_memory_the_page_is_a_file(
 ) -> None:
     monkeypatch.setattr(shared_page, "_SHARED_MEMORY", tmp_path / "missing")
     path = tmp_path / "ranks" / "0" / "progress"
-    page = progress.Page.create(path)
+    page = progress.ProgressPage.create(path)
     page.numbers[progress.STEP] = 8
     assert not path.is_symlink()
     seen = progress.read(path)

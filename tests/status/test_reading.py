@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ncclops.record import progress, shared_page
-from ncclops.record.progress import Page, Warmup
+from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.status import merge
 from ncclops.status.metrics import render
 from ncclops.status.model import RankStatus, RunStatus
@@ -35,15 +35,15 @@ def run(tmp_path: Path) -> Iterator[Path]:
     shared_page.settle_all(path)
 
 
-def page_of(run: Path, rank: int, **numbers: int) -> Page:
+def page_of(run: Path, rank: int, **numbers: int) -> ProgressPage:
     """A progress page as a worker of this moment has it."""
-    page, now = Page.create(progress.path_in(run, rank)), time.monotonic_ns()
+    page, now = ProgressPage.create(progress.path_in(run, rank)), time.monotonic_ns()
     for name, value in {"STARTED_NS": now, "TICK_NS": now, "PID": os.getpid(), **numbers}.items():
         page.numbers[getattr(progress, name)] = value
     return page
 
 
-def at_step(run: Path, rank: int, step: int, age_s: float = 0.0) -> Page:
+def at_step(run: Path, rank: int, step: int, age_s: float = 0.0) -> ProgressPage:
     then = time.monotonic_ns() - int(age_s * 1e9)
     page = page_of(run, rank, STEP=step + 1, STEPS=step + 1, STEP_NS=then)
     page.numbers[progress.WARMUP] = Warmup.OVER

@@ -13,7 +13,7 @@ PROGRAM = """
 import contextlib, os, signal, sys, threading, time
 from types import SimpleNamespace
 from ncclops.record import worker_record
-from ncclops.worker.stopping import StopRequest
+from ncclops.worker.stopping import StopSignal
 
 ready = threading.Event()
 worker_record.report = lambda event: ready.set()  # there is no launcher here
@@ -27,7 +27,7 @@ def launcher():
     ready.wait()
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # as the kernel may choose
 
-stop = StopRequest()
+stop = StopSignal()
 stop.watch()
 stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
 signal.signal(signal.SIGTERM, leave)

@@ -19,7 +19,7 @@ from ncclops.record.incident_record import IncidentRecord
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecisionTaken:
     """What followed an incident, and why."""
 
     what: str
@@ -50,7 +50,7 @@ def worker_end(events: Sequence[Event], rank: int, not_before: float) -> WorkerE
 
 def decision_on(
     incident: IncidentRecord, events: Sequence[Event], until: float = math.inf
-) -> Decision:
+) -> DecisionTaken:
     """What was decided on the incident: a restart in place, another attempt, or the end.
 
     ``until`` is when the next fault was, in seconds since the epoch.
@@ -66,40 +66,40 @@ def decision_on(
             case RestartEvent() if in_place and event.iteration == incident.iteration + 1:
                 return _restarted(incident)
             case RetryEvent():
-                return Decision(f"a new attempt (number {event.attempt})", event.reason)
+                return DecisionTaken(f"a new attempt (number {event.attempt})", event.reason)
             case VerdictEvent():
-                return Decision(f"the run ended: {event.outcome}", event.reason)
+                return DecisionTaken(f"the run ended: {event.outcome}", event.reason)
     if incident.rank is not None:
         return _restarted(incident)
-    return Decision("nothing is on record", "the run has not come to a decision yet")
+    return DecisionTaken("nothing is on record", "the run has not come to a decision yet")
 
 
-def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> Decision:
+def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> DecisionTaken:
     """Restarts in place were given up, for new processes or for good."""
     why = escalation.reason
     for event in following:
         match event:
             case RetryEvent():
-                return Decision(
+                return DecisionTaken(
                     f"no further restart in place, but new processes (attempt {event.attempt})",
                     why,
                 )
             case EscalationEvent():
                 why = event.reason  # the agent's: it has no attempt left
             case VerdictEvent():
-                return Decision(f"the run ended: {event.outcome}", why)
+                return DecisionTaken(f"the run ended: {event.outcome}", why)
     to = "new processes" if escalation.to == "respawn" else "the end of the run"
-    return Decision(f"no further restart in place, but {to}", why)
+    return DecisionTaken(f"no further restart in place, but {to}", why)
 
 
-def _restarted(incident: IncidentRecord) -> Decision:
+def _restarted(incident: IncidentRecord) -> DecisionTaken:
     lost, went_on = incident.ranks_lost, incident.world_size
     if not lost:
-        return Decision(
+        return DecisionTaken(
             f"restarted in place, on all {went_on} ranks", "every rank was healthy and came back"
         )
     ranks = ", ".join(map(str, lost))
-    return Decision(
+    return DecisionTaken(
         f"restarted in place, on {went_on} of {incident.world_size_before} ranks",
         f"rank{'s' if len(lost) > 1 else ''} {ranks} cannot come back, and the others are healthy",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ncclops.diagnose import advice, escalated, log_evidence, places
 from ncclops.diagnose.incident_events import (
-    Decision,
+    DecisionTaken,
     WorkerEnd,
     decision_on,
     worker_end,
@@ -64,7 +64,7 @@ class Told:
     culprit: Culprit
     classification: dict[str, Any] | None
     recorded: Recorded | None
-    decision: Decision
+    decision: DecisionTaken
     next_steps: tuple[str, ...]
     views: tuple[RankView, ...]
     clusters: tuple[Cluster, ...]

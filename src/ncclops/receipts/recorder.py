@@ -24,7 +24,7 @@ from typing import Any, NoReturn, SupportsFloat
 from ncclops.receipts.memory import Peak, peak_memory
 from ncclops.receipts.writer import Writer
 from ncclops.record import progress
-from ncclops.record.progress import Page, Warmup
+from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.stop_point import Clock, StopPage
 from ncclops.record.variables import RUN_DIR
 
@@ -107,7 +107,7 @@ class Recorder(Silent):
     _phase_s: float  # in declared phases since the last step
 
     def __init__(self, run_dir: Path, rank: int, fd: int) -> None:
-        self._page = Page.create(progress.path_in(run_dir, rank))
+        self._page = ProgressPage.create(progress.path_in(run_dir, rank))
         self._page_path = progress.path_in(run_dir, rank)
         self._numbers = self._page.numbers
         self._stop = StopPage.attach(run_dir)

@@ -71,7 +71,7 @@ class Progress:
     collectives: tuple[int, int | None] | None
 
 
-class Page:
+class ProgressPage:
     """The writing side, for one rank. ``numbers`` is for the recorder's fast path."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -80,7 +80,7 @@ class Page:
         self.numbers[MAGIC] = _MAGIC
 
     @classmethod
-    def create(cls, path: Path) -> Page:
+    def create(cls, path: Path) -> ProgressPage:
         """A page behind ``path``; where none can be made, one that nobody else sees."""
         try:
             return cls(shared_page.create(path))

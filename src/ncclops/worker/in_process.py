@@ -90,7 +90,7 @@ class _Attempts:
             started=float(os.environ[STARTED]),
             respawned_for=os.environ.get(RESPAWNED_FOR),
         )
-        self._stop = stopping.StopRequest()
+        self._stop = stopping.StopSignal()
         self._stop.watch()
 
     def run_wrapped(self) -> bool:

@@ -37,7 +37,7 @@ def _wait_for_the_others(set_handler: Callable[[int, Any], Any]) -> None:
         pass  # another signal's
 
 
-class StopRequest:
+class StopSignal:
     """Knows whether the process was asked to stop; watches what handler the script sets."""
 
     def __init__(self) -> None:
