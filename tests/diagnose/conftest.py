@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ process_group = "10m"
 stop_grace = "2s"
 """
 
-# Seven reductions in a function of its own; FAULT=kind:rank happens once, before the last one.
+# Seven reductions in a function of its own; FAULT=kind:rank happens once, before the last one. Of
+# several faults each happens after the restart that the one before has led to, and not before its
+# snapshots are written, which goes on beside the training for a moment.
 TRAINING = """
-import ctypes, os, signal, sys, time
+import ctypes, glob, os, select, signal, sys, time
 import torch, torch.distributed as dist
-kind, victim = os.environ["FAULT"].split(":")
+faults, before = os.environ["FAULT"].split(), len(glob.glob("faulted*"))
+kind, victim = faults[before].split(":") if before < len(faults) else ("none", "-1")
 dist.init_process_group("gloo")
-first = not os.path.exists("faulted")
 
 def reduce_gradients():
     dist.all_reduce(torch.ones(4))
@@ -48,8 +51,9 @@ def load_batch():
     if kind == "gil": ctypes.PyDLL(None).sleep(1000)
 
 for step in range(7):
-    if step == 6 and first and dist.get_rank() == int(victim):
-        open("faulted", "w").close()
+    if step == 6 and before: select.select([], [], [], 1)
+    if step == 6 and dist.get_rank() == int(victim):
+        open(f"faulted{before or ''}", "w").close()
         load_batch()
     reduce_gradients()
 print("finished", flush=True)
@@ -63,23 +67,27 @@ LINE_OF = {
 }
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Path:
-    path = tmp_path / "train.py"
+def write_training(directory: Path) -> Path:
+    path = directory / "train.py"
     path.write_text(TRAINING)
     return path
+
+
+def write_profile(directory: Path, soft: str, hard: str) -> Path:
+    path = directory / "forensics.toml"
+    path.write_text(PROFILE.format(soft=soft, hard=hard))
+    return path
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    return write_training(tmp_path)
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Callable[[str, str], Path]:
     """``profile(soft, hard)`` writes a profile with these timeouts."""
-
-    def write(soft: str = "3s", hard: str = "6s") -> Path:
-        path = tmp_path / "forensics.toml"
-        path.write_text(PROFILE.format(soft=soft, hard=hard))
-        return path
-
-    return write
+    return partial(write_profile, tmp_path)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -11,13 +11,16 @@ import pytest
 
 from ncclops.record import snapshots
 from ncclops.record.paths import INCIDENT
-from tests.conftest import CompletedText
-from tests.diagnose.conftest import LINE_OF, read
+from tests.conftest import CompletedText, run_ncclops
+from tests.diagnose.conftest import LINE_OF, read, write_profile, write_training
 
 Ncclops = Callable[..., CompletedText]
 Profile = Callable[..., Path]
 
 RANKS = 4
+# One after the other in one job, each after the restart in place that the one before has led to. A
+# rank that is lost is the last one, so that the others keep their numbers.
+FAULTS = ("raise:1", "hang:2", "crash:3", "gil:2", "kill:0")
 IN_PLACE = ("--nproc-per-node", str(RANKS), "--run-dir", "run")
 
 
@@ -28,12 +31,12 @@ def told(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def expect_complete(incident: Path, of_the_rank: dict[int, set[str]]) -> None:
+def expect_complete(incident: Path, absent_of: dict[int, set[str]], ranks: int = RANKS) -> None:
     """Each rank left all its files, but for those that its missing.json explains."""
-    for rank in range(RANKS):
+    for rank in range(ranks):
         directory = snapshots.rank_dir(incident, rank)
         have = {path.name for path in directory.iterdir()}
-        absent = of_the_rank.get(rank, set())
+        absent = absent_of.get(rank, set())
         assert set(snapshots.COMPLETE) - have == absent, f"rank {rank}: {have}"
         if absent:
             missing = read(directory / snapshots.MISSING)
@@ -41,13 +44,38 @@ def expect_complete(incident: Path, of_the_rank: dict[int, set[str]]) -> None:
             assert set(missing["files"]) >= absent
 
 
-@pytest.mark.slow
-def test_an_exception(ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path) -> None:
-    done = ncclops(
-        "launch", *IN_PLACE, "--profile", profile("20s", "30s"), training, env={"FAULT": "raise:1"}
+class Faulted:
+    """The run with all ``FAULTS``, and what `ncclops incident` says of each."""
+
+    def __init__(self, directory: Path, ncclops: Ncclops) -> None:
+        self.directory, self._ncclops = directory, ncclops
+
+    def incident(self, fault: str) -> Path:
+        return self.directory / "run" / "incidents" / str(FAULTS.index(fault))
+
+    def page(self, fault: str) -> dict[str, Any]:
+        return told(self._ncclops, str(self.directory / "run"), str(FAULTS.index(fault)))
+
+
+@pytest.fixture(scope="module")
+def faulted_directory(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("faulted")
+    # Not shorter: on a busy machine a healthy rank may be slow for seconds.
+    options = ("launch", *IN_PLACE, "--profile", write_profile(directory, "5s", "8s"))
+    done = run_ncclops(
+        directory, *options, write_training(directory), env={"FAULT": " ".join(FAULTS)}
     )
     assert done.returncode == 0, done.stderr
-    incident = tmp_path / "run" / "incidents" / "0"
+    return directory
+
+
+@pytest.fixture
+def faulted(faulted_directory: Path, ncclops_in_process: Ncclops) -> Faulted:
+    return Faulted(faulted_directory, ncclops_in_process)
+
+
+def test_an_exception_leaves_a_snapshot_of_every_rank(faulted: Faulted) -> None:
+    incident = faulted.incident("raise:1")
     expect_complete(incident, {})
     record = read(incident / INCIDENT)
     assert record["cause"] == "exception"
@@ -67,7 +95,7 @@ def test_an_exception(ncclops: Ncclops, training: Path, profile: Profile, tmp_pa
     assert process["source"] == "guardian"
     assert process["threads"][0]["tid"] == process["pid"] == flight["pid"]
 
-    page = told(ncclops, "run")
+    page = faulted.page("raise:1")
     assert page["schema"] == "ncclops.incident/1"
     assert page["culprit"]["rank"] == 1
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
@@ -76,13 +104,12 @@ def test_an_exception(ncclops: Ncclops, training: Path, profile: Profile, tmp_pa
     assert page["decision"]["what"].startswith("restarted in place, on all 4 ranks")
 
 
-@pytest.mark.slow
-def test_a_hang(ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path) -> None:
-    done = ncclops("launch", *IN_PLACE, "--profile", profile(), training, env={"FAULT": "hang:2"})
-    assert done.returncode == 0, done.stderr
-    incident = tmp_path / "run" / "incidents" / "0"
+def test_a_hang_is_blamed_on_the_rank_that_never_came(
+    faulted: Faulted, ncclops_in_process: Ncclops
+) -> None:
+    incident = faulted.incident("hang:2")
     expect_complete(incident, {})
-    page = told(ncclops, "run", "0")
+    page = faulted.page("hang:2")
     assert page["culprit"]["rank"] == 2
     assert page["culprit"]["frame"]["line"] == LINE_OF["time.sleep"]
     assert (
@@ -92,60 +119,43 @@ def test_a_hang(ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Pa
     at = {tuple(each["ranks"]): each["frame"]["line"] for each in page["clusters"]}
     assert at[2,] == LINE_OF["time.sleep"]
     assert LINE_OF["dist.all_reduce"] in at.values()
-    people = ncclops("incident", "run")
+    people = ncclops_in_process("incident", str(faulted.directory / "run"), "1")
     assert people.returncode == 0
     assert "what to do next" in people.stdout
 
 
-@pytest.mark.slow
-def test_a_hang_with_the_gil_held(
-    ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
-) -> None:
-    """Its guardian sees what it can, then ends it; the others are not held up."""
-    done = ncclops("launch", *IN_PLACE, "--profile", profile(), training, env={"FAULT": "gil:2"})
-    assert done.returncode == 0, done.stderr
-    incident = tmp_path / "run" / "incidents" / "0"
-    expect_complete(incident, {2: {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU}})
+def test_a_rank_that_crashes_in_c_is_blamed_with_its_line(faulted: Faulted) -> None:
+    """Its last words have its stacks, and so the line."""
+    page = faulted.page("crash:3")
+    assert page["culprit"]["rank"] == 3
+    assert page["culprit"]["frame"]["line"] == LINE_OF["string_at"]
+    assert "SIGSEGV" in page["sentence"]
+    assert page["classification"]["class"] == "process-crash"
+
+
+def test_a_rank_that_hangs_with_the_gil_held_is_seen_from_outside(faulted: Faulted) -> None:
+    """Its monitor process sees what it can, then ends it; the others are not held up."""
+    incident = faulted.incident("gil:2")
+    expect_complete(incident, {2: {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU}}, ranks=3)
     stacks = (snapshots.rank_dir(incident, 2) / snapshots.STACKS).read_text()
     assert f'train.py", line {LINE_OF["sleep(1000)"]} in load_batch' in stacks
     process = read(snapshots.rank_dir(incident, 2) / snapshots.PROCESS)
     assert process["state"] == "S"
     assert process["python_ran_s_ago"] > 1
-    page = told(ncclops, "run")
+    page = faulted.page("gil:2")
     assert page["culprit"]["rank"] == 2
     assert page["culprit"]["frame"]["line"] == LINE_OF["sleep(1000)"]
     assert page["ranks_lost"] == [2]
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed(
-    ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
-) -> None:
-    options = ("launch", *IN_PLACE, "--profile", profile("20s", "30s"))
-    done = ncclops(*options, training, env={"FAULT": "kill:0"})
-    assert done.returncode == 0, done.stderr
-    incident = tmp_path / "run" / "incidents" / "0"
+def test_a_rank_that_is_killed_leaves_nothing_and_is_blamed(faulted: Faulted) -> None:
+    incident = faulted.incident("kill:0")
     gone = {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU, snapshots.STACKS}
-    expect_complete(incident, {0: gone})
-    page = told(ncclops, "run")
+    expect_complete(incident, {0: gone}, ranks=2)
+    page = faulted.page("kill:0")
     assert page["culprit"]["rank"] == 0
     assert "SIGKILL" in page["sentence"]
-    assert page["decision"]["what"] == "restarted in place, on 3 of 4 ranks"
-
-
-@pytest.mark.slow
-def test_a_rank_that_crashes_in_c(
-    ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
-) -> None:
-    """Its last words have its stacks, and so the line."""
-    options = ("launch", *IN_PLACE, "--profile", profile("20s", "30s"))
-    done = ncclops(*options, training, env={"FAULT": "crash:2"})
-    assert done.returncode == 0, done.stderr
-    page = told(ncclops, "run")
-    assert page["culprit"]["rank"] == 2
-    assert page["culprit"]["frame"]["line"] == LINE_OF["string_at"]
-    assert "SIGSEGV" in page["sentence"]
-    assert page["classification"]["class"] == "process-crash"
+    assert page["decision"]["what"] == "restarted in place, on 1 of 2 ranks"
 
 
 ALWAYS = """
@@ -162,7 +172,9 @@ for step in range(6):
 
 
 @pytest.mark.slow
-def test_restarts_in_place_that_cannot_help(ncclops: Ncclops, tmp_path: Path) -> None:
+def test_restarts_in_place_that_cannot_help(
+    ncclops: Ncclops, ncclops_in_process: Ncclops, tmp_path: Path
+) -> None:
     """Three times the same, new processes, once more: told is the fault, decided the escalation."""
     script = tmp_path / "train.py"
     script.write_text(ALWAYS)
@@ -170,15 +182,18 @@ def test_restarts_in_place_that_cannot_help(ncclops: Ncclops, tmp_path: Path) ->
     done = ncclops("launch", *IN_PLACE, "--profile", "local-cpu", script)
     assert done.returncode == 1
     incidents = tmp_path / "run" / "incidents"
-    first_leaving, latest = 3, max(int(path.name) for path in incidents.iterdir())
-    assert (incidents / str(first_leaving) / "left-rank0.json").exists()
+    latest = max(int(path.name) for path in incidents.iterdir())
+    # Ranks leave of themselves, or a restart later when they see that the others have left.
+    left = sorted({int(path.parent.name) for path in incidents.glob("*/left-rank*.json")})
+    assert (left[0], left[-1]) == (3, latest)
+    fault = max(set(range(latest)) - set(left))  # of the new processes
     for asked, told_is, decided, why in (
         (0, 0, "restarted in place, on all 4 ranks", "every rank was healthy"),
         (2, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
         (3, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
-        (None, latest - 1, "the run ended: failed", "again in new processes"),
+        (None, fault, "the run ended: failed", "again in new processes"),
     ):
-        page = told(ncclops, "run", *([] if asked is None else [str(asked)]))
+        page = told(ncclops_in_process, "run", *([] if asked is None else [str(asked)]))
         assert page["sentence"].startswith("rank 1 on ")
         assert "raised ValueError: no such shard at" in page["sentence"]
         assert page["culprit"]["rank"] == 1
@@ -188,19 +203,19 @@ def test_restarts_in_place_that_cannot_help(ncclops: Ncclops, tmp_path: Path) ->
         assert page["left_in"] == (None if asked == told_is else latest if asked is None else 3)
         assert page["decision"]["what"].startswith(decided), f"incident {asked}"
         assert why in page["decision"]["why"]
-    assert "the ranks left in incident" in ncclops("incident", "run").stdout
+    assert "the ranks left in incident" in ncclops_in_process("incident", "run").stdout
 
 
 @pytest.mark.slow
 def test_a_team_that_the_agent_ends(
-    ncclops: Ncclops, training: Path, profile: Profile, tmp_path: Path
+    ncclops: Ncclops, ncclops_in_process: Ncclops, training: Path, profile: Profile, tmp_path: Path
 ) -> None:
     """Without restarts in place it is the agent that has snapshots taken, before SIGTERM."""
     options = ("launch", *IN_PLACE, "--restart", "none", "--profile", profile("20s", "30s"))
     done = ncclops(*options, training, env={"FAULT": "raise:1"})
     assert done.returncode == 1
     incident = tmp_path / "run" / "incidents" / "0"
-    page = told(ncclops, "run")
+    page = told(ncclops_in_process, "run")
     assert page["culprit"]["rank"] == 1
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
     assert page["decision"]["what"] == "the run ended: failed"
@@ -211,16 +226,18 @@ def test_a_team_that_the_agent_ends(
         ]
 
 
-def test_what_there_is_not(ncclops: Ncclops, tmp_path: Path) -> None:
-    assert "no runs in runs/" in ncclops("incident").stderr
-    assert "no runs in runs/" in ncclops("where").stderr
+def test_without_a_run_or_an_incident_there_is_one_line(
+    ncclops_in_process: Ncclops, tmp_path: Path
+) -> None:
+    assert "no runs in runs/" in ncclops_in_process("incident").stderr
+    assert "no runs in runs/" in ncclops_in_process("where").stderr
     run = tmp_path / "run"
     run.mkdir()
-    done = ncclops("incident", "run")
+    done = ncclops_in_process("incident", "run")
     assert (done.returncode, done.stdout) == (2, "")
     (run / "events.jsonl").touch()
-    assert "has no incidents" in ncclops("incident", "run").stderr
-    assert "is alive on this machine" in ncclops("where", "run").stderr
+    assert "has no incidents" in ncclops_in_process("incident", "run").stderr
+    assert "is alive on this machine" in ncclops_in_process("where", "run").stderr
     (run / "incidents" / "3").mkdir(parents=True)
-    assert "no incident 1: it has 3" in ncclops("incident", "run", "1").stderr
-    assert "snapshots and no incident.json" in ncclops("incident", "run").stderr
+    assert "no incident 1: it has 3" in ncclops_in_process("incident", "run", "1").stderr
+    assert "snapshots and no incident.json" in ncclops_in_process("incident", "run").stderr

@@ -72,7 +72,9 @@ class Snapshot:
         os.environ.update(self.environ | numbers)
         _stop_timers()  # first: without its handler an alarm ends the process
         for number, handler in self.signals.items():
-            if handler is not None:  # None: not set from Python, and not ours to touch
+            # What was not set from Python is not ours to touch: None, or unchanged as Python sees
+            # it, such as the handlers of faulthandler, by which a crash prints its stacks.
+            if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
         self._restore_logging()
         _end_children()
