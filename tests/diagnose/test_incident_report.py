@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
-from ncclops.diagnose.incident_report import Told, tell
+from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.flight.findings import KINDS
 from ncclops.record import snapshots
 from ncclops.record.documents import read_document, write_document
@@ -83,9 +83,9 @@ def calls(**last: Any) -> list[dict[str, Any]]:
     return [*known, entry(3, **({"op": "gloo:all_reduce", "state": "scheduled"} | last))]
 
 
-def culprit(told: Told) -> tuple[int, str | None]:
-    frame = told.culprit.frame
-    return told.culprit.rank, None if frame is None else f"{frame.file}:{frame.line}"
+def culprit(report: IncidentReport) -> tuple[int, str | None]:
+    frame = report.culprit.frame
+    return report.culprit.rank, None if frame is None else f"{frame.file}:{frame.line}"
 
 
 def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
@@ -106,10 +106,12 @@ def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Mak
     """The agent's watch sees that all stand still, and knows no better than to name the first."""
     by_rank = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls(op="gloo:broadcast", line=71)
-    told = tell(make(by_rank, fault(0, "hung", "hang: all ranks are stuck; ranks 0-3: …")), None)
-    assert culprit(told) == (2, "/home/user/train.py:71")
-    assert "look for a branch before the call at /home/user/train.py:71" in told.next_steps[0]
-    assert told.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
+    report = report_incident(
+        make(by_rank, fault(0, "hung", "hang: all ranks are stuck; ranks 0-3: …")), None
+    )
+    assert culprit(report) == (2, "/home/user/train.py:71")
+    assert "look for a branch before the call at /home/user/train.py:71" in report.next_steps[0]
+    assert report.sentence.startswith("rank 2 called broadcast [4] Float in train.py:71 step as #3")
 
 
 @pytest.mark.slow
@@ -117,10 +119,10 @@ def test_a_rank_that_its_monitor_process_ended_for_silence_was_a_hang(make: Make
     """By the timeout that it exceeded; a summary in the same words alone makes none."""
     first = fault(1, "died", "rank 1: hard timeout: silent for 3.0 s", gone=True)
     limit = {"limit": "hard", "limit_s": 3.0, "silent_s": 3.0, "clock": "python"}
-    hang = tell(make({0: calls(), 1: calls()[:2]}, first, timeout=limit), None)
+    hang = report_incident(make({0: calls(), 1: calls()[:2]}, first, timeout=limit), None)
     assert "its monitor process ended it" in hang.sentence
     assert any("if it hangs again" in step for step in hang.next_steps)
-    death = tell(make({0: calls(), 1: calls()[:2]}, first), None)
+    death = report_incident(make({0: calls(), 1: calls()[:2]}, first), None)
     assert "if it hangs again" not in " ".join(death.next_steps)
 
 
@@ -135,14 +137,16 @@ def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> 
     path = RunPaths(run).incident(1) / INCIDENT
     raised = {"name": "RestartAbort", "bases": ["BaseException"]}
     write_document(path, record | {"raised": raised, "escalation": asked})
-    told = tell(run, None)
-    assert (told.number, told.left_in) == (0, 1)
+    report = report_incident(run, None)
+    assert (report.number, report.left_in) == (0, 1)
     write_document(path, record)
-    assert tell(run, None).number == 1, "a record without the fields is read as it stands"
+    assert report_incident(run, None).number == 1, (
+        "a record without the fields is read as it stands"
+    )
 
 
 @pytest.mark.slow
-def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> None:
+def test_what_the_watch_said_of_a_rank_is_no_fault_of_its_own(make: Make) -> None:
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]
     run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
@@ -150,9 +154,9 @@ def test_what_the_watch_said_of_a_rank_is_no_report_of_its_own(make: Make) -> No
     stacks.write_text(
         'Thread 0x1 [MainThread] (most recent call first):\n  File "/home/user/d.py", line 3 in f\n'
     )
-    told = tell(run, None)
-    assert culprit(told) == (2, "/home/user/d.py:3")
-    assert told.sentence == (
+    report = report_incident(run, None)
+    assert culprit(report) == (2, "/home/user/d.py:3")
+    assert report.sentence == (
         "rank 2 never entered all_reduce #3 of group default_pg (0-3): it is in d.py:3 f"
     )
 
@@ -162,11 +166,11 @@ def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make
     by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]], line=60)}
     run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
     killed(run, 3, "SIGABRT", OVERRUN)
-    told = tell(run, None)
-    assert culprit(told) == (2, "/home/user/train.py:60")
-    assert told.sentence.endswith("; rank 3 failed of it (SIGABRT)")
-    assert told.classification is not None
-    assert told.classification["class"] == "collective-mismatch"
+    report = report_incident(run, None)
+    assert culprit(report) == (2, "/home/user/train.py:60")
+    assert report.sentence.endswith("; rank 3 failed of it (SIGABRT)")
+    assert report.classification is not None
+    assert report.classification["class"] == "collective-mismatch"
 
 
 @pytest.mark.slow
@@ -175,13 +179,13 @@ def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(m
     by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
     run = make(by_rank, fault(2, "died", "rank 2: the process died", gone=True))
     killed(run, 2, "SIGABRT", OVERRUN)
-    told = tell(run, None)
-    assert culprit(told) == (2, None)
-    assert "the others called it at /home/user/train.py:60" in told.culprit.how
+    report = report_incident(run, None)
+    assert culprit(report) == (2, None)
+    assert "the others called it at /home/user/train.py:60" in report.culprit.how
     crash = "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
     log = run / "ranks" / "2" / "stderr.log"
     log.write_text(OVERRUN + crash + '  File "/home/user/train.py", line 61 in step\n')
-    assert culprit(tell(run, None)) == (2, "/home/user/train.py:61")
+    assert culprit(report_incident(run, None)) == (2, "/home/user/train.py:61")
 
 
 @pytest.mark.slow
@@ -189,9 +193,9 @@ def test_a_rank_that_was_killed_is_to_blame_whatever_the_others_ask_for(make: Ma
     by_rank = {0: calls(), 1: calls(), 2: calls(sizes=[[6]])}
     run = make(by_rank, fault(3, "died", "rank 3: the process died", gone=True))
     killed(run, 3, "SIGKILL")
-    told = tell(run, None)
-    assert told.culprit.rank == 3
-    assert told.sentence.startswith("rank 3 is gone (SIGKILL)")
+    report = report_incident(run, None)
+    assert report.culprit.rank == 3
+    assert report.sentence.startswith("rank 3 is gone (SIGKILL)")
 
 
 OVER = VerdictEvent(ts=14, outcome="failed", reason="rank 2 exited")
@@ -244,7 +248,7 @@ def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Mak
     )
     first = fault(1, "exception", "RuntimeError: gave up")
     run = make({0: calls()}, first, exception=first["summary"], traceback=trace)
-    assert tell(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
+    assert report_incident(run, None).culprit.frame == Frame("/home/user/train.py", 9, "main")
 
 
 @pytest.mark.slow
@@ -257,7 +261,7 @@ def test_who_called_the_line_is_told_with_it(make: Make) -> None:
         for line, (file, name) in enumerate(files, 1)
     )
     run = make({0: calls()}, fault(1, "exception", "RuntimeError: no"), traceback=trace)
-    who = tell(run, None).culprit
+    who = report_incident(run, None).culprit
     assert who.frame == Frame("/home/user/comm.py", 4, "sync_gradients")
     assert [caller.function for caller in who.callers] == ["step", "main"]
 

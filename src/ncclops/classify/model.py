@@ -73,8 +73,8 @@ class Signature:
     ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, nothing
     short of a whole run of steps (the default), or ``never``.
     ``teardown``: a consequence when any other failure precedes it in the same log.
-    ``exits``: how a worker ended, told as a value and not by a line: signal names, exit codes, or
-    ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, told the same way.
+    ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes, or
+    ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, given the same way.
     """
 
     id: str
@@ -164,7 +164,7 @@ class Hit:
 class Evidence:
     """A line that speaks for the verdict; ``line`` is 1-based.
 
-    A fact that was told as a value has the name of its source as ``file`` (``exit status``,
+    A fact that was given as a value has the name of its source as ``file`` (``exit status``,
     ``hang watch``) and ``line`` 1.
     """
 

@@ -37,7 +37,7 @@ class Observations:
     starting_up: bool | None = None
     """Whether the first collective is still to come, where the caller knows; else the log says."""
     is_empty: bool = False
-    """Neither a byte was read nor a fact told."""
+    """Neither a byte was read nor a fact given."""
     # For stamps that name no year: the latest one that any line names.
     year: int = field(init=False)
     _when: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)

@@ -92,7 +92,7 @@ def _explained_away(hits: list[Hit]) -> list[Hit]:
         loser.id for winner in present for loser in present if winner.outranks_signature(loser)
     }
     kept = [hit for hit in hits if hit.signature.id not in outranked]
-    # Two that outrank each other leave nobody: then neither was explained.
+    # Two that outrank each other would leave none: then neither was explained.
     return kept or hits
 
 

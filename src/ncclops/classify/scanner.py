@@ -144,7 +144,7 @@ class Scanner:
     def verdict(self, notes: Iterable[str] = (), *, starting_up: bool | None = None) -> Report:
         """The verdict on all that was fed so far, lines without an end included.
 
-        ``starting_up`` tells what the caller may know better than the log: that the first
+        ``starting_up`` says what the caller may know better than the log: that the first
         collective is still to come (True), or has completed (False).
         """
         for source in self._sources.values():

@@ -12,7 +12,7 @@ from ncclops.cli._output import print_json, stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ncclops.diagnose.incident_report import Told
+    from ncclops.diagnose.incident_report import IncidentReport
 
 _SHOWN_CLUSTERS = 6
 _SHOWN_FRAMES = 4
@@ -32,13 +32,13 @@ def incident(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Tell what happened in an incident: who, where, why, what was decided, what to do next."""
-    from ncclops.diagnose.incident_report import tell
+    from ncclops.diagnose.incident_report import report_incident
 
-    told = tell(_directory(run), number)
+    report = report_incident(_directory(run), number)
     if as_json:
-        print_json(told.to_json())
+        print_json(report.to_json())
     else:
-        _print(told)
+        _print(report)
     return 0
 
 
@@ -52,26 +52,26 @@ def _directory(run: str | None) -> Path:
     return find(run).path
 
 
-def _print(told: Told) -> None:
+def _print(report: IncidentReport) -> None:
     from rich.text import Text
 
     console = stdout_console()
-    console.print(Text(told.sentence, style="bold"))
-    _print_rows(console, _facts(told))
-    _print_evidence(console, told)
-    _print_clusters(console, told)
-    if told.next_steps:
+    console.print(Text(report.sentence, style="bold"))
+    _print_rows(console, _facts(report))
+    _print_evidence(console, report)
+    _print_clusters(console, report)
+    if report.next_steps:
         console.print(Text("what to do next", style="bold"))
-        for step in told.next_steps:
+        for step in report.next_steps:
             console.print(Text(f"  - {step}"))
-    left = "" if told.left_in is None else f"; the ranks left in incident {told.left_in}"
-    console.print(Text(f"incident {told.number}: {told.directory}{left}", style="dim"))
+    left = "" if report.left_in is None else f"; the ranks left in incident {report.left_in}"
+    console.print(Text(f"incident {report.number}: {report.directory}{left}", style="dim"))
 
 
-def _facts(told: Told) -> list[tuple[str, str]]:
+def _facts(report: IncidentReport) -> list[tuple[str, str]]:
     from datetime import datetime
 
-    culprit, record = told.culprit, told.record
+    culprit, record = report.culprit, report.record
     when = datetime.fromtimestamp(record.at).astimezone()
     rows = [("when", f"{when:%Y-%m-%d %H:%M:%S %Z}, in iteration {record.iteration}")]
     host = f" on {culprit.host}" if culprit.host else ""
@@ -80,14 +80,14 @@ def _facts(told: Told) -> list[tuple[str, str]]:
         rows.append(("at", str(culprit.frame)))
     if culprit.callers:
         rows.append(("called", "by " + ", by ".join(map(str, culprit.callers))))
-    if told.classification is not None:
-        found = told.classification
+    if report.classification is not None:
+        found = report.classification
         rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
-    if told.recorded is not None and told.recorded.sentence not in told.sentence:
-        rows.append(("recorders", told.recorded.sentence))
-    rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in told.timeline_ms)))
-    why = f", because {told.decision.why}" if told.decision.why else ""
-    rows.append(("decided", told.decision.what + why))
+    if report.recorded is not None and report.recorded.sentence not in report.sentence:
+        rows.append(("recorders", report.recorded.sentence))
+    rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in report.timeline_ms)))
+    why = f", because {report.decision.why}" if report.decision.why else ""
+    rows.append(("decided", report.decision.what + why))
     return rows
 
 
@@ -98,28 +98,28 @@ def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
         console.print(Text(f"  {name:<9} ", style="dim") + Text(text, style="not dim"))
 
 
-def _print_evidence(console: Console, told: Told) -> None:
+def _print_evidence(console: Console, report: IncidentReport) -> None:
     from rich.text import Text
 
-    for line in (told.classification or {}).get("evidence", []):
+    for line in (report.classification or {}).get("evidence", []):
         console.print(Text(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}"))
 
 
-def _print_clusters(console: Console, told: Told) -> None:
+def _print_clusters(console: Console, report: IncidentReport) -> None:
     from rich.text import Text
 
     from ncclops.rank_lists import rank_list
 
-    if told.clusters:
+    if report.clusters:
         console.print(Text("where the ranks were", style="bold"))
-    for cluster in told.clusters[:_SHOWN_CLUSTERS]:
+    for cluster in report.clusters[:_SHOWN_CLUSTERS]:
         count = len(cluster.ranks)
         ranks = f"{count} rank{'s' * (count > 1)} ({rank_list(cluster.ranks)})"
         console.print(Text(f"  {ranks}: {cluster.place}"))
         for frame in cluster.frames[:_SHOWN_FRAMES]:
             console.print(Text(f"      {frame}", style="dim"))
-    if len(told.clusters) > _SHOWN_CLUSTERS:
-        console.print(Text(f"  and {len(told.clusters) - _SHOWN_CLUSTERS} more places (--json)"))
-    for view in told.views:
+    if len(report.clusters) > _SHOWN_CLUSTERS:
+        console.print(Text(f"  and {len(report.clusters) - _SHOWN_CLUSTERS} more places (--json)"))
+    for view in report.views:
         if view.reason and view.reason not in view.place:
             console.print(Text(f"  rank {view.rank}: {view.reason}", style="yellow"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A person reads no faster, and the agent's server looks no more often than twice as fast.
 _WATCH_EVERY_S = 1.0
-# Nothing is cut that somebody may look for with grep.
+# Nothing is cut that a user may search for with grep.
 _PIPE_COLUMNS = 200
 
 

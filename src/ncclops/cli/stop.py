@@ -1,4 +1,4 @@
-"""``ncclops stop``: ask a run to end in good order."""
+"""``ncclops stop``: stop a run gracefully."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def _asking() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without an entry for its user
-        user = "somebody"
+        user = "unknown user"
     return f"{user}@{socket.gethostname()} with ncclops stop"

@@ -25,7 +25,7 @@ def serve(
         bool,
         typer.Option(
             "--all-interfaces",
-            help="Let other hosts reach it. torch's store asks nobody for a password: only on a"
+            help="Let other hosts reach it. torch's store has no password: only on a"
             " network where everybody may read and change its keys.",
         ),
     ] = False,

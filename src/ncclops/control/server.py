@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     prctl.die_with_parent(agent_pid, signal.SIGKILL)
     os.nice(_NICE)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    # The terminal's signals are the warden's; this process ends with the link.
+    # The terminal's signals are the supervisor's; this process ends with the link.
     link, *listeners = (socket.socket(fileno=fd) for fd in fds)
     asyncio.run(run(run_dir, link, listeners))
 

@@ -1,4 +1,4 @@
-"""``ncclops incident``: what happened, told on one page from what an incident left behind."""
+"""``ncclops incident``: what happened, on one page, from what an incident left behind."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Culprit:
 
 
 @dataclass(frozen=True)
-class Told:
-    """One incident, told. ``record`` is its incident.json.
+class IncidentReport:
+    """One incident, explained. ``record`` is its incident.json.
 
     ``left_in`` is the incident in which its ranks left restarts in place, if it was that one that
     was asked for: it has nothing to tell by itself.
@@ -100,7 +100,7 @@ class Told:
         }
 
 
-def tell(run: Path, number: int | None) -> Told:
+def report_incident(run: Path, number: int | None) -> IncidentReport:
     """Incident ``number`` of ``run``, the latest by default.
 
     Where ranks left because restarts in place could not help, that is the fault before.
@@ -130,7 +130,7 @@ def tell(run: Path, number: int | None) -> Told:
     if recorded is not None and recorded.is_mismatch and _failed_of_mismatch(record, found):
         culprit = _recorded_culprit(views, recorded)
         sentence = recorded.sentence + _consequence(culprit, failed, end)
-    return Told(
+    return IncidentReport(
         number=int(directory.name),
         directory=directory,
         record=record,

@@ -136,7 +136,7 @@ def _check_function(path: Path, name: str) -> None:
     except SyntaxError as error:
         raise UsageError(f"{path}, line {error.lineno}: {error.msg}") from None
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    # It may also be imported, assigned or made by a decorator: then only running the file tells.
+    # It may also be imported, assigned or made by a decorator: known only when the file runs.
     if name not in defined and not re.search(rf"\b{name}\b", path.read_text(errors="replace")):
         raise UsageError(
             f"{path} has no function {name}; it defines {', '.join(defined) or 'none'}"

@@ -63,7 +63,7 @@ def remove_socket(run_dir: Path) -> None:
 
 
 def connect_unix(run_dir: Path, timeout_s: float) -> socket.socket:
-    """A connection to the server of a run. Raises ``OSError`` where nobody listens."""
+    """A connection to the server of a run. Raises ``OSError`` where no process listens."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.settimeout(timeout_s)

@@ -81,7 +81,7 @@ class ProgressPage:
 
     @classmethod
     def create(cls, path: Path) -> ProgressPage:
-        """A page behind ``path``; where none can be made, one that nobody else sees."""
+        """A page behind ``path``; where none can be made, one that no other process sees."""
         try:
             return cls(shared_page.create(path))
         except OSError:
@@ -90,7 +90,7 @@ class ProgressPage:
     def set_phase(self, name: str | None, began_ns: int, limit_ns: int) -> None:
         """Declare the phase that the rank is in, or with None that it is in none."""
         text = (name or "").encode()[: _NAME_BYTES - 1]
-        self.numbers[PHASE_BEGAN_NS] = 0  # nobody reads the new name with the old times
+        self.numbers[PHASE_BEGAN_NS] = 0  # no reader pairs the new name with the old times
         self._memory[_NAME_AT : _NAME_AT + _NAME_BYTES] = text.ljust(_NAME_BYTES, b"\0")
         self.numbers[PHASE_LIMIT_NS] = limit_ns
         self.numbers[PHASE_BEGAN_NS] = began_ns

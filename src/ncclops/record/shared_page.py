@@ -1,7 +1,7 @@
 """A page of memory that two processes share, found by its path in the run directory.
 
 The page itself lies in ``/dev/shm`` and the run directory holds a link to it. A page of a file
-system with a disk (or a server) behind it would stall whoever writes it, at times for seconds, when
+system with a disk (or a server) behind it would stall the writer, at times for seconds, when
 the kernel writes it back; and the writer here is a training step. :func:`settle` turns the link
 into an ordinary file with the same content, so that the record outlives the machine's memory.
 """

@@ -62,7 +62,7 @@ class StopPage:
 
     @classmethod
     def create(cls, run_dir: Path) -> StopPage:
-        """Make the page, saying that nobody shall stop; before the workers start."""
+        """Make the page, with no stop requested; before the workers start."""
         return cls(memoryview(shared_page.create(path_in(run_dir))).cast("q"))
 
     @classmethod

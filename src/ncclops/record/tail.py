@@ -88,7 +88,7 @@ class GrowthWatch:
 
     @property
     def is_told(self) -> bool:
-        """Whether the kernel tells of growth; otherwise someone has to look now and then."""
+        """Whether the kernel reports growth; otherwise the files have to be polled."""
         return bool(self._inotify >= 0)
 
     def add(self, path: Path) -> None:

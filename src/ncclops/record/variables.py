@@ -4,7 +4,7 @@
 AGENT_PID = "NCCLOPS_AGENT_PID"
 # The worker's end of the socket for what the agent asks of it (``orders``); removed once read.
 ORDERS_FD = "NCCLOPS_ORDERS_FD"
-# Absolute path and name of the run, for whoever wants to add to its record.
+# Absolute path and name of the run, for scripts that want to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
 # What happens to this worker after a fault: in-process, process or none.

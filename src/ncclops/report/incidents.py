@@ -12,10 +12,10 @@ from ncclops.errors import NcclopsError
 _MOST = 5
 
 
-def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
-    """The newest faults on record, as ``ncclops.incident/1``; what cannot be told is left out."""
+def newest_reports(run: Path) -> Iterator[dict[str, Any]]:
+    """The newest faults on record, as ``ncclops.incident/1``; what cannot be report is left out."""
     from ncclops.diagnose import escalated
-    from ncclops.diagnose.incident_report import tell
+    from ncclops.diagnose.incident_report import report_incident
     from ncclops.record.paths import RunPaths, numbered
 
     parent = RunPaths(run).incidents
@@ -24,16 +24,16 @@ def tell_newest(run: Path) -> Iterator[dict[str, Any]]:
     ]
     for number in faults[-_MOST:]:
         try:
-            yield tell(run, number).to_json()
+            yield report_incident(run, number).to_json()
         except (NcclopsError, LookupError, TypeError, ValueError):  # no record, or a damaged one
             continue
 
 
-def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the page says of an incident below its sentence: what it is, and the words."""
     from ncclops.rank_lists import ranks_named
 
-    culprit, found, decision = told["culprit"], told["classification"], told["decision"]
+    culprit, found, decision = report["culprit"], report["classification"], report["decision"]
     host = f" on {culprit['host']}" if culprit["host"] else ""
     yield "culprit", f"rank {culprit['rank']}{host}: {culprit['how']}"
     if culprit["frame"] is not None:
@@ -44,10 +44,10 @@ def facts(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "class", f"{found['class']}: {found['summary']}"
     why = f", because {decision['why']}" if decision["why"] else ""
     yield "decided", decision["what"] + why
-    for cluster in told["clusters"]:
+    for cluster in report["clusters"]:
         ranks = cluster["ranks"]
         yield ranks_named(ranks), str(cluster["place"])
-    for step in told["next_steps"]:
+    for step in report["next_steps"]:
         yield "next", step
 
 

@@ -130,10 +130,10 @@ def _timeline(records: Records) -> str:
 
 def _incidents(records: Records) -> str:
     parts = [
-        f"<h3>{escape(told['sentence'])}</h3>"
-        f'<p class="dim">incident {told["number"]}, {moment(told["at"])}</p>'
-        + _table((), incidents.facts(told))
-        for told in records.told
+        f"<h3>{escape(report['sentence'])}</h3>"
+        f'<p class="dim">incident {report["number"]}, {moment(report["at"])}</p>'
+        + _table((), incidents.facts(report))
+        for report in records.incident_reports
     ]
     return "<h2>Incidents</h2>" + "".join(parts) if parts else ""
 
@@ -165,7 +165,7 @@ def _restarts(records: Records) -> str:
     rows = []
     for event in restarts:
         phases = event.phases_ms
-        told = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if ms >= 0.5)
+        phases_text = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if ms >= 0.5)
         rows.append(
             (
                 spell(event.ts - began),
@@ -174,7 +174,7 @@ def _restarts(records: Records) -> str:
                 _ranks(event.faulty_ranks),
                 _ranks(event.ranks_lost),
                 event.world_size,
-                f"{sum(phases.values()):.0f} ms ({told})",
+                f"{sum(phases.values()):.0f} ms ({phases_text})",
             )
         )
     titles = ("at", "iteration", "cause", "faulty", "lost", "ranks after", "took")

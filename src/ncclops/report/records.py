@@ -28,7 +28,7 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 class StepTime:
     """One step of one rank, ``at`` its end in seconds since the epoch.
 
-    ``seconds`` is the time the rank was busy where the script tells that apart: collectives make
+    ``seconds`` is the time the rank was busy where the script reports it: collectives make
     all ranks wait for the slowest, and then all steps take equally long.
     ``counts`` is False for the first of an iteration (it contains the compile) and for one with
     a declared phase in it: they say nothing about how fast the rank is.
@@ -44,7 +44,7 @@ class StepTime:
 class Records:
     """What is on record of one run; ``steps`` by initial rank, in the order they were done.
 
-    ``told`` are the newest incidents, as ``ncclops incident`` tells them.
+    ``incident_reports`` are the newest, as ``ncclops incident --json`` has them.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Records:
     verdict: Record
     events: tuple[Event, ...]
     incidents: tuple[IncidentRecord, ...]
-    told: tuple[Record, ...] = ()
+    incident_reports: tuple[Record, ...] = ()
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
     def of(self, *types: type[AnyEvent]) -> list[AnyEvent]:
@@ -76,7 +76,7 @@ def read(path: Path) -> Records:
         verdict=redactor.document(read_document(paths.verdict)),
         events=tuple(sorted(events, key=lambda event: event.ts)),
         incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
-        told=tuple(redactor.document(each) for each in incidents.tell_newest(path)),
+        incident_reports=tuple(redactor.document(each) for each in incidents.newest_reports(path)),
         steps=dict(_steps(paths)),
     )
 

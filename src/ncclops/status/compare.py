@@ -13,10 +13,10 @@ from ncclops.status.model import RankStatus, RunPhase, RunStatus, StragglerStatu
 _GONE = ("ended", "failed")
 
 
-def compared(status: RunStatus, told: Mapping[int, StragglerEvent] | None = None) -> RunStatus:
+def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = None) -> RunStatus:
     """``status`` with everything that compares its ranks worked out anew.
 
-    ``told`` has the watch's straggler events by rank: it knows since when, and how steadily.
+    ``known`` has the watch's straggler events by rank: it knows since when, and how steadily.
     Of an even number of ranks the lower median is the measure, so of two ranks the faster one.
     """
     running = [rank for rank in status.ranks if rank.phase not in _GONE]
@@ -28,7 +28,7 @@ def compared(status: RunStatus, told: Mapping[int, StragglerEvent] | None = None
         median_step_s=median,
         step=min(steps, default=None),
         ranks=tuple(_with_ratio(rank, median) for rank in status.ranks),
-        stragglers=_stragglers(running, told or {}),
+        stragglers=_stragglers(running, known or {}),
     )
 
 
@@ -52,7 +52,7 @@ def _with_ratio(rank: RankStatus, median: float | None) -> RankStatus:
 
 
 def _stragglers(
-    ranks: Sequence[RankStatus], told: Mapping[int, StragglerEvent]
+    ranks: Sequence[RankStatus], known: Mapping[int, StragglerEvent]
 ) -> tuple[StragglerStatus, ...]:
     own = {rank.rank: rank.own_step_s for rank in ranks if rank.own_step_s is not None}
     usual = median_low(own.values()) if len(own) > 1 else 0.0
@@ -61,8 +61,8 @@ def _stragglers(
         StragglerStatus(
             rank=rank,
             ratio=round(ratio, 3),
-            kind=told[rank].kind if rank in told else None,
-            since_step=told[rank].since_step if rank in told else None,
+            kind=known[rank].kind if rank in known else None,
+            since_step=known[rank].since_step if rank in known else None,
         )
         for rank, ratio in slow.items()
         if ratio > 1 + THRESHOLD

@@ -21,7 +21,7 @@ class GpuMemory:
         self._devices: dict[int, int | str | None] = {}
 
     def gib(self, rank: int) -> float | None:
-        """GiB in use on the GPU of ``rank``, by whoever uses it."""
+        """GiB in use on the GPU of ``rank``, by all processes."""
         if isinstance(self._nvml, nvml.Unavailable):
             return None
         if rank not in self._devices:

@@ -25,9 +25,9 @@ _SILENT_S = 60.0
 def merge(statuses: Sequence[RunStatus]) -> RunStatus:
     """One status of all nodes. The first, that of node 0, speaks for the run.
 
-    Of a rank that several tell of (it moved to a spare), the newest holds. Faults are each node's
-    own and are added up, but for those that all see; restarts are the job's, and whoever counts
-    most has missed none.
+    Of a rank that several report (it moved to a spare), the newest holds. Faults are each node's
+    own and are added up, but for those that all see; restarts are the job's: the node with the
+    highest count has missed none.
     """
     first, *others = statuses
     if not others:
@@ -97,7 +97,7 @@ def _silent(first: RunStatus, others: Sequence[RunStatus]) -> list[str]:
 
 
 def _as_of(first: RunStatus, status: RunStatus, rank: RankStatus) -> RankStatus:
-    """``rank``, of which ``status`` tells, at the time of ``first``."""
+    """``rank``, which ``status`` has, at the time of ``first``."""
     by_s = first.as_of - status.as_of
     over = first.phase == "ended" and status is not first and rank.phase != "failed"
     return replace(

@@ -68,7 +68,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerStatus:
-    """A rank whose own time is ``ratio`` of the median's; ``kind`` as the watch has told it."""
+    """A rank whose own time is ``ratio`` of the median's; ``kind`` as the watch has recorded it."""
 
     rank: int
     ratio: float
@@ -91,9 +91,9 @@ class FaultStatus:
 class RunStatus:
     """A run at ``as_of`` (seconds since the epoch).
 
-    ``source`` says who tells: the ``agent``'s server, or the run ``directory`` alone. ``step`` is
-    the last one that all ranks which still run and tell their steps have ended. ``faults`` counts
-    by class.
+    ``source`` is where this is from: the ``agent``'s server, or the run ``directory`` alone.
+    ``step`` is the last one that all ranks which still run and report steps have ended.
+    ``faults`` counts by class.
     """
 
     run_id: str

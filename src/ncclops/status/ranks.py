@@ -48,7 +48,7 @@ class Moment:
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """Seconds, as medians: ``step_s`` of the very last steps, ``own_step_s`` of enough to compare
-    ranks by, without the waiting for others where the script tells it apart."""
+    ranks by, without the waiting for others where the script reports that."""
 
     step_s: float | None = None
     own_step_s: float | None = None
@@ -135,7 +135,7 @@ def _sight(run_dir: Path, facts: RankFacts, page: Progress | None, moment: Momen
     printed, written = _printed_steps(log), _modified(log)
     step, at = facts.step, facts.step_at
     if printed and (step is not None or facts.bootstrapped or facts.warm):
-        # Events tell a step a minute; the log has the newest.
+        # Events record one step in ten seconds; the log has the newest.
         step, at = printed[-1].step, written
     age_s = None if at is None else round(max(0.0, moment.now - at), 3)
     return _Sight(step, age_s, _printed_s(printed) or facts.step_s or _mean_s(facts, step, at))

@@ -108,7 +108,7 @@ def read_once(run_dir: Path) -> RunStatus:
 
 
 class LiveSights:
-    """What the server shows: read when somebody asks, kept for half a second."""
+    """What the server shows: read on request, kept for half a second."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

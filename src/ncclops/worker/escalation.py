@@ -38,7 +38,7 @@ _MISTAKE_NAMES = frozenset(
 )
 _UNKNOWN = "unknown place"
 _EARLY_S = 300.0
-# NCCL's words for a communicator that did not come up: the playbook's list of what a new process
+# NCCL's words for a communicator that did not come up: the list of what a new process
 # with lazy communicators gets over.
 _STARTUP_WORDS = (
     "ncclRemoteError",

@@ -36,7 +36,7 @@ class GroupRules:
 
     ``init`` eager or lazy gives or withholds ``device_id``; None leaves it to the script.
     ``barrier``: whether all ranks meet once the default group is up, so that a failure to start
-    is told from a later one.
+    is distinguished from a later one.
     """
 
     init: str | None

@@ -169,7 +169,7 @@ class _Attempts:
         if self._repetition.escalation is not None:
             return  # our own leaving, and no news
         self._repetition.count(incident, recorder.current().highest_step)
-        incidents.tell(incident)
+        incidents.report(incident)
 
 
 def _obey(call: restart.CallWrapper) -> None:
@@ -178,7 +178,7 @@ def _obey(call: restart.CallWrapper) -> None:
 
 
 def _escalate(escalation: Escalation) -> NoReturn:
-    """Take this rank out of restarts in place, and tell the agent where to go from here."""
+    """Take this rank out of restarts in place, and ask the agent for what can help."""
     worker_record.report(
         EscalationEvent(to=escalation.to, reason=escalation.reason, failure=escalation.failure)
     )

@@ -13,8 +13,8 @@ from ncclops.worker.timeout_phases import TimeoutPhases
 _SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
 
 
-def tell(incident: Incident) -> None:
-    """Each rank tells its own fault, one rank the restart, and what a dead rank cannot tell."""
+def report(incident: Incident) -> None:
+    """Each rank reports its own fault; one rank the restart, and the faults of dead ranks."""
     recorder.current().flush()  # the steps before the fault are on record before the fault is
     culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
     if culprit == incident.initial_rank:

@@ -61,7 +61,7 @@ class _Observer:
         previous = applied.settings.on_incident
 
         def on_incident(incident: Any) -> None:
-            incidents.tell(incident)
+            incidents.report(incident)
             incidents.begin_next(incident, self._phases)
             if previous is not None:
                 previous(incident)
