@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ncclops.errors import UsageError
+from ncclops.launch.options import parse_timeouts
 from ncclops.profiles import Growth, list_profiles, load_profiles
 from ncclops.record.variables import LIMITS
 from ncclops.timeouts.handed_over import from_environ, to_variable
@@ -49,7 +50,7 @@ def test_after_warm_up_the_restart_core_is_as_much_ahead_of_torch_as_before() ->
     timeouts = settle(COMPILING)
     assert (timeouts.steady_soft, timeouts.steady_hard) == (8 * MINUTE, 9 * MINUTE)
     assert timeouts.compile == 2 * HOUR
-    named = settle(with_named(COMPILING, ["soft=1m", "hard=2m"]))
+    named = settle(with_named(COMPILING, parse_timeouts(["soft=1m", "hard=2m"])))
     assert (named.steady_soft, named.steady_hard) == (MINUTE, 2 * MINUTE)
 
 
@@ -130,7 +131,9 @@ class TestScheduler:
 
 class TestCommandLine:
     def test_it_has_the_last_word(self) -> None:
-        named = with_named(COMPILING, ["soft=90s", "stop-grace=5s", "groups.mesh_dp=3m"])
+        named = with_named(
+            COMPILING, parse_timeouts(["soft=90s", "stop-grace=5s", "groups.mesh_dp=3m"])
+        )
         assert named == COMPILING | {
             "soft": 1.5 * MINUTE,
             "stop_grace": timedelta(seconds=5),
@@ -139,7 +142,7 @@ class TestCommandLine:
 
     def test_its_patterns_come_before_the_profiles(self) -> None:
         profile = {"groups.mesh_*": 2 * MINUTE, "groups.*": MINUTE}
-        named = with_named(profile, ["groups.mesh_dp=3m", "groups.*=4m"])
+        named = with_named(profile, parse_timeouts(["groups.mesh_dp=3m", "groups.*=4m"]))
         assert list(named.items()) == [
             ("groups.*", 4 * MINUTE),
             ("groups.mesh_dp", 3 * MINUTE),
@@ -157,7 +160,7 @@ class TestCommandLine:
     )
     def test_a_mistake_is_one_line(self, pair: str, complaint: str) -> None:
         with pytest.raises(UsageError) as caught:
-            with_named({}, [pair])
+            with_named({}, parse_timeouts([pair]))
         assert complaint in str(caught.value)
 
     def test_a_dry_run_shows_the_whole_ladder(
@@ -192,7 +195,7 @@ class TestCommandLine:
 
 
 def test_workers_are_given_exactly_what_was_settled() -> None:
-    timeouts = settle(with_named(COMPILING, ["groups.mesh_*=5m"]))
+    timeouts = settle(with_named(COMPILING, parse_timeouts(["groups.mesh_*=5m"])))
     variable = to_variable(timeouts, Growth(fds=7))
     assert from_environ({LIMITS: variable}) == (timeouts, Growth(fds=7))
     assert timeouts.first.process_group == 2 * HOUR
@@ -224,7 +227,7 @@ def test_what_is_written_is_read_back(named: dict[str, timedelta], restart: Any)
 
 
 def test_an_operators_window_holds_for_groups_with_timeouts_of_their_own() -> None:
-    timeouts = settle(with_named(COMPILING, ["groups.mesh_*=5m"]))
+    timeouts = settle(with_named(COMPILING, parse_timeouts(["groups.mesh_*=5m"])))
     window = Window(process_group=2 * MINUTE, soft=MINUTE, hard=1.5 * MINUTE)
     tighter = timeouts.tightened(window)
     assert tighter.steady == window

@@ -342,7 +342,9 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         _output.note(remark)
     described = prepared.to_json()
     timeouts = ", ".join(
-        f"{name} {value}" for name, value in described["timeouts"].items() if value
+        f"{name} {value}"
+        for name, value in described["timeouts"].items()
+        if value and name != "given_process_group"
     )
     lines = [
         f"stack     {prepared.stack.line()}",

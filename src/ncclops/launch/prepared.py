@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Resolved:
     profile: Profile
     remarks: list[str]  # what was chosen for the user meanwhile
     overrides: Overrides
-    timeouts: list[str]  # NAME=DURATION
+    timeouts: Mapping[str, timedelta]  # by name, on top of the profile's
     rendezvous: RendezvousConfig | None  # None: a single node
     master_port: int  # of a single node's store; 0 for any
     allowed_differences: tuple[str, ...]

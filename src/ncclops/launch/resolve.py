@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ncclops.durations import format_duration
 from ncclops.env.request import overrides_of, resolve_profile
 from ncclops.launch import launch_config, options
 from ncclops.launch.prepared import Resolved
@@ -43,7 +42,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         profile=resolve_profile(request.profiles, nnodes=nnodes, say=remarks.append),
         remarks=remarks,
         overrides=overrides_of(request.env, request.keep),
-        timeouts=[f"{name}={format_duration(limit)}" for name, limit in request.timeouts.items()],
+        timeouts=request.timeouts,
         rendezvous=placed.rendezvous,
         master_port=request.master_port or 0,
         allowed_differences=tuple(request.allow_difference),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from ncclops.durations import parse_duration
+from ncclops.durations import format_duration
 from ncclops.errors import UsageError
 from ncclops.profiles import RestartMode
 from ncclops.profiles.model import STOP_GRACE
@@ -88,28 +88,26 @@ def remarks(timeouts: Timeouts, around: Surroundings) -> list[str]:
     return order.remarks(timeouts, chose_heartbeat=around.chose_heartbeat)
 
 
-def with_named(named: Mapping[str, timedelta], pairs: Sequence[str]) -> dict[str, timedelta]:
-    """``named`` with the ``name=duration`` pairs of ``--timeout`` on top, as a profile names them;
-    ``groups.PATTERN=duration`` is for groups, and comes before the profile's patterns. Raises
-    ``UsageError``.
+def with_named(
+    named: Mapping[str, timedelta], asked: Mapping[str, timedelta]
+) -> dict[str, timedelta]:
+    """``named``, as a profile names them, with those of ``--timeout`` on top.
+
+    ``groups.PATTERN`` is for groups; what was asked for last comes first, since the first pattern
+    that matches counts. Raises ``UsageError`` for a name that is not known and for nothing or less.
     """
     from ncclops.profiles.schema import timeout_names
 
     known = timeout_names()
-    added: dict[str, timedelta] = {}
-    for pair in pairs:
-        name, _, text = pair.partition("=")
-        name = name.strip().replace("-", "_") if not name.startswith(GROUPS) else name
-        try:
-            limit = parse_duration(text)
-        except ValueError as error:
-            raise UsageError(f"--timeout {pair}: {error}") from None
+    found: dict[str, timedelta] = {}
+    for name, limit in reversed(list(asked.items())):
+        own = name if name.startswith(GROUPS) else name.strip().replace("-", "_")
         if limit <= timedelta(0):
-            raise UsageError(f"--timeout {pair}: must be positive")
-        if name not in known and not name.startswith(GROUPS):
-            raise UsageError(f"--timeout {pair}: there is no {name!r}; known: {', '.join(known)}")
-        added = {name: limit} | {key: value for key, value in added.items() if key != name}
-    return added | {name: limit for name, limit in named.items() if name not in added}
+            raise UsageError(f"--timeout {name}={format_duration(limit)}: must be positive")
+        if own not in known and not own.startswith(GROUPS):
+            raise UsageError(f"--timeout {name}: there is no {own!r}; known: {', '.join(known)}")
+        found.setdefault(own, limit)
+    return found | {name: limit for name, limit in named.items() if name not in found}
 
 
 def _of_restart_core(named: Mapping[str, timedelta], group: timedelta) -> dict[str, timedelta]:
