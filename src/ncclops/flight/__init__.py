@@ -19,7 +19,7 @@ What it says (pure):
 from ncclops.flight.analysis_context import FlightFinding
 from ncclops.flight.report import FlightReport, analyze, judge
 
-# Their names up to now, for code of users.
+# Their public names.
 Finding, Report = FlightFinding, FlightReport
 
-__all__ = ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"]
+__all__ = ["Finding", "Report", "analyze", "judge"]
