@@ -13,17 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ncclops.cluster import messages
+from ncclops.cluster.messages import Message
 from ncclops.cluster.rendezvous_process import Config
 from ncclops.cluster.shared_log import Record
 
-Message = dict[str, Any]
 # A member that was told to leave has at most a rendezvous to close.
 _LEAVES_WITHIN_S = 5.0
 
 
 class Peers:
-    """A running member. ``deliver`` gets its messages (see ``member``), and a last one, ``ended``,
-    when the process has ended without having been told to leave."""
+    """A running member. ``deliver`` gets its messages, and ``ProcessEnded`` when it has ended
+    without having been told to leave."""
 
     def __init__(self, config: Config, log: Path, deliver: Callable[[Message], None]) -> None:
         self._deliver = deliver
@@ -88,8 +89,8 @@ class Peers:
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
             if not self._leaving:
-                self._deliver({"is": "ended"})
+                self._deliver(messages.ProcessEnded())
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._deliver(json.loads(line))
+            self._deliver(messages.decode(line))

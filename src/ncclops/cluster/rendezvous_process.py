@@ -30,6 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.cluster import messages
 from ncclops.cluster.heartbeat import PulseWatch, watched_by
 from ncclops.cluster.shared_log import Record, SharedLog, is_lost
 from ncclops.cluster.statuses import Statuses
@@ -119,9 +120,9 @@ class Member:
             self._config.host, self._config.port, None, False, limit, wait_for_workers=False
         )
 
-    def tell(self, what: str, **fields: Any) -> None:
-        """Tell the agent."""
-        line = json.dumps({"is": what, **fields}).encode() + b"\n"
+    def tell(self, message: messages.Message) -> None:
+        """Send ``message`` to the agent."""
+        line = messages.encode(message)
         with self._sending:
             try:
                 self._agent.sendall(line)
@@ -140,7 +141,7 @@ class Member:
                 f"the store at {config.host} port {config.port} does not answer"
                 f" ({_first_line(error)})"
             ) from None
-        self.tell("connected")
+        self.tell(messages.Connected())
         theirs, _, name = agreed.partition(" ")
         if theirs != config.nnodes:
             raise Refused(
@@ -157,20 +158,20 @@ class Member:
             self._round = self._assembly.meet(attempt)
             self._round.begin(facts)
         except _NotNeeded:
-            self.tell("not-needed")
+            self.tell(messages.Unneeded())
         except Refused as refused:
-            self.tell("failed", why=str(refused))
+            self.tell(messages.NoRound(str(refused)))
         except RuntimeError as error:  # torch's store errors are
-            self.tell("store-lost", why=_first_line(error))
+            self.tell(messages.StoreLost(_first_line(error)))
         except Exception as error:
             log.exception("attempt %d", attempt)
-            self.tell("failed", why=f"{type(error).__name__}: {error}")
+            self.tell(messages.NoRound(f"{type(error).__name__}: {error}"))
 
     def _post(self, current: _Round, record: Record) -> None:
         try:
             current.log.post(record)
         except RuntimeError as error:
-            self.tell("store-lost", why=_first_line(error))
+            self.tell(messages.StoreLost(_first_line(error)))
 
     # --- the agent's end ----------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class _Round:
                 " in a store its own --rdzv-id"
             )
         self._store.set(self._pulse_key(self.rank), "0")
-        member.tell("met", rank=self.rank, size=self.size)
+        member.tell(messages.Met(self.rank, self.size))
         for work in (self._read, self._beat, self._exchange_statuses):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
         self._exchange(facts)
@@ -236,7 +237,7 @@ class _Round:
             self._wait_for([self._offset_key(rank) for rank in range(1, self.size)])
             for rank in range(1, self.size):
                 gathered[rank]["clock_offset_s"] = float(self._store.get(self._offset_key(rank)))
-            self._member.tell("gathered", facts=gathered)
+            self._member.tell(messages.Gathered(gathered))
             return
         self._store.set(self._facts_key(self.rank), json.dumps(facts))
         self._wait_for([f"{self.prefix}/clock"])
@@ -289,7 +290,7 @@ class _Round:
             work(self._member.connect())
         except RuntimeError as error:  # torch's store errors are
             if not self.over.is_set():
-                self._member.tell("store-lost", why=_first_line(error))
+                self._member.tell(messages.StoreLost(_first_line(error)))
 
     def _read(self, store: Any) -> None:
         log, number = SharedLog(store, self.prefix), 0
@@ -301,7 +302,7 @@ class _Round:
             number += 1
             if record["kind"] in ("lost", "bye"):
                 self._living.discard(record.get("node", -1))
-            self._member.tell("record", record=record)
+            self._member.tell(messages.Logged(record))
 
     def _beat(self, store: Any) -> None:
         config, count = self._member.config, 0
@@ -319,7 +320,7 @@ class _Round:
                     why = f"nothing was heard of it for {config.beat_s * config.missed_beats:g}s"
                     log.post({"kind": "lost", "node": rank, "why": why, "by": self.rank})
                     self._living.discard(rank)
-            self._member.tell("tick")
+            self._member.tell(messages.Tick())
 
     def _exchange_statuses(self, store: Any) -> None:
         statuses = Statuses(store, self.prefix, self.rank, self._living.copy)
@@ -441,7 +442,7 @@ class _Dynamic:
             here, begun = self._here(), self._has_begun()
             if (here, begun) != told and here:
                 told, self._seen = (here, begun), here
-                self._member.tell("waiting", here=here, begun=begun)
+                self._member.tell(messages.Waiting(here, begun))
 
     def _has_begun(self) -> bool:
         """Whether a round is under way without us: we wait for the next one."""
@@ -487,7 +488,7 @@ def main(arguments: list[str]) -> None:
         member = Member(config, agent)
     except Exception as error:
         log.exception("no connection to the store")
-        agent.sendall(json.dumps({"is": "failed", "why": _first_line(error)}).encode() + b"\n")
+        agent.sendall(messages.encode(messages.NoRound(_first_line(error))))
         return
     member.run()
 

@@ -1,0 +1,191 @@
+"""How this node comes to take part in a round: the job's store, the meeting, the start."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+from ncclops.agent import store
+from ncclops.agent.coordinator import AgentSide
+from ncclops.agent.job import Job
+from ncclops.agent.layout import Layout, Nodes
+from ncclops.agent.rendezvous_result import Place
+from ncclops.classify.policy import Attempt
+from ncclops.cluster import reach, round_start
+from ncclops.cluster.job_store import JobStore
+from ncclops.cluster.messages import Message
+from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.peers import Peers
+from ncclops.cluster.rendezvous_process import Config
+from ncclops.cluster.round import Round
+from ncclops.cluster.shared_log import Record
+from ncclops.durations import format_duration
+from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
+from ncclops.host import interfaces
+from ncclops.record.events import NodesEvent
+
+
+class Rendezvous:
+    """Brings a node into the rounds of ``job``, one after the other."""
+
+    def __init__(
+        self, node_info: NodeInfo, job: Job, agent: AgentSide, job_store: JobStore
+    ) -> None:
+        self._job, self._node_info, self._config = job, node_info, node_info.rendezvous
+        self._condition, self._stop, self._say = agent.condition, agent.stop, agent.say
+        self._job_store = job_store
+        self._address = node_info.rendezvous.local_addr or ""
+
+    async def join(self, deliver: Callable[[Message], None]) -> Peers:
+        """Serve the job's store if it is ours, wait until it is there, start the member.
+
+        Raises ``NcclopsError`` when the store cannot be reached in time.
+        """
+        config, node_info = self._config, self._node_info
+        if node_info.listener is not None:
+            self._job_store.serve(node_info.listener, config.host, self._job.run.store_log)
+        await reach.wait_for_store(config, pause=self._pause, say=self._say)
+        self._address = config.local_addr or interfaces.address_towards(config.host)
+        return Peers(self._member_config(), self._job.run.paths.nodes_log, deliver)
+
+    def _member_config(self) -> Config:
+        config, pace = self._config, self._config.pace
+        return Config(
+            backend=config.backend,
+            # What hosts the store is reached over the loopback, whatever its name leads to.
+            host="127.0.0.1" if self._job_store.is_ours else config.host,
+            port=config.port,
+            job_id=config.job_id,
+            active=config.active,
+            most=config.most,
+            rank=config.rank,
+            name=self._node_info.name,
+            run_dir=str(self._job.run.path),
+            join_s=pace.join.total_seconds(),
+            last_call_s=pace.last_call.total_seconds(),
+            beat_s=pace.beat.total_seconds(),
+            missed_beats=pace.missed_beats,
+        )
+
+    async def _pause(self, limit: timedelta) -> bool:
+        return await self._condition.until(lambda: self._stop.asked, limit)
+
+    async def meet(self, peers: Peers, current: Round) -> Place:
+        """Take part in ``current``: where its attempt runs. Raises ``NcclopsError`` if nowhere."""
+        peers.meet(current.number, self._facts(current))
+        pace = self._config.pace
+        limit = pace.join + pace.last_call + pace.lost_after
+
+        def is_started() -> bool:
+            over = current.is_over_before_start or self._job_store.lost or self._stop.asked
+            return bool(current.state.start or over)
+
+        while not await self._condition.until(
+            lambda: current.gathered is not None or is_started(), limit
+        ):
+            if not current.others_have_begun:  # else we wait to be needed, however long they train
+                break
+        if current.gathered is not None and current.state.start is None:
+            self._give_the_start(peers, current, current.gathered)
+            await self._condition.until(is_started, limit)
+        return self._place(current)
+
+    def _facts(self, current: Round) -> Record:
+        return {
+            "name": self._node_info.name,
+            "address": self._address,
+            "attempt": current.number,
+            "hosts": self._job_store.is_ours,
+            "history": [attempt.as_json() for attempt in self._job.history.attempts],
+            "print": self._node_info.print.to_json(),
+        }
+
+    def _give_the_start(self, peers: Peers, current: Round, gathered: list[Record]) -> None:
+        """On node 0, with everybody's facts: compare them, and start or refuse for all."""
+        found = round_start.compare_hosts(gathered, self._node_info)
+        if refused := found.of_weight("refused"):
+            lines = [line for difference in refused for line in difference.lines()]
+            names = [difference.name for difference in refused]
+            peers.post("refused", node=current.rank, names=names, lines=lines)
+            return
+        hosted = any(facts["hosts"] for facts in gathered)
+        current.listener, address = self._workers_store(hosted)
+        start = round_start.start_record(
+            gathered, self._config.job_id, address, external=current.listener is None
+        )
+        remarks = [line for each in found.of_weight("remark") for line in each.lines()]
+        peers.post("start", **start, remarks=remarks)
+
+    def _workers_store(self, hosted: bool) -> tuple[socket.socket | None, store.StoreAddress]:
+        """The store of this attempt's workers: one of their own, on node 0.
+
+        Where no node hosts the job's store and workers restart in place, it is that one: then any
+        node may be lost.
+        """
+        if self._job.restarts_in_process and not hosted:
+            return None, store.StoreAddress(self._config.host, self._config.port)
+        listener = store.listen(host=self._address, port=0)
+        return listener, store.StoreAddress(self._address, listener.getsockname()[1])
+
+    def _place(self, current: Round) -> Place:
+        """What came of the rendezvous. Raises ``NcclopsError`` if that was nothing."""
+        state, config = current.state, self._config
+        if state.refused is not None:
+            for line in state.refused["lines"]:
+                self._say(line)
+            names = ", ".join(state.refused["names"])
+            raise PreflightRefused(
+                f"the nodes differ in {names} (the table is above): make them alike, or let one"
+                " differ with --allow-difference NAME"
+            )
+        if current.not_needed:
+            raise NotNeeded("the job has ended, and this node in reserve was not needed")
+        if state.start is None or current.rank is None:
+            raise NcclopsError(self._why_no_start(current))
+        start, rank = state.start, current.rank
+        self._job.history.adopt([Attempt.from_json(each) for each in start["history"]])
+        state.names = start["names"]
+        in_process, nproc = self._job.restarts_in_process, self._job.layout.nproc
+        if not in_process:
+            state.idle = frozenset(range(config.active, state.size))
+        self._introduce(start, rank)
+        count = state.size if in_process else min(state.size, config.active)
+        return Place(
+            number=start["attempt"],
+            layout=Layout(nodes=Nodes(count=count, rank=rank), nproc=nproc),
+            store=store.StoreAddress(*start["store"]),
+            listener=current.listener if rank == 0 else None,
+            environ=round_start.workers_environ(start, config, in_process=in_process, nproc=nproc),
+            idle=rank in state.idle,
+            spare=rank >= config.active,
+        )
+
+    def _introduce(self, start: Record, rank: int) -> None:
+        active = self._config.active
+        nodes = round_start.nodes_of(start, active)
+        self._job.run.add(NodesEvent(attempt=start["attempt"], nodes=nodes))
+        self._say(round_start.introduction(start, rank, active))
+        for line in start["remarks"]:
+            self._say(line)
+
+    def _why_no_start(self, current: Round) -> str:
+        state, config, job_store = current.state, self._config, self._job_store
+        if current.no_round:
+            return current.no_round
+        if job_store.lost:
+            return f"{job_store.lost}: look at the output of the host that serves it"
+        if self._stop.asked or state.stop is not None:
+            return "stopped during rendezvous"
+        if state.lost:
+            rank, record = next(iter(state.lost.items()))
+            return f"{state.name(rank)} was lost before the start: {record['why']}"
+        if not job_store.is_connected:
+            return (
+                f"what listens at {config.address} does not answer as a store: is that port"
+                " another program's?"
+            )
+        return (
+            f"node 0 of job {config.job_id} did not give the start within"
+            f" {format_duration(config.pace.join)} (--rdzv-conf join_timeout): look at its output"
+        )

@@ -1,0 +1,60 @@
+"""One round of a job on several nodes: what this node knows of it. A new round is a new object."""
+
+from __future__ import annotations
+
+import socket
+
+from ncclops.cluster.round_state import RoundState
+from ncclops.cluster.shared_log import Record
+from ncclops.decision.node_end import NodeEnd
+
+
+class Round:
+    """From the rendezvous for attempt ``number`` until the rendezvous for the next one.
+
+    ``state`` is what the shared log says, the same on all nodes; the rest is this node's own:
+    its ``rank`` once the nodes have met, on node 0 the facts that were ``gathered`` and the
+    ``listener`` of the workers' store; ``no_round``: why there is none; ``not_needed``: the job has
+    ended without us; ``others_have_begun``: in a round without us; ``end``: how the attempt ended
+    here.
+    """
+
+    def __init__(self, number: int, most: int) -> None:
+        self.number = number
+        self.state = RoundState(most)
+        self.rank: int | None = None
+        self.gathered: list[Record] | None = None
+        self.listener: socket.socket | None = None
+        self.no_round: str | None = None
+        self.not_needed = False
+        self.others_have_begun = False
+        self.end: NodeEnd | None = None
+        self.is_deciding = False  # our decision is on its way into the log
+        self._failures = 0
+        self._stop_posted: tuple[str, int] | None = None
+
+    def meet(self, rank: int, size: int) -> None:
+        """The nodes have met, and this one is ``rank`` of ``size``."""
+        self.rank, self.state = rank, RoundState(size)
+
+    @property
+    def is_over_before_start(self) -> bool:
+        """Whether there will be no start, by all that is known."""
+        state = self.state
+        return bool(state.refused or state.lost or state.stop or self.no_round or self.not_needed)
+
+    @property
+    def is_ours_to_decide(self) -> bool:
+        """Whether this node is the first that is left."""
+        return self.rank is not None and self.state.decider() == self.rank
+
+    def is_first_failure(self) -> bool:
+        """Whether a worker of this node fails for the first time; to be asked once for each."""
+        self._failures += 1
+        return self._failures == 1
+
+    def is_new_stop(self, record: Record) -> bool:
+        """Whether we have not posted ``record``, about where to stop, already."""
+        this = (record["kind"], record["round"])
+        is_new, self._stop_posted = this != self._stop_posted, this
+        return is_new
