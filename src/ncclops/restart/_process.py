@@ -12,11 +12,9 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
-
-from ncclops.restart.attribution import chain_of
 
 # An interpreter with torch and little else has 0.1 to 0.3 GiB of memory of its own. Below this a
 # fork takes milliseconds (page tables) and garbage that is never collected does not matter.
@@ -119,11 +117,11 @@ def freeze_heap() -> None:
         gc.freeze()
 
 
-def release(error: BaseException | None) -> None:
+def release(errors: Iterable[BaseException]) -> None:
     """Let go of what the abandoned iteration's frames hold: activations, optimizers, groups.
 
-    ``error`` and what it is chained to stay, with their tracebacks but without local variables.
+    ``errors`` stay, with their tracebacks but without local variables.
     """
-    for link in chain_of(error):
-        traceback.clear_frames(link.__traceback__)
+    for error in errors:
+        traceback.clear_frames(error.__traceback__)
     gc.collect()

@@ -40,6 +40,7 @@ from ncclops.restart.attribution import (
     Causes,
     Fault,
     FaultKind,
+    chain_of,
     comes_from_restart,
     judge_exit,
 )
@@ -297,7 +298,7 @@ class RestartLoop:
         try:
             with self._account.phase("finalize"):
                 self._callback(self._settings.finalize)
-                release(self._causes.last)  # what is on record as a consequence, too
+                release(chain_of(self._causes.last))  # what is on record as a consequence, too
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
