@@ -37,7 +37,8 @@ PROMISED = {
     "ncclops.receipt": [
         "check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step",
     ],
-    "ncclops.flight": ["Finding", "Report", "analyze", "judge"],
+    "ncclops.diagnose": ["Diagnosis", "diagnose"],
+    "ncclops.flight": ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"],
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ COMMANDS = (
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),
+    Command("diagnose", DIAGNOSE, "What happened to a run, on one page.", "diagnose:diagnose"),
     Command("stacks", DIAGNOSE, "Stacks of all ranks of a running job.", "stacks:stacks"),
     Command("incident", DIAGNOSE, "One incident: culprit, place, timeline.", "incident:incident"),
     Command(

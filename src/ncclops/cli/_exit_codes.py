@@ -51,6 +51,9 @@ TABLE = (
     ExitCodes(
         "`env diff`", "printed", "with `--exit-code`: something would change", "unknown profile"
     ),
+    ExitCodes(
+        "`diagnose`", "shown", "with `--exit-code`: the run has failed, or is lost", "no such run"
+    ),
     ExitCodes("`env compare`", "printed", "with `--exit-code`: the environments differ"),
     ExitCodes("`env lint`", "no error found", "at least one error; not with `--no-exit-code`"),
     ExitCodes(

@@ -1,0 +1,279 @@
+"""``ncclops diagnose``: a run on one page, from all that it has left.
+
+The verdict, the latest incident, the flight recorders and the classifier each know a part; here
+they are put together. Whatever is missing or cannot be read is a note, never a failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from shlex import quote
+from typing import Any, Literal
+
+from ncclops.diagnose.incident_report import Told, tell
+from ncclops.diagnose.places import describe_operation
+from ncclops.diagnose.recorder_findings import Recorded, analyse
+from ncclops.errors import NcclopsError, UsageError
+from ncclops.record import event_log, runs
+from ncclops.record.events import EscalationEvent, Event, RestartEvent, RetryEvent
+from ncclops.record.files import read_document
+from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.stacks.frame import Frame
+from ncclops.stacks.ownership import user_frame
+from ncclops.stacks.parsing import traceback_frames
+
+SCHEMA = "ncclops.diagnose/1"
+
+# running: its agent answers. lost: no verdict, and no agent on this machine.
+State = Literal["running", "ended", "lost"]
+_EVIDENCE_LINES = 5
+# As torch writes it before each line of a traceback.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+# Restarts in place before this many seconds of an incident's time are those before it: the ranks'
+# clock and the agent's are one on a node, and close on several.
+_CLOCKS_S = 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was tried: ``at`` in seconds since the epoch."""
+
+    at: float
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What happened to a run.
+
+    ``outcome``, ``exit_code`` and ``reason`` are the verdict's, None before it. ``what`` is one
+    sentence. ``rank``, ``host``, ``frame`` and ``operation`` say where it began, each None where
+    that is not known or nothing failed. ``classification`` is the classifier's verdict with its
+    ``evidence``. ``incident`` is the latest one, ``recovered`` whether the job went on after it.
+    """
+
+    run_dir: Path
+    run_id: str
+    state: State
+    outcome: str | None
+    exit_code: int | None
+    reason: str | None
+    what: str
+    rank: int | None
+    host: str | None
+    frame: Frame | None
+    operation: str | None
+    classification: Mapping[str, Any] | None
+    tried: tuple[Step, ...]
+    incidents: int
+    incident: Told | None
+    recovered: bool
+    recorded: Recorded | None
+    receipt: str | None
+    next_steps: tuple[str, ...]
+    next_command: str
+    notes: tuple[str, ...]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the run has failed, is lost, or stands in an incident that it has not left."""
+        if self.state == "ended":
+            return self.outcome in ("failed", "no-receipt")
+        return self.state == "lost" or (self.incident is not None and not self.recovered)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``ncclops.diagnose/1``."""
+        plain = ("run_id", "state", "outcome", "exit_code", "reason", "what", "incidents")
+        return {
+            "schema": SCHEMA,
+            "run_dir": str(self.run_dir),
+            **{name: getattr(self, name) for name in plain},
+            "culprit": {
+                "rank": self.rank,
+                "host": self.host,
+                "frame": None if self.frame is None else self.frame.to_json(),
+                "operation": self.operation,
+            },
+            "classification": self.classification,
+            "tried": [vars(step) for step in self.tried],
+            "incident": None if self.incident is None else self.incident.to_json(),
+            "recovered": self.recovered,
+            "recorded": None if self.recorded is None else self.recorded.to_json(),
+            "receipt": self.receipt,
+            "next_steps": list(self.next_steps),
+            "next_command": self.next_command,
+            "notes": list(self.notes),
+        }
+
+
+def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
+    """Put together what is known of the run in ``run_dir``, under way or ended; any thread.
+
+    Reads only. Raises ``UsageError`` if there is no run.
+    """
+    run = Path(run_dir).resolve()
+    paths, notes = RunPaths(run), []
+    if not paths.holds_run():
+        raise UsageError(f"{run} holds no run (no {EVENTS}): name a run directory")
+    verdict = read_document(paths.verdict)
+    if paths.verdict.exists() and not verdict:
+        notes.append(f"{paths.verdict} is damaged and was left out")
+    events = sorted(event_log.read(paths.events), key=lambda event: event.ts)
+    state: State = "ended" if verdict else "running" if runs.is_live(run) else "lost"
+    told = _incident(run, notes)
+    recovered = told is not None and _went_on(told, events)
+    failed = verdict.get("outcome") == "failed" or state == "lost"
+    explains = told is not None and not recovered and verdict.get("outcome") != "completed"
+    recorded = told.recorded if told is not None else analyse(run) if failed else None
+    first = verdict.get("first_failure") or {}
+    found = verdict.get("classification")
+    if found is None and told is not None and explains:
+        found = told.classification
+    if found is None and failed:
+        found = _classified(run, notes)
+    rank, host, frame, operation = _where(told if explains else None, first, found)
+    return Diagnosis(
+        run_dir=run,
+        run_id=verdict.get("run_id") or read_document(paths.run).get("run_id") or run.name,
+        state=state,
+        outcome=verdict.get("outcome"),
+        exit_code=verdict.get("exit_code"),
+        reason=verdict.get("reason"),
+        what=_sentence(state, verdict, told if explains else None, recorded),
+        rank=rank,
+        host=host,
+        frame=frame,
+        operation=operation,
+        classification=found,
+        tried=tuple(_tried(events)),
+        incidents=len(numbered(paths.incidents)),
+        incident=told,
+        recovered=recovered,
+        recorded=recorded,
+        receipt=_receipt(verdict),
+        next_steps=_next_steps(told if explains else None, found, paths, rank if failed else None),
+        next_command=_next_command(run, state, verdict, told if explains else None, found),
+        notes=tuple(notes),
+    )
+
+
+def _incident(run: Path, notes: list[str]) -> Told | None:
+    if not numbered(RunPaths(run).incidents):
+        return None
+    try:
+        return tell(run, None)
+    except (NcclopsError, OSError, KeyError, TypeError, ValueError) as error:
+        # Of another version, or cut off by the end of the run.
+        what = error if isinstance(error, NcclopsError) else repr(error)
+        notes.append(f"the latest incident cannot be read: {what}")
+        return None
+
+
+def _went_on(told: Told, events: Sequence[Event]) -> bool:
+    """Whether the job was started again, in place or in new processes, after the incident."""
+    after = float(told.record["at"]) - _CLOCKS_S
+    # Where ranks left in a later incident, the restart in place after this one did not help.
+    again = RetryEvent if told.left_in is not None else (RestartEvent, RetryEvent)
+    return any(isinstance(each, again) and each.ts > after for each in events)
+
+
+def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The classifier's verdict on all logs of the run, where it has one."""
+    from ncclops.classify import classify_paths
+
+    try:
+        report = classify_paths([run])
+    except NcclopsError as error:
+        notes.append(f"the logs cannot be classified: {error}")
+        return None
+    if report.verdict.class_ in ("unknown", "healthy"):
+        return None
+    lines = [line.as_json() for line in report.evidence[:_EVIDENCE_LINES]]
+    return report.verdict.as_json() | {"evidence": lines}
+
+
+def _where(
+    told: Told | None, first: Mapping[str, Any], found: Mapping[str, Any] | None
+) -> tuple[int | None, str | None, Frame | None, str | None]:
+    """Rank, host, line of the user's code and operation, from the best that knows."""
+    if told is not None:
+        culprit = told.culprit
+        last = next((view.last for view in told.views if view.rank == culprit.rank), None)
+        operation = None if last is None else describe_operation(last)
+        return culprit.rank, culprit.host, culprit.frame, operation
+    tail = [_RANK_PREFIX.sub("", line) for line in first.get("tail") or ()]
+    frame = user_frame(traceback_frames("\n".join(tail)))
+    rank = first.get("rank")
+    return (found or {}).get("rank") if rank is None else rank, first.get("host"), frame, None
+
+
+def _sentence(
+    state: State, verdict: Mapping[str, Any], told: Told | None, recorded: Recorded | None
+) -> str:
+    if told is not None:
+        return told.sentence
+    if state == "running":
+        return "the run is under way, and nothing is wrong that is on record"
+    if verdict:
+        reason = str(verdict.get("reason") or "no reason is on record")
+        first = verdict.get("first_failure") or {}
+        message = first.get("message")
+        return f"{reason}: {message}" if message and message not in reason else reason
+    if recorded is not None:
+        return recorded.sentence
+    return "the run has no verdict, and no agent on this machine: it was killed, or is elsewhere"
+
+
+def _tried(events: Sequence[Event]) -> Iterator[Step]:
+    for event in events:
+        match event:
+            case RestartEvent():
+                lost = f", without rank {', '.join(map(str, event.ranks_lost))}"
+                what = f"restart {event.iteration} in place" + (lost if event.ranks_lost else "")
+                yield Step(event.ts, what, event.cause)
+            case EscalationEvent():
+                to = "new processes" if event.to == "respawn" else "the end of the job"
+                yield Step(event.ts, f"no further restart in place, but {to}", event.reason)
+            case RetryEvent():
+                yield Step(event.ts, f"attempt {event.attempt} in new processes", event.reason)
+
+
+def _receipt(verdict: Mapping[str, Any]) -> str | None:
+    receipt = verdict.get("receipt")
+    return None if receipt is None else str(receipt.get("verdict"))
+
+
+def _next_steps(
+    told: Told | None, found: Mapping[str, Any] | None, paths: RunPaths, rank: int | None
+) -> tuple[str, ...]:
+    if told is not None:
+        return told.next_steps
+    steps = list((found or {}).get("remedy") or ())
+    if rank is not None and (log := paths.rank(rank).stderr_log).exists():
+        steps.append(f"read what rank {rank} wrote: {log}")
+    return tuple(steps)
+
+
+def _next_command(
+    run: Path,
+    state: State,
+    verdict: Mapping[str, Any],
+    told: Told | None,
+    found: Mapping[str, Any] | None,
+) -> str:
+    """The command that shows more of what matters here."""
+    name = quote(str(run))
+    if state == "running":
+        return f"ncclops {'status' if told is None else 'stacks'} {name}"
+    if told is not None:
+        return f"ncclops incident {name} {told.number}"
+    if verdict.get("outcome") == "no-receipt":
+        return f"ncclops receipt check {name}"
+    if verdict.get("outcome") == "failed" or state == "lost":
+        return f"ncclops {'classify' if found else 'bundle'} {name}"
+    return f"ncclops report {name}"

@@ -1,0 +1,194 @@
+"""`ncclops diagnose`: one page about a run, whatever is left of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclops.diagnose import diagnose
+from ncclops.errors import UsageError
+from tests.conftest import CompletedText
+from tests.diagnose.conftest import LINE_OF, until
+from tests.launch.conftest import Background
+
+Ncclops = Callable[..., CompletedText]
+Started = Callable[..., Background]
+Profile = Callable[..., Path]
+
+# Flight-recorder dumps are looked for, and read in a process of their own.
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
+TRACEBACK = [
+    "[rank1]: Traceback (most recent call last):",
+    '[rank1]:   File "/home/user/train.py", line 12, in step',
+    "[rank1]:     loss = model(batch)",
+    "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+]
+
+
+def run_with(tmp_path: Path, verdict: dict[str, Any] | None, *events: dict[str, Any]) -> Path:
+    run = tmp_path / "runs" / "a-run"
+    run.mkdir(parents=True)
+    started = {"ts": 100.0, "event": "run-started", "run_id": "a-run", "world_size": 2}
+    lines = [json.dumps({"rank": None, "node": "n0", **each}) for each in (started, *events)]
+    (run / "events.jsonl").write_text("\n".join(lines) + "\n")
+    if verdict is not None:
+        document = {"schema": "ncclops.verdict/1", "run_id": "a-run", **verdict}
+        (run / "verdict.json").write_text(json.dumps(document))
+    return run
+
+
+def failed(**more: Any) -> dict[str, Any]:
+    reason = "rank 1 exited with code 1"
+    return {"outcome": "failed", "exit_code": 1, "reason": reason, **more}
+
+
+def test_a_run_that_completed_has_nothing_wrong(tmp_path: Path) -> None:
+    verdict = {"outcome": "completed", "exit_code": 0, "reason": "2 workers exited 0"}
+    found = diagnose(run_with(tmp_path, verdict | {"receipt": {"verdict": "healthy"}}))
+    assert (found.state, found.outcome, found.is_bad) == ("ended", "completed", False)
+    assert (found.what, found.receipt) == ("2 workers exited 0", "healthy")
+    assert (found.rank, found.classification, found.tried, found.incident) == (None, None, (), None)
+    assert found.next_command == f"ncclops report {found.run_dir}"
+
+
+def test_a_failure_without_an_incident_is_placed_by_its_traceback(tmp_path: Path) -> None:
+    first = {"rank": 1, "host": "n0", "message": "torch.OutOfMemoryError", "tail": TRACEBACK}
+    run = run_with(tmp_path, failed(first_failure=first))
+    log = run / "ranks" / "1" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(TRACEBACK))
+    found = diagnose(run)
+    assert (found.rank, found.host, found.is_bad) == (1, "n0", True)
+    assert str(found.frame) == "/home/user/train.py:12 in step"
+    assert found.what == "rank 1 exited with code 1: torch.OutOfMemoryError"
+    assert found.classification is not None  # by the logs: the verdict says nothing of it
+    assert found.classification["class"] == "gpu-oom"
+    assert found.classification["evidence"][0]["line"] == 4
+    assert found.next_steps[-1] == f"read what rank 1 wrote: {log}"
+    assert found.next_command == f"ncclops classify {found.run_dir}"
+
+
+def test_what_was_tried_is_told_in_its_order(tmp_path: Path) -> None:
+    run = run_with(
+        tmp_path,
+        failed(),
+        {"ts": 130.0, "event": "retry", "attempt": 1, "reason": "new processes"},
+        {"ts": 110.0, "event": "restart", "iteration": 1, "cause": "killed", "ranks_lost": [1]},
+        {"ts": 120.0, "event": "escalation", "to": "respawn", "reason": "3 times in a row"},
+    )
+    assert [(step.at, step.what, step.why) for step in diagnose(run).tried] == [
+        (110.0, "restart 1 in place, without rank 1", "killed"),
+        (120.0, "no further restart in place, but new processes", "3 times in a row"),
+        (130.0, "attempt 1 in new processes", "new processes"),
+    ]
+
+
+def test_a_run_without_verdict_and_agent_is_lost(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    run = run_with(tmp_path, None, {"ts": 101.0, "event": "of a later version", "x": {}})
+    with (run / "events.jsonl").open("a") as events:
+        events.write('{"ts": 102.0, "event": "st')  # a kill, in the middle of a line
+    found = diagnose(run)
+    assert (found.state, found.outcome, found.is_bad) == ("lost", None, True)
+    assert "no verdict" in found.what
+    shown, judged = (ncclops_in_process("diagnose", *more) for more in ([], ["--exit-code"]))
+    assert (shown.returncode, judged.returncode) == (0, 1)
+    assert shown.stdout.startswith("run a-run: lost\n")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_records_that_are_damaged_are_notes(tmp_path: Path, content: str) -> None:
+    run = run_with(tmp_path, None)
+    (run / "verdict.json").write_text(content)
+    (run / "incidents" / "0").mkdir(parents=True)
+    (run / "incidents" / "0" / "incident.json").write_text(content)
+    found = diagnose(run)
+    assert found.incident is None
+    assert found.incidents == 1
+    assert "verdict.json is damaged" in found.notes[0]
+    assert found.notes[1].startswith("the latest incident cannot be read: ")
+
+
+def test_an_incident_of_another_version_is_a_note(tmp_path: Path) -> None:
+    run = run_with(tmp_path, failed())
+    (run / "incidents" / "0").mkdir(parents=True)
+    (run / "incidents" / "0" / "incident.json").write_text('{"what": "something else"}')
+    found = diagnose(run)
+    assert (found.incident, found.what) == (None, "rank 1 exited with code 1")
+    assert found.notes[0].startswith("the latest incident cannot be read: ")
+
+
+def test_no_run_is_wrong_usage(tmp_path: Path, ncclops_in_process: Ncclops) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        diagnose(tmp_path)
+    done = ncclops_in_process("diagnose")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no runs in runs/" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_real_failure_names_rank_line_operation_and_proof(
+    ncclops: Ncclops, training: Path, profile: Profile
+) -> None:
+    done = ncclops(
+        "launch", "--nproc-per-node", "2", "--restart", "none", "--profile", profile("20s", "30s"),
+        training, env={"FAULT": "raise:1"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    page = json.loads(ncclops("diagnose", "--json").stdout)
+    assert (page["schema"], page["state"]) == ("ncclops.diagnose/1", "ended")
+    assert (page["outcome"], page["recovered"]) == ("failed", False)
+    assert page["culprit"]["rank"] == 1
+    assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
+    assert page["classification"]["class"] == "user-error"
+    assert "out of the blue" in page["classification"]["evidence"][0]["text"]
+    text = ncclops("diagnose").stdout
+    for words in (
+        ": failed\n",
+        "  rank      1",
+        "train.py:",
+        "  proof     ",
+        "not retried (fix-code)",
+    ):
+        assert words in text
+    assert text.splitlines()[-1] == f"more: {page['next_command']}"
+
+
+@pytest.mark.slow
+def test_a_fault_that_the_job_recovered_from_is_history(
+    ncclops: Ncclops, training: Path, profile: Profile
+) -> None:
+    done = ncclops(
+        "launch", "--nproc-per-node", "2", "--profile", profile("20s", "30s"),
+        training, env={"FAULT": "raise:1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = json.loads(ncclops("diagnose", "--json").stdout)
+    assert (page["outcome"], page["recovered"], page["incidents"]) == ("completed", True, 1)
+    assert page["culprit"]["rank"] is None
+    assert [step["what"] for step in page["tried"]] == ["restart 1 in place"]
+    assert "from which the job recovered: rank 1" in ncclops("diagnose").stdout
+
+
+@pytest.mark.slow
+def test_a_run_under_way_is_diagnosed_without_being_disturbed(
+    background: Started,
+    ncclops: Ncclops,
+    training: Path,
+    profile: Profile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAULT", "hang:1")
+    background("launch", "--nproc-per-node", "2", "--profile", profile("3m", "6m"), training)
+    until((tmp_path / "faulted").exists, "the hang")
+    page = json.loads(ncclops("diagnose", "--json").stdout)
+    assert (page["state"], page["outcome"], page["incident"]) == ("running", None, None)
+    assert page["next_command"].startswith("ncclops status ")
+    (tmp_path / "go-on").touch()
