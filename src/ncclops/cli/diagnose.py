@@ -87,8 +87,8 @@ def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "tried", f"{step.what}: {step.why}" if step.why else step.what
     if diagnosis.reason and diagnosis.reason not in diagnosis.what:
         yield "verdict", diagnosis.reason
-    if (told := diagnosis.incident) is not None and diagnosis.recovered:
-        yield "incident", f"{told.number}, from which the job recovered: {told.sentence}"
+    if (report := diagnosis.incident) is not None and diagnosis.recovered:
+        yield "incident", f"{report.number}, from which the job recovered: {report.sentence}"
     if diagnosis.outcome in ("completed", "no-receipt"):
         yield "receipt", diagnosis.receipt or "none"
     for note in diagnosis.notes:

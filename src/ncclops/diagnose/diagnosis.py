@@ -14,13 +14,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from ncclops.diagnose.incident_report import Told, tell
+from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import event_log, runs
+from ncclops.record.documents import read_document
 from ncclops.record.events import EscalationEvent, Event, RestartEvent, RetryEvent
-from ncclops.record.files import read_document
 from ncclops.record.paths import EVENTS, RunPaths, numbered
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frame
@@ -71,7 +71,7 @@ class Diagnosis:
     classification: Mapping[str, Any] | None
     tried: tuple[Step, ...]
     incidents: int
-    incident: Told | None
+    incident: IncidentReport | None
     recovered: bool
     recorded: Recorded | None
     receipt: str | None
@@ -125,18 +125,18 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         notes.append(f"{paths.verdict} is damaged and was left out")
     events = sorted(event_log.read(paths.events), key=lambda event: event.ts)
     state: State = "ended" if verdict else "running" if runs.is_live(run) else "lost"
-    told = _incident(run, notes)
-    recovered = told is not None and _went_on(told, events)
+    report = _incident(run, notes)
+    recovered = report is not None and _went_on(report, events)
     failed = verdict.get("outcome") == "failed" or state == "lost"
-    explains = told is not None and not recovered and verdict.get("outcome") != "completed"
-    recorded = told.recorded if told is not None else analyse(run) if failed else None
+    explains = report is not None and not recovered and verdict.get("outcome") != "completed"
+    recorded = report.recorded if report is not None else analyse(run) if failed else None
     first = verdict.get("first_failure") or {}
     found = verdict.get("classification")
-    if found is None and told is not None and explains:
-        found = told.classification
+    if found is None and report is not None and explains:
+        found = report.classification
     if found is None and failed:
         found = _classified(run, notes)
-    rank, host, frame, operation = _where(told if explains else None, first, found)
+    rank, host, frame, operation = _where(report if explains else None, first, found)
     return Diagnosis(
         run_dir=run,
         run_id=verdict.get("run_id") or read_document(paths.run).get("run_id") or run.name,
@@ -144,7 +144,7 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         outcome=verdict.get("outcome"),
         exit_code=verdict.get("exit_code"),
         reason=verdict.get("reason"),
-        what=_sentence(state, verdict, told if explains else None, recorded),
+        what=_sentence(state, verdict, report if explains else None, recorded),
         rank=rank,
         host=host,
         frame=frame,
@@ -152,33 +152,33 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         classification=found,
         tried=tuple(_tried(events)),
         incidents=len(numbered(paths.incidents)),
-        incident=told,
+        incident=report,
         recovered=recovered,
         recorded=recorded,
         receipt=_receipt(verdict),
-        next_steps=_next_steps(told if explains else None, found, paths, rank if failed else None),
-        next_command=_next_command(run, state, verdict, told if explains else None, found),
+        next_steps=_next_steps(
+            report if explains else None, found, paths, rank if failed else None
+        ),
+        next_command=_next_command(run, state, verdict, report if explains else None, found),
         notes=tuple(notes),
     )
 
 
-def _incident(run: Path, notes: list[str]) -> Told | None:
+def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
     if not numbered(RunPaths(run).incidents):
         return None
     try:
-        return tell(run, None)
-    except (NcclopsError, OSError, KeyError, TypeError, ValueError) as error:
-        # Of another version, or cut off by the end of the run.
-        what = error if isinstance(error, NcclopsError) else repr(error)
-        notes.append(f"the latest incident cannot be read: {what}")
+        return report_incident(run, None)
+    except (NcclopsError, OSError) as error:
+        notes.append(f"the latest incident cannot be read: {error}")
         return None
 
 
-def _went_on(told: Told, events: Sequence[Event]) -> bool:
+def _went_on(report: IncidentReport, events: Sequence[Event]) -> bool:
     """Whether the job was started again, in place or in new processes, after the incident."""
-    after = float(told.record["at"]) - _CLOCKS_S
+    after = report.record.at - _CLOCKS_S
     # Where ranks left in a later incident, the restart in place after this one did not help.
-    again = RetryEvent if told.left_in is not None else (RestartEvent, RetryEvent)
+    again = RetryEvent if report.left_in is not None else (RestartEvent, RetryEvent)
     return any(isinstance(each, again) and each.ts > after for each in events)
 
 
@@ -198,12 +198,12 @@ def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:
 
 
 def _where(
-    told: Told | None, first: Mapping[str, Any], found: Mapping[str, Any] | None
+    report: IncidentReport | None, first: Mapping[str, Any], found: Mapping[str, Any] | None
 ) -> tuple[int | None, str | None, Frame | None, str | None]:
     """Rank, host, line of the user's code and operation, from the best that knows."""
-    if told is not None:
-        culprit = told.culprit
-        last = next((view.last for view in told.views if view.rank == culprit.rank), None)
+    if report is not None:
+        culprit = report.culprit
+        last = next((view.last for view in report.views if view.rank == culprit.rank), None)
         operation = None if last is None else describe_operation(last)
         return culprit.rank, culprit.host, culprit.frame, operation
     tail = [_RANK_PREFIX.sub("", line) for line in first.get("tail") or ()]
@@ -213,10 +213,13 @@ def _where(
 
 
 def _sentence(
-    state: State, verdict: Mapping[str, Any], told: Told | None, recorded: Recorded | None
+    state: State,
+    verdict: Mapping[str, Any],
+    report: IncidentReport | None,
+    recorded: Recorded | None,
 ) -> str:
-    if told is not None:
-        return told.sentence
+    if report is not None:
+        return report.sentence
     if state == "running":
         return "the run is under way, and nothing is wrong that is on record"
     if verdict:
@@ -249,10 +252,13 @@ def _receipt(verdict: Mapping[str, Any]) -> str | None:
 
 
 def _next_steps(
-    told: Told | None, found: Mapping[str, Any] | None, paths: RunPaths, rank: int | None
+    report: IncidentReport | None,
+    found: Mapping[str, Any] | None,
+    paths: RunPaths,
+    rank: int | None,
 ) -> tuple[str, ...]:
-    if told is not None:
-        return told.next_steps
+    if report is not None:
+        return report.next_steps
     steps = list((found or {}).get("remedy") or ())
     if rank is not None and (log := paths.rank(rank).stderr_log).exists():
         steps.append(f"read what rank {rank} wrote: {log}")
@@ -263,15 +269,15 @@ def _next_command(
     run: Path,
     state: State,
     verdict: Mapping[str, Any],
-    told: Told | None,
+    report: IncidentReport | None,
     found: Mapping[str, Any] | None,
 ) -> str:
     """The command that shows more of what matters here."""
     name = quote(str(run))
     if state == "running":
-        return f"ncclops {'status' if told is None else 'stacks'} {name}"
-    if told is not None:
-        return f"ncclops incident {name} {told.number}"
+        return f"ncclops {'status' if report is None else 'stacks'} {name}"
+    if report is not None:
+        return f"ncclops incident {name} {report.number}"
     if verdict.get("outcome") == "no-receipt":
         return f"ncclops receipt check {name}"
     if verdict.get("outcome") == "failed" or state == "lost":
