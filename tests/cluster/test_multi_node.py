@@ -1,0 +1,165 @@
+"""What an agent makes of what it is told by its rendezvous process and by other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ncclops.agent.condition import Condition
+from ncclops.agent.coordinator import AgentSide
+from ncclops.agent.stopping import StopRequests
+from ncclops.classify.policy import default_rules
+from ncclops.cluster import messages
+from ncclops.cluster.fingerprint import Fingerprint
+from ncclops.cluster.multi_node import MultiNode
+from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.decision.node_end import JobRules, NodeEnd
+from ncclops.decision.retrying import RetryPlan
+from ncclops.record import event_log
+from ncclops.record.events import FaultEvent
+from ncclops.record.run_directory import RunDirectory
+
+CONFIG = RendezvousConfig(
+    backend="c10d", active=2, most=2, host="n0", port=29400, job_id="job", local_addr="127.0.0.1"
+)
+RULES = JobRules(retry=RetryPlan(lane="generic", rules=default_rules(), granted=0))
+
+
+class Node:
+    """Node 1 of two, as its agent knows it after the nodes have met."""
+
+    def __init__(self, directory: Path, *, in_process: bool = False) -> None:
+        self.run = RunDirectory.create(exact=directory / "run", parent=None, node="n1")
+        self.said: list[str] = []
+        self.limits: list[object] = []
+        grace = timedelta(seconds=15)
+        condition = Condition()
+        self.stop = StopRequests(
+            condition, grace, on_request=lambda _: None, pass_on=lambda _: None
+        )
+        job: Any = SimpleNamespace(run=self.run, restarts_in_process=in_process)
+        side = AgentSide(
+            condition=condition,
+            stop=self.stop,
+            say=self.said.append,
+            rules=lambda: RULES,
+            take_limits=self.limits.append,
+        )
+        info = NodeInfo(
+            rendezvous=CONFIG,
+            name="n1",
+            print=Fingerprint(host="n1", variables={}, facts={}),
+            allowed=(),
+            listener=None,
+        )
+        self.nodes = MultiNode(info, job, side)
+        self.nodes.deliver(messages.Connected())
+        self.nodes.deliver(messages.Met(1, 2))
+
+    def hears(self, kind: str, **fields: Any) -> None:
+        self.nodes.deliver(messages.Logged({"kind": kind, **fields}))
+
+    def faults(self) -> list[FaultEvent]:
+        return [e for e in event_log.read(self.run.paths.events) if isinstance(e, FaultEvent)]
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def main() -> None:
+        test()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_lost_node_ends_the_attempt_where_all_are_needed(
+    tmp_path: Path, in_process: bool
+) -> None:
+    def test() -> None:
+        node = Node(tmp_path, in_process=in_process)
+        node.hears("lost", node=0, why="silent for 15s")
+        assert node.nodes.over_for_all() == (None if in_process else "node 0 was lost")
+        assert node.said == ["node 0 is lost: silent for 15s"]
+        (fault,) = node.faults()
+        assert (fault.cause, fault.on, fault.why) == ("node-lost", "node 0", "silent for 15s")
+
+    in_loop(test)
+
+
+def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.hears("failed", node=0, rank=3, how="was killed by SIGKILL", lines=["last words"])
+        assert node.nodes.over_for_all() == "rank 3 failed on node 0"
+        assert node.said == ["node 0: rank 3 was killed by SIGKILL", "    last words"]
+        (fault,) = node.faults()
+        assert (fault.rank, fault.how, fault.lines) == (3, "was killed by SIGKILL", ["last words"])
+
+    in_loop(test)
+
+
+def test_our_own_failure_comes_back_and_is_no_news(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.hears("failed", node=1, rank=2, how="exited with code 1", lines=[])
+        assert node.nodes.over_for_all() is None, "the agent ends the attempt by itself"
+        assert node.said == []
+        assert node.faults() == []
+
+    in_loop(test)
+
+
+def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.hears("stop", node=0, signal=None, reason="drain", grace_s=9.0)
+        assert node.nodes.over_for_all() == "stopped on node 0"
+        assert node.said == ["asked to stop on node 0"]
+        assert not node.stop.asked
+        assert node.stop.deadline < float("inf")
+
+    in_loop(test)
+
+
+def test_shorter_timeouts_of_another_node_are_taken_over(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.hears("limits", node=0, window={"soft": 1})
+        assert node.limits == [{"kind": "limits", "node": 0, "window": {"soft": 1}}]
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("external", "follows"),
+    [(True, "the workers meet there too"), (False, "cannot recover from another failure")],
+)
+def test_the_loss_of_the_store_is_recorded_once_with_what_it_means(
+    tmp_path: Path, external: bool, follows: str
+) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.hears("start", node=0, external=external)
+        node.nodes.deliver(messages.StoreLost("Broken pipe"))
+        node.nodes.deliver(messages.StoreLost("Broken pipe"))
+        (said,) = node.said
+        assert said.startswith("the job's store at n0:29400 is lost (Broken pipe): ")
+        assert follows in said
+        (fault,) = node.faults()
+        assert (fault.cause, fault.why) == ("store-lost", "Broken pipe")
+
+    in_loop(test)
+
+
+def test_before_any_rendezvous_a_node_decides_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        decision = await Node(tmp_path).nodes.settle(NodeEnd(name="n1", failed=True, fatal=True))
+        assert (decision.outcome, decision.reason) == ("failed", "a worker failed")
+
+    asyncio.run(main())
