@@ -25,11 +25,11 @@ def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> N
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
     control_handler = ControlHandler(job, requests, lambda: None, lambda _: False)
-    assert "by force after 5m" in control_handler.stop(reason="drain", by="me")
+    assert "SIGKILL after 5m" in control_handler.stop(reason="drain", by="me")
     with pytest.raises(ControlRefused, match=r"stopped already: drain \(me\)"):
         control_handler.stop(reason="drain", by="another")
     first_deadline = requests.deadline
-    assert "by force after 3s" in control_handler.stop(
+    assert "SIGKILL after 3s" in control_handler.stop(
         reason="now", by="me", grace=timedelta(seconds=3)
     )
     assert requests.deadline < first_deadline

@@ -179,7 +179,7 @@ def test_any_program_can_be_seen_and_stopped(
         urllib.request.urlopen(f"{url}/control", b'{"action": "stop"}', timeout=LIMIT_S)
     with pytest.raises(NcclopsError, match="does not restart in place"):
         client.send(live.path, {"action": "restart"})
-    assert "by force after 9s" in ncclops("stop", live.path, "--grace", "9s").stderr
+    assert "SIGKILL after 9s" in ncclops("stop", live.path, "--grace", "9s").stderr
     job.wait(LIMIT_S)
     assert client.status_of(live.path).outcome == "stopped"
 

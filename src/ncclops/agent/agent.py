@@ -380,8 +380,8 @@ class _Agent:
         if request.signum is not None and self._stop.hurry:
             self._terminal.say(f"{request.reason} again: killing what still runs")
             return
-        again = " (once more to kill now)" if request.signum is not None else ""
+        again = " (again to kill now)" if request.signum is not None else ""
         self._terminal.say(
-            f"{request.reason}: stopping {running} worker{'s' * (running != 1)}, by force after"
+            f"{request.reason}: stopping {running} worker{'s' * (running != 1)}; SIGKILL after"
             f" {format_duration(request.grace)}{again}"
         )

@@ -140,7 +140,7 @@ class RunningAttempt:
         return None if failed is None else (failed.rank, str(failed.exit))
 
     def is_fatal(self) -> bool:
-        """Whether the failure ends the attempt on all nodes, whoever could go on without us."""
+        """Whether the failure ends the attempt on all nodes, restarts in place or not."""
         team = self.team
         if self.hang is not None or team.escalation is not None:
             return True

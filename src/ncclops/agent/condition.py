@@ -9,7 +9,7 @@ from datetime import timedelta
 
 
 class Condition:
-    """Wakes whoever waits in the event loop; what has changed, each sees for itself."""
+    """Wakes all that wait in the event loop; each checks its condition again."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()

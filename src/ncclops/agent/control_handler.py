@@ -42,16 +42,16 @@ class ControlHandler:
         self._tightened: tuple[Team | None, Window] | None = None
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
-        """As SIGTERM does, with ``reason`` in place of the signal; by force after ``grace``."""
+        """As SIGTERM does, with ``reason`` in place of the signal; SIGKILL after ``grace``."""
         if self._stop.first is not None and grace is None:  # with one, it may be in more of a hurry
             raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
         self._record("stop", reason, by)
         grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
         self._stop.add(StopRequest(reason=f"{reason} ({by})", grace=grace))
-        return f"stopping in good order, by force after {format_duration(grace)}"
+        return f"stopping gracefully; SIGKILL after {format_duration(grace)}"
 
     def restart(self, *, reason: str, by: str) -> str:
-        """In place, on all ranks: it is enough that one of them is told."""
+        """In place, on all ranks: it is enough to ask one of them."""
         if not self._job.restarts_in_process:
             raise ControlRefused("this run does not restart in place (--restart): stop it instead")
         if self._stop.asked:
@@ -59,7 +59,7 @@ class ControlHandler:
         team = self._team()
         begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
         if not any(w.order("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
-            raise ControlRefused("no worker has come to the script yet, or takes orders")
+            raise ControlRefused("no worker is ready for commands: try again once the script runs")
         self._record("restart", reason, by)
         return "all ranks start the script again"
 
@@ -70,7 +70,7 @@ class ControlHandler:
         team = self._team()
         window = tightened(self._present(team), limits)
         if team is None or not team.running():
-            raise ControlRefused("there are no workers to be told")
+            raise ControlRefused("no worker runs")
         record = {"window": window.to_json(), "reason": reason, "by": by}
         if not self._tell_all(record) and not self.take(record):
             raise ControlRefused("not all workers can be told")

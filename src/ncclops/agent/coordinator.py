@@ -1,7 +1,7 @@
 """What an agent settles with the agents of the other nodes, and how one does that is alone.
 
-The agent asks the same questions in both cases: where does the next attempt run, does somebody
-else's failure end it, and what follows it. ``Alone`` answers for a single node; ``together`` has
+The agent asks the same questions in both cases: where does the next attempt run, does a failure on
+another node end it, and what follows it. ``Alone`` answers for a single node; ``together`` has
 the agents of several nodes answer with one voice.
 """
 
@@ -32,7 +32,7 @@ class Coordinator(Protocol):
         """Where attempt ``number`` runs. Raises ``NcclopsError`` when it cannot."""
 
     def over_for_all(self) -> str | None:
-        """Why the attempt has to end here although nothing failed here; None as a rule."""
+        """Why the attempt has to end here, where nothing failed; None as a rule."""
 
     def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
         """A worker of this node has failed; with ``fatal``, and the attempt with it."""
@@ -72,8 +72,8 @@ Coordinate = Callable[[Job, AgentSide], "Coordinator"]
 
 
 class Alone:
-    """A single node: nobody to ask. ``listener`` is the first attempt's store, bound early so
-    that a taken port shows before anything starts."""
+    """A single node: there is no other to ask. ``listener`` is the first attempt's store, bound
+    early so that a taken port shows before anything starts."""
 
     def __init__(self, job: Job, listener: socket.socket, rules: Callable[[], JobRules]) -> None:
         self._job = job

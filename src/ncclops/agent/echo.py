@@ -1,7 +1,7 @@
 """Shows workers' output on the terminal, whole lines only, each with its rank in front.
 
 Workers write straight into their log files; this reads the files. So a terminal that is slow,
-stopped or gone can hold up nobody but the thread below, and nothing is lost by it.
+stopped or gone holds up only the thread below, and nothing is lost by it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is done about ranks that hang: as little as gets the others going again.
 
-A rank whose interpreter stands still gets SIGCONT first, in case that somebody stopped it. Where it
+A rank whose interpreter stands still gets SIGCONT first, in case that it was stopped. Where it
 does not move then, or only waits, and workers restart in place: a rank that still runs Python is
 told, and all restart; one that sleeps or waits is interrupted and comes along, and one that stands
 still is ended after the grace time, so that the others can go on without it. Elsewhere the attempt

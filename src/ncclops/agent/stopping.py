@@ -17,7 +17,7 @@ _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 class StopRequests:
-    """Collects the wishes to stop, and passes other signals on.
+    """Collects the requests to stop, and passes other signals on.
 
     ``changes`` are told of each of them. ``on_request`` is called with each, ``pass_on`` with
     SIGUSR1 and SIGUSR2, which are between the operator and the script.
@@ -39,7 +39,7 @@ class StopRequests:
         self._condition = condition
         self._on_request = on_request
         self._pass_on = pass_on
-        self._warden_pid = os.getppid()
+        self._supervisor_pid = os.getppid()
 
     @property
     def asked(self) -> bool:
@@ -52,22 +52,22 @@ class StopRequests:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the warden, our parent, has gone."""
-        return os.getppid() != self._warden_pid
+        """Whether the supervisor, our parent, has gone."""
+        return os.getppid() != self._supervisor_pid
 
     def take(self, on_child_end: Callable[[], None]) -> None:
         """Receive signals from now on, in the running event loop."""
         loop = asyncio.get_running_loop()
         for signum in FORWARDED:
-            # SIGTERM also when it is ignored: it is how we learn that the warden has gone.
+            # SIGTERM also when it is ignored: it is how we learn that the supervisor has gone.
             if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, on_child_end)
-        # The warden blocked them before it forked us, so that none could be lost until now.
+        # The supervisor blocked them before it forked us, so that none could be lost until now.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def add(self, request: StopRequest) -> None:
-        """Somebody wants the run to stop; a later wish can only shorten the time for it."""
+        """The run is asked to stop; a later request can only shorten the time for it."""
         self.first = self.first or request
         self.deadline = min(self.deadline, time.monotonic() + request.grace.total_seconds())
         self._on_request(request)

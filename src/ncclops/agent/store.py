@@ -1,7 +1,7 @@
 """The job's TCPStore: its server lives in a process of its own, so it outlives every rank.
 
 The agent binds the port itself and hands the listening socket over, which settles two things
-at once: nobody can take the port in between, and workers may connect before the server has
+at once: the port cannot be taken in between, and workers may connect before the server has
 finished importing torch (the kernel keeps them waiting in the backlog).
 """
 
@@ -49,7 +49,7 @@ class StoreServer:
 def listen(*, host: str | None, port: int) -> socket.socket:
     """A listening socket on ``port`` (0: any free one), on loopback or on all interfaces.
 
-    ``host`` None is the one-node case: nobody outside this machine may reach the store.
+    ``host`` None is the one-node case: the store is not reachable from outside this machine.
     Raises ``UsageError`` when the port is taken.
     """
     try:

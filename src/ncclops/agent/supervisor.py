@@ -1,13 +1,13 @@
 """The process that the user started: it holds the run's process tree and nothing else.
 
-    warden (what `ncclops launch` is, in the terminal's process group)
-      └── agent (a session of its own, so that Ctrl-C reaches the warden alone)
+    supervisor (what `ncclops launch` is, in the terminal's process group)
+      └── agent (a session of its own, so that Ctrl-C reaches the supervisor alone)
             ├── store server
             └── workers, each in a session of its own
 
-Warden and agent are each a subreaper and watch each other, so either may be killed with SIGKILL:
-- the warden dies: the kernel sends the agent SIGTERM, and it stops the workers in good order;
-- the agent dies: the kernel ends the workers, and the warden ends whatever they left behind.
+Both are subreapers and watch each other, so either may be killed with SIGKILL:
+- the supervisor dies: the kernel sends the agent SIGTERM, and it stops the workers gracefully;
+- the agent dies: the kernel ends the workers, and the supervisor ends what they left behind.
 Both at once: the kernel ends the workers (their parent death signal).
 """
 
@@ -54,19 +54,19 @@ def hold(
     ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
     prctl.become_subreaper()
-    warden_pid = os.getpid()
+    supervisor_pid = os.getpid()
     # Inherited as ignored, it would never come, and neither would the agent's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals = {s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN}
     watched = signals | {signal.SIGCHLD}
-    # Blocked before the fork, so that a signal in between waits for whoever takes it next.
+    # Blocked before the fork, so that a signal in between waits for the process that takes it next.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     ready()
     sys.stdout.flush()
     sys.stderr.flush()
     agent_pid = os.fork()
     if agent_pid == 0:
-        _be_agent(agent, warden_pid)
+        _be_agent(agent, supervisor_pid)
     for listener in handed_over:
         listener.close()
     status = _wait(agent_pid, watched)
@@ -80,18 +80,18 @@ def hold(
     return os.WEXITSTATUS(status)
 
 
-def _be_agent(agent: Callable[[], int], warden_pid: int) -> None:
-    """Never returns: what runs here must not fall back into the warden's call stack."""
+def _be_agent(agent: Callable[[], int], supervisor_pid: int) -> None:
+    """Never returns: what runs here must not fall back into the supervisor's call stack."""
     code = 1
     try:
         os.setsid()
         prctl.become_subreaper()
-        prctl.die_with_parent(warden_pid, signal.SIGTERM)
+        prctl.die_with_parent(supervisor_pid, signal.SIGTERM)
         code = agent()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
     except OSError as error:  # no memory, no processes, no space: nothing that a trace explains
-        sys.stderr.write(f"ncclops: error: the agent cannot go on: {error}\n")
+        sys.stderr.write(f"ncclops: error: the agent crashed: {error}\n")
     except BaseException:  # noqa: BLE001 - the boundary of the process; shown, then exit 1
         import traceback
 
@@ -111,5 +111,5 @@ def _wait(agent_pid: int, watched: set[signal.Signals]) -> int:
         if received is not signal.SIGCHLD:
             os.kill(agent_pid, received)
         if received in _ENDING:
-            # An agent that somebody has stopped (SIGSTOP) would never hear of it.
+            # An agent that was stopped (SIGSTOP) would never get it.
             os.kill(agent_pid, signal.SIGCONT)

@@ -39,7 +39,7 @@ class Team:
             worker.send(signum)
 
     def release(self) -> None:
-        """Let those go that wait for each other at the end, once nobody else is left."""
+        """Signal the workers that are ready to end, once all that run are."""
         running = self.running()
         if running and all(worker.rank in self.ready_to_end for worker in running):
             self.ready_to_end.clear()

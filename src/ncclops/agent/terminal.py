@@ -32,7 +32,7 @@ class Terminal:
         self._echo.follow(self._shown)
 
     def lose(self, rank: int, others: Sequence[int]) -> None:
-        """``others`` go on without ``rank``: one of them is shown if nobody is any more."""
+        """``others`` go on without ``rank``: one of them is shown if no rank is any more."""
         lost = [source for source in self._shown if source.rank == rank]
         self._shown = [source for source in self._shown if source.rank != rank]
         if self._shown or not lost or not others:
@@ -41,7 +41,7 @@ class Terminal:
         for source in lost:
             path = run.stderr_log(successor) if source.to_stderr else run.stdout_log(successor)
             self._shown.append(Source(successor, path, source.to_stderr, from_end=True))
-        self.say(f"rank {rank} is gone: rank {successor} is shown from here on")
+        self.say(f"rank {rank} exited; now showing rank {successor}")
         self._echo.follow(self._shown)
 
     def say(self, note: str) -> None:
@@ -51,7 +51,7 @@ class Terminal:
     async def finish(self, condition: Condition, give_up: Callable[[], bool]) -> bool:
         """Show what is left; False if the terminal does not take it and ``give_up`` says so.
 
-        In a thread of its own, which nobody waits for: a terminal may block for ever.
+        In a thread of its own that is not waited for: a terminal may block without end.
         """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 

@@ -58,7 +58,7 @@ def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str
 
 
 def identity_names() -> frozenset[str]:
-    """The names that ``identity`` gives; nobody else may set them."""
+    """The names that ``identity`` gives; nothing else may set them."""
     nowhere = Attempt(number=0, most=0, job_id="", store=StoreAddress("", 0))
     return frozenset(identity(Layout(nodes=Nodes(), nproc=1), nowhere, 0))
 

@@ -35,7 +35,7 @@ class PulseWatch:
 
 
 class Silence:
-    """How long nothing was heard of somebody, looked at every ``pause_s`` seconds."""
+    """How long nothing was heard, looked at every ``pause_s`` seconds."""
 
     def __init__(self, pause_s: float, now: float) -> None:
         self._pause_s = pause_s

@@ -59,7 +59,7 @@ class MultiNode:
 
     async def assemble(self, number: int) -> Place:
         if self._peers is None:
-            self._peers = await self._rendezvous.join(self._on_message)
+            self._peers = await self._rendezvous.join(self.deliver)
         self._job_store.pause()
         current = self._round = Round(number, self._config.most)
         return await self._rendezvous.meet(self._peers, current)
@@ -145,7 +145,8 @@ class MultiNode:
         if self._peers is not None:
             self._peers.post(kind, node=self._round.rank, **fields)
 
-    def _on_message(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
+        """What the rendezvous process has to say; in the agent's event loop."""
         self._job_store.answered()
         current = self._round
         match message:

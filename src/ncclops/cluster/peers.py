@@ -60,7 +60,7 @@ class Peers:
         self._order(op="post", record={"kind": kind, **fields})
 
     async def leave(self, *, over: bool) -> None:
-        """End the member in good order; with ``over`` nobody may join the job any more."""
+        """End the member gracefully; with ``over`` no node may join the job any more."""
         self._leaving = True
         self._order(op="leave", over=over)
         await asyncio.to_thread(self._wait_for_end)

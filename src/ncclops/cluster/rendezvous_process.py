@@ -261,14 +261,14 @@ class _Round:
                 names = [facts["name"] for facts in self._facts_but(missing)]
                 self.log.post({"kind": "waiting", "missing": missing, "here": names})
             if missing and time.monotonic() > deadline:
-                raise Refused(self._nobody_came(missing))
+                raise Refused(self._why_missing(missing))
         return self._facts_but(())
 
     def _facts_but(self, missing: Collection[int]) -> list[Record]:
         here = (rank for rank in range(self.size) if rank not in missing)
         return [json.loads(self._store.get(self._facts_key(rank))) for rank in here]
 
-    def _nobody_came(self, missing: list[int]) -> str:
+    def _why_missing(self, missing: list[int]) -> str:
         nodes = f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         here = " ".join(facts["name"] for facts in self._facts_but(missing))
         return f"{nodes} did not come within {self._member.config.join_s:.0f}s; here: {here}"
@@ -381,7 +381,7 @@ class _Dynamic:
         )
         backend, store = create_backend(parameters)
         self._handler = create_handler(store, backend, parameters)
-        self._seen: list[str] = []  # who was here when somebody last came or went
+        self._seen: list[str] = []  # who was here when a node last came or went
 
     def meet(self, attempt: int) -> _Round:  # noqa: ARG002 - torch counts the rounds itself
         from torch.distributed.elastic.rendezvous.api import (
@@ -433,7 +433,7 @@ class _Dynamic:
                     raise
 
     def close(self) -> None:
-        """Nobody may join any more: a node that waits in reserve is sent home."""
+        """No node may join any more: a node that waits in reserve is sent home."""
         self._handler.shutdown()
 
     def _tell_who_is_here(self, met: threading.Event) -> None:

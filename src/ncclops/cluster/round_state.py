@@ -80,7 +80,7 @@ class RoundState:
         return [rank for rank in range(self.size) if rank not in self.lost]
 
     def decider(self) -> int | None:
-        """Who decides what comes next; None when nobody is left.
+        """Who decides what comes next; None when none is left.
 
         A node that was asked to stop leaves without waiting for a decision.
         """
@@ -91,7 +91,7 @@ class RoundState:
         return all(rank in self.ended or rank in self.idle for rank in self.living)
 
     def all_left(self) -> bool:
-        """Whether nobody needs the store any more."""
+        """Whether no node needs the store any more."""
         return all(rank in self.left for rank in self.living)
 
     def name(self, rank: int) -> str:

@@ -22,7 +22,7 @@ class SharedStop:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody, anywhere, has asked for the stop."""
+        """Whether any node was asked to stop."""
         return self._round_state.stop is not None
 
     @property

@@ -5,7 +5,7 @@
     every agent    "stop-vote"   how far its ranks were, once it had proposed that to them
     the decider    "stop-go"     none had passed it: all end there; else the next "stop-point"
 
-All through the shared log, so whoever decides may be lost on the way and the next one goes on from
+All through the shared log, so the decider may be lost on the way and the next one goes on from
 where the log ends. See ``receipts.stop`` for what an agent and its ranks do with a point.
 """
 
@@ -21,7 +21,7 @@ _MARGIN = 2
 
 
 def next_record(round_state: RoundState) -> Record | None:
-    """What the decider has to say next; None while it waits for somebody."""
+    """What the decider has to say next; None while it waits for a node."""
     asked = [
         r for r in round_state.living if r not in round_state.idle and r not in round_state.ended
     ]

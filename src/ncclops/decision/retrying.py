@@ -96,7 +96,7 @@ def next_attempt(
         )
     if granted_used < plan.granted:
         left = plan.granted - granted_used
-        reason = f"--max-restarts allows {left} more, although {decision.reason}"
+        reason = f"retrying by --max-restarts ({left} left); policy: {decision.reason}"
         environ = start_environ(plan.rules.rows[plan.lane]) | told
         return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
     return decision, None
