@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.classify import Report, Scanner, SignatureSet, classify_bytes, load_signatures
-from ncclops.classify.matcher import build_matcher, stdlib_matcher
+from ncclops.classify.matcher import build_matcher, plain_matcher, stdlib_matcher
 
 LOADED = load_signatures()
 CAUSE = b"[rank3]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
@@ -147,10 +147,14 @@ LITERALS = [b"abc", b"abcd", b"bcd", b"c", b"aa", b"ncclRemoteError", b"Error"]
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"\n", b"Error", b"ncclRemote"])))
-def test_both_matchers_agree(pieces: list[bytes]) -> None:
+def test_all_matchers_agree(pieces: list[bytes]) -> None:
     block = b"".join(pieces)
-    fast = build_matcher(LITERALS)(block)
-    assert sorted(set(fast)) == sorted(set(stdlib_matcher(LITERALS)(block)))
+    find = build_matcher(LITERALS)
+    few = find(block)
+    assert find(b" " * (1 << 20)) == []  # from here on hyperscan
+    fast = find(block)
+    for other in (few, plain_matcher(LITERALS)(block), stdlib_matcher(LITERALS)(block)):
+        assert sorted(set(fast)) == sorted(set(other))
     naive = {
         (end + len(literal), index)
         for index, literal in enumerate(LITERALS)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+# What is searched before hyperscan's database is compiled: that takes as long as these bytes do.
+_PLAIN_BYTES = 16 << 10
 # (end of the match, index of the literal), ordered by end.
 LiteralHits = list[tuple[int, int]]
 Matcher = Callable[[bytes], LiteralHits]
@@ -20,10 +22,40 @@ def build_matcher(literals: Sequence[bytes]) -> Matcher:
     """A function that finds every literal in a block, by the fastest means installed."""
     if not literals:
         return lambda _block: []
+    plain, fast, left = plain_matcher(literals), None, _PLAIN_BYTES
+
+    def find(block: bytes) -> LiteralHits:
+        nonlocal fast, left
+        left -= len(block)
+        if left >= 0:
+            return plain(block)
+        fast = fast or _fast_matcher(literals)
+        return fast(block)
+
+    return find
+
+
+def _fast_matcher(literals: Sequence[bytes]) -> Matcher:
     try:
         return _hyperscan_matcher(literals)
     except ImportError:
         return stdlib_matcher(literals)
+
+
+def plain_matcher(literals: Sequence[bytes]) -> Matcher:
+    """The same answers by looking for one literal after the other: nothing is compiled before."""
+
+    def find(block: bytes) -> LiteralHits:
+        hits: LiteralHits = []
+        for index, literal in enumerate(literals):
+            start = block.find(literal)
+            while start >= 0:
+                hits.append((start + len(literal), index))
+                start = block.find(literal, start + 1)
+        hits.sort()
+        return hits
+
+    return find
 
 
 def _hyperscan_matcher(literals: Sequence[bytes]) -> Matcher:
