@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ncclops.agent.history import JobHistory
-from ncclops.classify.policy import Attempt
+from ncclops.classify.policy import PastAttempt
 
-FAILED = Attempt(class_="bootstrap", signature="s", policy="retry-once-lazy", progressed=False)
+FAILED = PastAttempt(class_="bootstrap", signature="s", policy="retry-once-lazy", progressed=False)
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from ncclops.classify.model import ELIGIBLE_POLICIES, RETRY_POLICIES, Verdict
-from ncclops.classify.policy import Attempt, Decision, Lane, RetryRules, decide, default_rules
+from ncclops.classify.model import ELIGIBLE_POLICIES, RETRY_POLICIES, Classification
+from ncclops.classify.policy import Decision, Lane, PastAttempt, RetryRules, decide, default_rules
 from ncclops.errors import UsageError
 
 
-def verdict(policy: str, class_: str = "bootstrap") -> Verdict:
-    return Verdict(
+def verdict(policy: str, class_: str = "bootstrap") -> Classification:
+    return Classification(
         class_=class_, signature="sig", confidence=0.9, summary="it failed", retry_policy=policy
     )
 
 
-def attempt(policy: str = "retry-once-lazy", *, progressed: bool = False) -> Attempt:
-    return Attempt.of(verdict(policy), progressed=progressed)
+def attempt(policy: str = "retry-once-lazy", *, progressed: bool = False) -> PastAttempt:
+    return PastAttempt.of(verdict(policy), progressed=progressed)
 
 
 def ask(
     policy: str,
     lane: Lane = "generic",
-    history: Sequence[Attempt] = (),
+    history: Sequence[PastAttempt] = (),
     *,
     progressed: bool = False,
     rules: RetryRules | None = None,
@@ -148,7 +148,7 @@ def test_pauses_grow_and_are_shortened_at_random(earlier: int, draw: float, seco
 
 def test_history_survives_a_restart_of_the_agent() -> None:
     original = attempt("replace-node", progressed=True)
-    assert Attempt.from_json(original.as_json()) == original
+    assert PastAttempt.from_json(original.as_json()) == original
 
 
 def test_a_decision_is_an_event() -> None:

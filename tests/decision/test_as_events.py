@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ncclops.classify.model import Evidence, Verdict
+from ncclops.classify.model import Classification, Evidence
 from ncclops.classify.policy import Decision
 from ncclops.decision.as_events import classified_event, retry_event
 from ncclops.decision.retrying import NextAttempt
 
 
 def test_a_class_comes_with_the_lines_that_prove_it() -> None:
-    verdict = Verdict(
+    verdict = Classification(
         class_="user-error", confidence=0.512, summary="a mistake", retry_policy="fix-code"
     )
     line = Evidence(file="stderr.log", line=7, text="KeyError", signature="x", role="cause", rank=3)

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ncclops.classify.model import Verdict
-from ncclops.classify.policy import Attempt, default_rules
+from ncclops.classify.model import Classification
+from ncclops.classify.policy import PastAttempt, default_rules
 from ncclops.cluster.decision_records import decision_fields, decision_in
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
@@ -24,8 +24,10 @@ RULES = JobRules(retry=PLAN)
 IN_PLACE = replace(RULES, losses_allowed=True)
 RECEIPT = replace(RULES, require_receipt=True)
 STATIC, C10D = RULES, replace(RULES, replaceable=True)
-MISTAKE = Verdict(class_="user-error", confidence=0.5, summary="mistake", retry_policy="fix-code")
-REFUSED = Verdict(
+MISTAKE = Classification(
+    class_="user-error", confidence=0.5, summary="mistake", retry_policy="fix-code"
+)
+REFUSED = Classification(
     class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"
 )
 SIGINT = StopRequest(reason="SIGINT", grace=timedelta(seconds=9), signum=signal.SIGINT)
@@ -43,7 +45,9 @@ def killed(rank: int, name: str = "SIGKILL", **more: Any) -> Ending:
     return ending(rank, None, signal=name, **more)
 
 
-def node(*endings: Ending, name: str = "n0", found: Verdict = MISTAKE, **more: Any) -> NodeEnd:
+def node(
+    *endings: Ending, name: str = "n0", found: Classification = MISTAKE, **more: Any
+) -> NodeEnd:
     """How a node ended; with the failure that a bad ending is, where it has failed."""
     bad = [each for each in endings if not each.ok and not each.asked_to_stop]
     if bad and more.get("failed") and "failure" not in more:
@@ -306,12 +310,12 @@ class TestRetry:
         decision = on([replace(WORST, classification=REFUSED.as_json())])
         assert decision.following is not None
         assert decision.following.environ["NCCLOPS_NCCL_INIT"] == "lazy"
-        assert decision.attempt == Attempt.of(REFUSED, progressed=False)
+        assert decision.attempt == PastAttempt.of(REFUSED, progressed=False)
         assert decision.retry is not None
         assert decision.retry["action"] == "retry"
 
     def test_its_limits_hold(self) -> None:
-        before = (Attempt.of(REFUSED, progressed=False),)
+        before = (PastAttempt.of(REFUSED, progressed=False),)
         refused = replace(WORST, classification=REFUSED.as_json())
         decision = on([refused], replace(RULES, history=before))
         assert decision.following is None
@@ -323,7 +327,7 @@ class TestRetry:
     def test_the_operator_may_grant_what_the_policy_does_not(
         self, granted: int, used: int, follows: bool
     ) -> None:
-        history = tuple(Attempt.of(MISTAKE, progressed=False) for _ in range(used))
+        history = tuple(PastAttempt.of(MISTAKE, progressed=False) for _ in range(used))
         rules = self.granted(granted, history=history, granted_used=used)
         decision = on([WORST], rules)
         assert (decision.following is not None) == follows
@@ -339,7 +343,7 @@ class TestRetry:
         assert decision.following is not None
         assert decision.following.reason == "new processes: 3 times in a row"
         assert decision.following.environ["NCCLOPS_RESPAWNED_FOR"] == '["E", "f:1"]'
-        history = (Attempt.of(MISTAKE, progressed=False),)
+        history = (PastAttempt.of(MISTAKE, progressed=False),)
         assert on([ALL_GAVE_UP], replace(IN_PLACE, history=history)).following is None
         further = replace(ALL_GAVE_UP, progressed=True)
         assert on([further], replace(IN_PLACE, history=history)).following is not None

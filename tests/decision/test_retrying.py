@@ -6,20 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from ncclops.classify import Verdict
-from ncclops.classify.policy import Attempt, default_rules
+from ncclops.classify import Classification
+from ncclops.classify.policy import PastAttempt, default_rules
 from ncclops.decision.retrying import RetryPlan, next_attempt
 
-REFUSED = Verdict(
+REFUSED = Classification(
     class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"
 )
-MISTAKE = Verdict(class_="user-error", confidence=0.5, summary="mistake", retry_policy="fix-code")
+MISTAKE = Classification(
+    class_="user-error", confidence=0.5, summary="mistake", retry_policy="fix-code"
+)
 PLAN = RetryPlan(lane="generic", rules=default_rules(), granted=0)
 
 
-def environ_after(plan: RetryPlan, verdict: Verdict, *, failed_before: int = 0) -> object:
+def environ_after(plan: RetryPlan, verdict: Classification, *, failed_before: int = 0) -> object:
     """The environment of the attempt that follows; None when none does."""
-    history = [Attempt.of(verdict, progressed=False)] * failed_before
+    history = [PastAttempt.of(verdict, progressed=False)] * failed_before
     _, following = next_attempt(
         plan,
         verdict,
@@ -44,5 +46,7 @@ def environ_after(plan: RetryPlan, verdict: Verdict, *, failed_before: int = 0) 
         (replace(PLAN, granted=5, allowed=False), REFUSED, 0, None),
     ],
 )
-def test_table(plan: RetryPlan, verdict: Verdict, failed_before: int, environ: object) -> None:
+def test_table(
+    plan: RetryPlan, verdict: Classification, failed_before: int, environ: object
+) -> None:
     assert environ_after(plan, verdict, failed_before=failed_before) == environ

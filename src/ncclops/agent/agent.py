@@ -33,7 +33,7 @@ from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
 from ncclops.agent.job import Job
-from ncclops.agent.live_scan import Diagnosis
+from ncclops.agent.live_scan import LiveDiagnosis
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stopping import StopRequests
 from ncclops.agent.store import NOWHERE
@@ -245,7 +245,7 @@ class _Agent:
         self,
         attempt: RunningAttempt,
         stop: StopRequest | None,
-        diagnosis: Diagnosis,
+        diagnosis: LiveDiagnosis,
         *,
         failed: bool,
     ) -> NodeEnd:

@@ -20,7 +20,7 @@ from ncclops.agent.diagnostics import InternalErrors
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
 from ncclops.agent.job import Job
-from ncclops.agent.live_scan import Diagnosis, LiveScan
+from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stopping import StopRequests
 from ncclops.agent.team import Team
@@ -196,7 +196,7 @@ class RunningAttempt:
                 hung=hung,
             )
 
-    async def close(self) -> Diagnosis:
+    async def close(self) -> LiveDiagnosis:
         """End what is left of the attempt, and say what its output shows."""
         self.watching.close()
         self._close_store()
@@ -279,7 +279,7 @@ class RunningAttempt:
             self._server = None
 
     def _spawn_all(self) -> None:
-        attempt = workers.Attempt(
+        attempt = workers.WorkerAttempt(
             number=self.number,
             most=self._job.retry.granted,
             job_id=self._job.job_id,
@@ -289,7 +289,9 @@ class RunningAttempt:
         for local_rank, rank in enumerate(self._place.ranks):
             self._spawn(attempt, local_rank, rank, started)
 
-    def _spawn(self, attempt: workers.Attempt, local_rank: int, rank: int, started: str) -> None:
+    def _spawn(
+        self, attempt: workers.WorkerAttempt, local_rank: int, rank: int, started: str
+    ) -> None:
         full = {
             **self._job.environ_of(rank),
             **self._place.environ,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ncclops.classify.policy import Attempt
+from ncclops.classify.policy import PastAttempt
 from ncclops.schedulers.allocation import find_allocation
 
 JOB_ID = "NCCLOPS_JOB_ID"
@@ -22,7 +22,7 @@ JOB_ID = "NCCLOPS_JOB_ID"
 class JobHistory:
     """Failed attempts of one job, oldest first. Without a ``path`` it is kept in memory alone."""
 
-    def __init__(self, path: Path | None, earlier: list[Attempt]) -> None:
+    def __init__(self, path: Path | None, earlier: list[PastAttempt]) -> None:
         self.attempts = earlier
         self.earlier = len(earlier)  # of agents before this one
         self._path = path
@@ -41,12 +41,12 @@ class JobHistory:
                 path.unlink(missing_ok=True)  # an earlier step's, in the same allocation
         return cls(path, _read(path) if continues else [])
 
-    def adopt(self, attempts: list[Attempt]) -> None:
+    def adopt(self, attempts: list[PastAttempt]) -> None:
         """Take over what other agents of the job know, where that is more."""
         if len(attempts) > len(self.attempts):
             self.attempts = list(attempts)
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: PastAttempt) -> None:
         """Append ``attempt``; a file that cannot be written costs the memory of it, not the run."""
         self.attempts.append(attempt)
         if self._path is None:
@@ -57,10 +57,10 @@ class JobHistory:
                 file.write(json.dumps(attempt.as_json()).encode() + b"\n")
 
 
-def _read(path: Path) -> list[Attempt]:
+def _read(path: Path) -> list[PastAttempt]:
     attempts = []
     with suppress(OSError):
         for line in path.read_text().splitlines():
             with suppress(ValueError, KeyError, TypeError):
-                attempts.append(Attempt.from_json(json.loads(line)))
+                attempts.append(PastAttempt.from_json(json.loads(line)))
     return attempts

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ncclops.agent.hang_action import Hang
 from ncclops.agent.workers import Exit
-from ncclops.classify import Report, Scanner, Verdict
+from ncclops.classify import Classification, Report, Scanner
 from ncclops.classify.model import Stats
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record.tail import GrowthWatch
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class LiveDiagnosis:
     """What the output of one attempt shows: what failed, and how many steps were done.
 
     ``error``: why it could not be read to the end, which is a mistake of ours.
@@ -55,7 +55,7 @@ class LiveScan:
 
     def finish(
         self, exits: Mapping[int, Exit], hang: Hang | None, *, starting_up: bool
-    ) -> Diagnosis:
+    ) -> LiveDiagnosis:
         """Read to the end and judge. Blocks until that is done.
 
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
@@ -69,13 +69,13 @@ class LiveScan:
         for file in self._files.values():
             file.close()
         if self._scanner is None or self._failure is not None:
-            return Diagnosis(_unknown(self._failure), steps=0, error=self._failure)
+            return LiveDiagnosis(_unknown(self._failure), steps=0, error=self._failure)
         for rank, end in exits.items():
             self._scanner.add_exit(rank, code=end.code, signal=end.signal)
         if hang is not None:
             for rank in hang.ranks:
                 self._scanner.add_hang(rank, hang.reason)
-        return Diagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
+        return LiveDiagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def _run(self) -> None:
         try:
@@ -106,4 +106,4 @@ class LiveScan:
 
 def _unknown(failure: Exception | None) -> Report:
     summary = f"the output could not be classified: {failure}"
-    return Report(Verdict(class_="unknown", confidence=0.0, summary=summary), (), Stats())
+    return Report(Classification(class_="unknown", confidence=0.0, summary=summary), (), Stats())

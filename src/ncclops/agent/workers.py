@@ -23,7 +23,7 @@ _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class WorkerAttempt:
     """One start of all workers: 0 first, then one per restart of the processes."""
 
     number: int
@@ -32,7 +32,7 @@ class Attempt:
     store: StoreAddress
 
 
-def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str]:
+def identity(layout: Layout, attempt: WorkerAttempt, local_rank: int) -> dict[str, str]:
     """The variables that tell a worker who it is: those of torchrun, and under the same names."""
     rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
     values: dict[str, object] = {
@@ -59,7 +59,7 @@ def identity(layout: Layout, attempt: Attempt, local_rank: int) -> dict[str, str
 
 def identity_names() -> frozenset[str]:
     """The names that ``identity`` gives; nothing else may set them."""
-    nowhere = Attempt(number=0, most=0, job_id="", store=StoreAddress("", 0))
+    nowhere = WorkerAttempt(number=0, most=0, job_id="", store=StoreAddress("", 0))
     return frozenset(identity(Layout(nodes=Nodes(), nproc=1), nowhere, 0))
 
 

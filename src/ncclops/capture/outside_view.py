@@ -17,7 +17,7 @@ from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.record import snapshots
 from ncclops.record.documents import read_document, write_document, write_whole
-from ncclops.restart.snapshots import Progress
+from ncclops.restart.snapshots import LastProgress
 
 log = logging.getLogger("ncclops.restart.monitor")
 
@@ -39,11 +39,13 @@ class Observer:
         self._pid = pid
         self._dumper = StackDumper(pid, tid, signal, stacks_fd, main_thread)
 
-    def iteration_failed(self, directory: Path | None, progress: Progress) -> None:
+    def iteration_failed(self, directory: Path | None, progress: LastProgress) -> None:
         """The main process takes its snapshot: add the view from outside."""
         self._write_later(directory, self._view(progress))
 
-    def main_silent(self, directory: Path | None, progress: Progress, reason: str) -> str | None:
+    def main_silent(
+        self, directory: Path | None, progress: LastProgress, reason: str
+    ) -> str | None:
         """No Python thread runs there: the kernel's view, and the stacks by a signal."""
         view = self._view(progress)
         text = dump_stacks(self._dumper, _DUMP_WITHIN_S)
@@ -52,7 +54,7 @@ class Observer:
         self._write_later(directory, view, stacks=text, reason=why, missing=missing)
         return text
 
-    def main_ended(self, directory: Path | None, progress: Progress, reason: str) -> None:
+    def main_ended(self, directory: Path | None, progress: LastProgress, reason: str) -> None:
         """The main process has ended, and for a moment the kernel still knows how."""
         view = self._view(progress)
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
@@ -60,7 +62,7 @@ class Observer:
         missing = [*_FROM_THE_RANK, snapshots.STACKS]
         self._write_later(directory, view, reason=why, missing=missing)
 
-    def _view(self, progress: Progress) -> dict[str, Any]:
+    def _view(self, progress: LastProgress) -> dict[str, Any]:
         stamp = {
             "rank": self._rank,
             "host": socket.gethostname(),

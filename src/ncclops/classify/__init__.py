@@ -11,10 +11,13 @@ live output; all end in a ``Report``. The retry decision is ``ncclops.classify.p
 
 from ncclops.classify.inputs import classify, classify_bytes, classify_paths
 from ncclops.classify.loader import SignatureSet, load_signatures
-from ncclops.classify.model import Evidence, Report, Signature, Verdict
+from ncclops.classify.model import Classification, Evidence, Report, Signature
 from ncclops.classify.scanner import Scanner
 
+Verdict = Classification  # its name until 0.1: `launch` has a verdict of its own
+
 __all__ = [
+    "Classification",
     "Evidence",
     "Report",
     "Scanner",

@@ -187,7 +187,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Classification:
     """What failed, who began it, and whether it may be tried again."""
 
     class_: str
@@ -216,7 +216,7 @@ class Verdict:
         return 10 if self.eligible else 11
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+    def from_json(cls, data: Mapping[str, Any]) -> Classification:
         """The inverse of ``as_json``; what was added to the document is left out."""
         retry = data["retry"]
         return cls(
@@ -272,7 +272,7 @@ class Stats:
 class Report:
     """The verdict with the lines that prove it."""
 
-    verdict: Verdict
+    verdict: Classification
     evidence: tuple[Evidence, ...]
     stats: Stats
     notes: tuple[str, ...] = field(default=())

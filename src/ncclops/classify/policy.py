@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ncclops.classify.model import Verdict
+from ncclops.classify.model import Classification
 from ncclops.classify.retry_rules import (
     LANE_ROW,
     LANES,
@@ -27,9 +27,9 @@ from ncclops.classify.retry_rules import (
 __all__ = [
     "LANES",
     "Action",
-    "Attempt",
     "Decision",
     "Lane",
+    "PastAttempt",
     "RetryRules",
     "StartRow",
     "decide",
@@ -38,7 +38,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class PastAttempt:
     """One attempt that has ended, as the job's history keeps it."""
 
     class_: str
@@ -48,7 +48,7 @@ class Attempt:
     """Whether it completed a step that no earlier attempt had completed."""
 
     @classmethod
-    def of(cls, verdict: Verdict, *, progressed: bool) -> Attempt:
+    def of(cls, verdict: Classification, *, progressed: bool) -> PastAttempt:
         return cls(
             class_=verdict.class_,
             signature=verdict.signature,
@@ -65,7 +65,7 @@ class Attempt:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+    def from_json(cls, data: Mapping[str, Any]) -> PastAttempt:
         return cls(
             class_=str(data["class"]),
             signature=data["signature"],
@@ -105,10 +105,10 @@ class Decision:
 
 
 def decide(
-    verdict: Verdict,
+    verdict: Classification,
     *,
     lane: Lane,
-    history: Sequence[Attempt],
+    history: Sequence[PastAttempt],
     progressed: bool,
     random: Callable[[], float],
     rules: RetryRules | None = None,
@@ -139,7 +139,7 @@ def decide(
 
 
 def _reason_to_stop(
-    verdict: Verdict, history: Sequence[Attempt], progressed: bool, rules: RetryRules
+    verdict: Classification, history: Sequence[PastAttempt], progressed: bool, rules: RetryRules
 ) -> str | None:
     """Why this job must not go on; None when it may."""
     policy = verdict.retry_policy
@@ -162,12 +162,12 @@ def _reason_to_stop(
     return None
 
 
-def _times_used(policy: str, history: Sequence[Attempt]) -> int:
+def _times_used(policy: str, history: Sequence[PastAttempt]) -> int:
     # Each attempt in the history was followed by another one, so its policy was used.
     return sum(attempt.policy == policy for attempt in history)
 
 
-def _attempts_without_progress(history: Sequence[Attempt], progressed: bool) -> int:
+def _attempts_without_progress(history: Sequence[PastAttempt], progressed: bool) -> int:
     idle = 0
     for made_progress in (progressed, *(attempt.progressed for attempt in reversed(history))):
         if made_progress:

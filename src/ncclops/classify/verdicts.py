@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from ncclops.classify.model import (
     CERTAINTY,
     ELIGIBLE_POLICIES,
+    Classification,
     Evidence,
     Hit,
     Signature,
-    Verdict,
 )
 from ncclops.classify.observations import Observations
 
@@ -22,11 +22,13 @@ _LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
 _MANY_LINES = 12
 
 
-def verdict_on(leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations) -> Verdict:
+def verdict_on(
+    leader: Hit, ordered: list[Hit], context: list[Hit], seen: Observations
+) -> Classification:
     signature = leader.signature
     policy, reason = _retry(leader, ordered, context, seen)
     rank, blamed = _culprit(leader, ordered, seen)
-    return Verdict(
+    return Classification(
         class_=signature.class_,
         signature=signature.id,
         confidence=_confidence(leader, ordered),
@@ -176,7 +178,7 @@ def _spread(hits: list[Hit]) -> list[Hit]:
     return (first + again)[:_MANY_LINES]
 
 
-def verdict_without_failure(seen: Observations) -> Verdict:
+def verdict_without_failure(seen: Observations) -> Classification:
     """Healthy needs a sign of life after the last sign of trouble; silence is ``unknown``."""
     lives = seen.lives
     signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
@@ -191,17 +193,17 @@ def verdict_without_failure(seen: Observations) -> Verdict:
     return _unknown("no known failure and no sign of a running job")
 
 
-def nothing_read() -> Verdict:
+def nothing_read() -> Classification:
     """Of input without a byte, nothing can be said."""
     return _unknown("the input is empty")
 
 
-def _healthy(confidence: float, summary: str) -> Verdict:
-    return Verdict(class_="healthy", confidence=confidence, summary=summary)
+def _healthy(confidence: float, summary: str) -> Classification:
+    return Classification(class_="healthy", confidence=confidence, summary=summary)
 
 
-def _unknown(summary: str) -> Verdict:
-    return Verdict(
+def _unknown(summary: str) -> Classification:
+    return Classification(
         class_="unknown",
         confidence=0.0,
         summary=summary,

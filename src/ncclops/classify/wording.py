@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 
-from ncclops.classify.model import Verdict
+from ncclops.classify.model import Classification
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the out-of-memory killer: look at dmesg and the cgroup's memory.events",
@@ -44,12 +44,12 @@ def describe_loss(name: str, why: str) -> str:
     return f"{name} was lost: {why}"
 
 
-def loss(what: str) -> Verdict:
+def loss(what: str) -> Classification:
     """The verdict on an attempt that ended because a node was lost; ``what`` says which, and why.
 
     No line of any log stands for it, so no signature does.
     """
-    return Verdict(
+    return Classification(
         class_="peer-exit",
         confidence=0.9,
         summary=what,

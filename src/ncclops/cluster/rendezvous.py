@@ -11,7 +11,7 @@ from ncclops.agent.coordinator import AgentSide
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
 from ncclops.agent.rendezvous_result import Place
-from ncclops.classify.policy import Attempt
+from ncclops.classify.policy import PastAttempt
 from ncclops.cluster import reach, round_start
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
@@ -144,7 +144,7 @@ class Rendezvous:
         if state.start is None or current.rank is None:
             raise NcclopsError(self._why_no_start(current))
         start, rank = state.start, current.rank
-        self._job.history.adopt([Attempt.from_json(each) for each in start["history"]])
+        self._job.history.adopt([PastAttempt.from_json(each) for each in start["history"]])
         state.names = start["names"]
         in_process, nproc = self._job.restarts_in_process, self._job.layout.nproc
         if not in_process:

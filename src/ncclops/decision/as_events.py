@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ncclops.classify.model import Evidence, Verdict
+from ncclops.classify.model import Classification, Evidence
 from ncclops.decision.retrying import NextAttempt
 from ncclops.record.event_values import EvidenceLine, RetryAdvice
 from ncclops.record.events import ClassifiedEvent, RetryEvent
 
 
-def classified_event(verdict: Verdict, evidence: Sequence[Evidence]) -> ClassifiedEvent:
+def classified_event(verdict: Classification, evidence: Sequence[Evidence]) -> ClassifiedEvent:
     """What the classifier says of the attempt, with the lines that prove it."""
     return ClassifiedEvent(
         rank=verdict.rank,

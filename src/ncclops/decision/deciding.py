@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclops.classify import wording
-from ncclops.classify.model import Verdict as ClassifiedAs
-from ncclops.classify.policy import Attempt
+from ncclops.classify.model import Classification
+from ncclops.classify.policy import PastAttempt
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import SIGNAL_EXIT_BASE, Ending, FirstFailure, Outcome
 from ncclops.decision.retrying import NextAttempt, next_attempt
@@ -42,7 +42,7 @@ class AttemptDecision:
     reason: str
     failure: FirstFailure | None = None
     classification: dict[str, Any] | None = None
-    attempt: Attempt | None = None
+    attempt: PastAttempt | None = None
     retry: dict[str, Any] | None = None
     following: NextAttempt | None = None
 
@@ -156,7 +156,7 @@ def _retried(
 ) -> AttemptDecision:
     """``decided`` with the retry policy's word, and the attempt that follows, if one does."""
     found = decided.classification
-    verdict = _UNKNOWN if found is None else ClassifiedAs.from_json(found)
+    verdict = _UNKNOWN if found is None else Classification.from_json(found)
     progressed = any(node.progressed for node in present)
     retry, following = next_attempt(
         rules.retry,
@@ -175,13 +175,13 @@ def _retried(
     return replace(
         decided,
         reason=reason,
-        attempt=Attempt.of(verdict, progressed=progressed),
+        attempt=PastAttempt.of(verdict, progressed=progressed),
         retry=retry.as_json(),
         following=following,
     )
 
 
-_UNKNOWN = ClassifiedAs(class_="unknown", confidence=0.0, summary="nothing was classified")
+_UNKNOWN = Classification(class_="unknown", confidence=0.0, summary="nothing was classified")
 
 
 def _blamed(present: Sequence[NodeEnd]) -> NodeEnd:

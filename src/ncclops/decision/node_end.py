@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ncclops.classify.policy import Attempt
+from ncclops.classify.policy import PastAttempt
 from ncclops.decision.outcome import Ending, FirstFailure, StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
@@ -89,7 +89,7 @@ class JobRules:
     """
 
     retry: RetryPlan
-    history: Sequence[Attempt] = ()
+    history: Sequence[PastAttempt] = ()
     granted_used: int = 0
     losses_allowed: bool = False
     require_receipt: bool = False

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ncclops.classify.model import Verdict
-from ncclops.classify.policy import Attempt, Decision, Lane, RetryRules, StartRow, decide
+from ncclops.classify.model import Classification
+from ncclops.classify.policy import Decision, Lane, PastAttempt, RetryRules, StartRow, decide
 from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT, RESPAWNED_FOR
 
 
@@ -56,9 +56,9 @@ class NextAttempt:
 
 def next_attempt(
     plan: RetryPlan,
-    verdict: Verdict,
+    verdict: Classification,
     *,
-    history: Sequence[Attempt],
+    history: Sequence[PastAttempt],
     granted_used: int,
     progressed: bool,
     random: Callable[[], float],
@@ -103,7 +103,7 @@ def next_attempt(
 
 
 def _may_respawn(
-    rules: RetryRules, escalated: Escalated, history: Sequence[Attempt], progressed: bool
+    rules: RetryRules, escalated: Escalated, history: Sequence[PastAttempt], progressed: bool
 ) -> bool:
     """New processes after an escalation: once, and again if the last ones got further."""
     if escalated.to != "respawn" or len(history) + 1 >= rules.max_attempts:

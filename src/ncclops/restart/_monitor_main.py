@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from ncclops.restart._monitor_link import Message, Page, Peer, Watch, receive_packet
 from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
 from ncclops.restart._ring import Address, Ring, RingActions
-from ncclops.restart.snapshots import OutsideView, Progress
+from ncclops.restart.snapshots import LastProgress, OutsideView
 
 log = logging.getLogger("ncclops.restart.monitor")
 
@@ -274,10 +274,12 @@ class Monitor:
             return None
         return Path(self._incident_dir) / str(first - 1 + iteration)
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> LastProgress:
         now, page = time.monotonic(), self._page
         ping_s = round(now - page.ping, 3) if page.ping else None
-        return Progress(round(now - page.main_beat, 3), round(now - page.watchdog_tick, 3), ping_s)
+        return LastProgress(
+            round(now - page.main_beat, 3), round(now - page.watchdog_tick, 3), ping_s
+        )
 
     # --- reports ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ncclops.restart._assignment import (
     RankFilter,
 )
 from ncclops.restart._world import Placement, World, activate_all, placements
-from ncclops.restart.agreement import INITIAL, Agreement, Plan, Planner
+from ncclops.restart.agreement import INITIAL, Agreement, Planner, RestartPlan
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import RestartError
 from ncclops.restart.state import State
@@ -201,7 +201,7 @@ class PlannedAssigner:
 
     def _plan(
         self, before: World | None, agreement: Agreement, arrived: Mapping[int, Sequence[str]]
-    ) -> Plan:
+    ) -> RestartPlan:
         members = arrived.keys() | agreement.gone
         world = World(tuple(sorted(members))) if before is None else before
         world = world.losing(agreement.gone)
@@ -217,7 +217,7 @@ class PlannedAssigner:
             )
         # also for those that have gone: they may be alive, and waiting for it
         result = {rank: places.get(rank, _DISCARDED) for rank in members}
-        return Plan(after.to_json(), result)
+        return RestartPlan(after.to_json(), result)
 
     def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002
         """See ``Assigner.assign``."""

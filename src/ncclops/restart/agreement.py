@@ -78,7 +78,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestartPlan:
     """The planner's result: the next world as text, and what each rank that arrived gets."""
 
     world: str
@@ -87,7 +87,7 @@ class Plan:
 
 # (the world before, the agreement, who arrived and with which keys) -> Plan; must depend on
 # nothing else.
-Planner = Callable[[World | None, Agreement, Mapping[int, Sequence[str]]], Plan]
+Planner = Callable[[World | None, Agreement, Mapping[int, Sequence[str]]], RestartPlan]
 
 
 def numbers_lost(

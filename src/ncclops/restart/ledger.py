@@ -54,8 +54,8 @@ from ncclops.restart.agreement import (
     INITIAL,
     Agreement,
     Arrival,
-    Plan,
     Planner,
+    RestartPlan,
     numbers_claimed_and_left,
     numbers_lost,
 )
@@ -194,7 +194,7 @@ class Ledger:
             return None
         return World.from_json(self._store.get(f"{iteration - 1}/world"))
 
-    def _publish_plan(self, iteration: int, plan: Plan, agreement: Agreement) -> None:
+    def _publish_plan(self, iteration: int, plan: RestartPlan, agreement: Agreement) -> None:
         blocks: dict[str, dict[int, str]] = {}
         for rank, placement in plan.placements.items():
             blocks.setdefault(_placements_key(iteration, rank), {})[rank] = placement

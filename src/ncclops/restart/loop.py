@@ -56,7 +56,7 @@ from ncclops.restart.exception import (
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Account
 from ncclops.restart.log import logged
-from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreLost
+from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreConnectionLost
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
@@ -449,7 +449,7 @@ class RestartLoop:
         news = self.session.monitor_thread.news.get(
             timeout=timeout.total_seconds() if timeout is not None else None
         )
-        if isinstance(news, StoreLost):
+        if isinstance(news, StoreConnectionLost):
             raise _store_gone(news.error) from news.error
         return news
 

@@ -57,13 +57,13 @@ class Agreed:
 
 
 @dataclass(frozen=True)
-class StoreLost:
+class StoreConnectionLost:
     """The store does not answer any more."""
 
     error: Exception
 
 
-News = Completed | Aborted | Agreed | StoreLost
+News = Completed | Aborted | Agreed | StoreConnectionLost
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class MonitorThread:
             except Exception as error:
                 log.debug("the store failed", exc_info=True)
                 self._leave(task.state)
-                self.news.put(StoreLost(error))
+                self.news.put(StoreConnectionLost(error))
                 return
 
     def _perform(self, task: _Task) -> None:

@@ -71,7 +71,7 @@ SnapshotFactory = Callable[[int], RankSnapshots]
 """Makes the snapshots of a rank, given its initial rank. Called in the main thread."""
 
 
-class Progress(NamedTuple):
+class LastProgress(NamedTuple):
     """Seconds since the main process last showed that it runs, as its monitor process sees it.
 
     ``ping_s`` is ``None`` as long as the function has not called ``CallWrapper.ping``.
@@ -90,16 +90,18 @@ class OutsideView(Protocol):
     is none.
     """
 
-    def iteration_failed(self, directory: Path | None, progress: Progress) -> None:
+    def iteration_failed(self, directory: Path | None, progress: LastProgress) -> None:
         """The main process takes its own snapshot at this moment."""
 
-    def main_silent(self, directory: Path | None, progress: Progress, reason: str) -> str | None:
+    def main_silent(
+        self, directory: Path | None, progress: LastProgress, reason: str
+    ) -> str | None:
         """No Python thread runs in the main process. Called once in an iteration at most.
 
         Returns the Python stacks of all its threads, if they can be had without its help.
         """
 
-    def main_ended(self, directory: Path | None, progress: Progress, reason: str) -> None:
+    def main_ended(self, directory: Path | None, progress: LastProgress, reason: str) -> None:
         """The main process has ended; its entry in ``/proc`` may still be there."""
 
 
