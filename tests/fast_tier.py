@@ -33,7 +33,7 @@ class _Watch:
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STARTS:
-            self._note(f"{event}{arguments[:2]!r}")
+            self._note(f"{event}{arguments[:2]!r}"[:200])
 
     def _noting_sleep(self, seconds: SupportsIndex | float, /) -> None:
         self._note(f"time.sleep({seconds!r})")

@@ -115,7 +115,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
             visit(name, ())
 
 
-@pytest.mark.slow
 def test_contributing_names_files_that_exist() -> None:
     text = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Where a change goes")[2]
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_*]*(?:\.[a-z]+)?)`", text)
@@ -125,6 +124,7 @@ def test_contributing_names_files_that_exist() -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_importing_what_needs_no_torch_imports_none() -> None:
     names = [
         name

@@ -103,6 +103,7 @@ def test_wrong_usage_of_lint(ncclops: Run, arguments: list[str], message: str) -
     assert len(ran.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow  # reads hundreds of megabytes of libraries
 def test_audit_of_what_is_installed(ncclops: Run) -> None:
     ran = ncclops("env", "audit", "--json", env={"NCCL_TIMEOUT": "1"})
     document = json.loads(ran.stdout)

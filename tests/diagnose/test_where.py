@@ -32,18 +32,18 @@ def launch(start: Start, profile: Path, training: Path, fault: str) -> Backgroun
         del os.environ["FAULT"]
 
 
-def look(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
-    done = ncclops("where", *arguments, "--json")
+def look(ncclops_in_process: Ncclops, *arguments: str) -> dict[str, Any]:
+    done = ncclops_in_process("where", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-def until_the_others_wait(ncclops: Ncclops, run: Path, *ranks: int) -> dict[str, Any]:
+def until_the_others_wait(ncclops_in_process: Ncclops, run: Path, *ranks: int) -> dict[str, Any]:
     """Look until ``ranks`` are in their collective: the fault comes a moment before that."""
 
     def looked() -> dict[str, Any] | None:
-        seen = look(ncclops)
+        seen = look(ncclops_in_process)
         doing = {each["rank"]: each["doing"] for each in seen["ranks"]}
         return seen if all(doing[rank] == "all_reduce" for rank in ranks) else None
 
@@ -53,11 +53,11 @@ def until_the_others_wait(ncclops: Ncclops, run: Path, *ranks: int) -> dict[str,
 
 @pytest.mark.slow
 def test_a_hang_is_seen_and_the_job_goes_on(
-    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+    ncclops_in_process: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
 ) -> None:
     job = launch(background, profile("5m", "6m"), training, "hang:1")
     run = tmp_path / "runs" / "hung"
-    seen = until_the_others_wait(ncclops, run, 0, 2)
+    seen = until_the_others_wait(ncclops_in_process, run, 0, 2)
     assert seen["schema"] == "ncclops.where/1"
     assert (seen["answered"], seen["silent"], seen["missing"]) == ([0, 1, 2], [], [])
     at = {each["rank"]: each["frame"]["line"] for each in seen["ranks"]}
@@ -73,7 +73,7 @@ def test_a_hang_is_seen_and_the_job_goes_on(
     taken = tmp_path / seen["pictures"]
     assert set(snapshots.COMPLETE) <= {p.name for p in snapshots.rank_dir(taken, 0).iterdir()}
 
-    people = ncclops("where", "runs/hung")
+    people = ncclops_in_process("where", "runs/hung")
     assert "2 ranks (0, 2)" in people.stdout
     assert "last entered all_reduce number 7 of default_pg, not completed" in people.stdout
 
@@ -86,17 +86,17 @@ def test_a_hang_is_seen_and_the_job_goes_on(
 
 @pytest.mark.slow
 def test_a_rank_that_holds_its_gil_is_seen(
-    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+    ncclops_in_process: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
 ) -> None:
     job = launch(background, profile("5m", "6m"), training, "gil:1")
     run = tmp_path / "runs" / "hung"
-    seen = until_the_others_wait(ncclops, run, 0, 2)
+    seen = until_the_others_wait(ncclops_in_process, run, 0, 2)
     assert (seen["answered"], seen["silent"]) == ([0, 2], [1])
     (silent,) = [each for each in seen["ranks"] if each["rank"] == 1]
     assert silent["frame"]["line"] == LINE_OF["sleep(1000)"]
     assert "GIL" in silent["reason"]
     # Twice the signal, and the process is as it was.
-    assert look(ncclops, "runs/hung")["silent"] == [1]
+    assert look(ncclops_in_process, "runs/hung")["silent"] == [1]
     pid = read(RunPaths(run).rank(1).snapshot_server)["pid"]
     os.kill(pid, 0)
     job.send_signal(signal.SIGTERM)
@@ -105,12 +105,12 @@ def test_a_rank_that_holds_its_gil_is_seen(
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_seen_from_outside(
-    ncclops: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
+    ncclops_in_process: Ncclops, background: Start, training: Path, profile: Profile, tmp_path: Path
 ) -> None:
     """It must not find a signal waiting for it when it goes on."""
     job = launch(background, profile("5m", "6m"), training, "stop:1")
     run = tmp_path / "runs" / "hung"
-    seen = until_the_others_wait(ncclops, run, 0, 2)
+    seen = until_the_others_wait(ncclops_in_process, run, 0, 2)
     assert (seen["answered"], seen["missing"]) == ([0, 2], [1])
     (stopped,) = [each for each in seen["ranks"] if each["rank"] == 1]
     assert stopped["state"] == "stopped"

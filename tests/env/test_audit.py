@@ -55,6 +55,7 @@ def test_a_name_in_a_message_or_inside_another_name_does_not_count(tmp_path: Pat
     assert not {"NCCL_P2P_LEVEL", "NCCL_BLOCKING_WAIT"} & (found.read | found.unknown)
 
 
+@pytest.mark.slow  # reads hundreds of megabytes of libraries
 def test_what_is_set_and_read_by_nothing(tmp_path: Path) -> None:
     environ = {
         "NCCL_DEBUG": "WARN",
@@ -79,6 +80,7 @@ def test_a_file_that_cannot_be_looked_into(tmp_path: Path, make: str) -> None:
         audit_nccl(path)
 
 
+@pytest.mark.slow  # reads hundreds of megabytes of libraries
 def test_the_installed_torch_reads_what_the_catalogue_says() -> None:
     found = audit_torch()
     assert found is not None
