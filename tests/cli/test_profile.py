@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.conftest import CompletedText
+
+Ncclops = Callable[..., CompletedText]
 
 
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ncclops", "profile", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.fixture
+def run(ncclops_in_process: Ncclops) -> Ncclops:
+    """``run("show", "base")``: these commands only read, and need no process of their own."""
+    return partial(ncclops_in_process, "profile")
 
 
-def test_list_names_the_shipped_profiles_and_marks_overlays() -> None:
+def test_list_names_the_shipped_profiles_and_marks_overlays(run: Ncclops) -> None:
     lines = {line.split()[0]: line for line in run("list").stdout.splitlines() if line.strip()}
     assert " overlay " in lines["compile-sensitive"]
     assert " lane " in lines["single-node-h200"]
@@ -31,7 +29,7 @@ def test_list_names_the_shipped_profiles_and_marks_overlays() -> None:
     assert (kinds["debug-bootstrap"], kinds["local-cpu"]) == ("overlay", "lane")
 
 
-def test_show_gives_each_value_with_its_condition_and_reason() -> None:
+def test_show_gives_each_value_with_its_condition_and_reason(run: Ncclops) -> None:
     text = run("show", "single-node-h200", "regional-compile").stdout
     assert "set 3" in text
     assert "set 0, when restart in-process" in text
@@ -44,7 +42,7 @@ def test_show_gives_each_value_with_its_condition_and_reason() -> None:
     assert entry["why"]
 
 
-def test_validate_accepts_a_good_file(tmp_path: Path) -> None:
+def test_validate_accepts_a_good_file(run: Ncclops, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('description = "d"\nextends = "single-node-h200"\n', encoding="utf-8")
     ran = run("validate", str(path))
@@ -64,7 +62,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD.keys())
-def test_validate_says_what_is_wrong_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_validate_says_what_is_wrong_in_one_line(
+    run: Ncclops, tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(f'description = "d"\n{text}\n', encoding="utf-8")
     ran = run("validate", str(path))

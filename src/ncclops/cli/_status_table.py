@@ -133,8 +133,8 @@ def _event(event: LastEvent | None, now: float) -> Text:
     if event is None:
         return Text("-")
     said = f": {event.text}" if event.text else ""
-    told = f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}"
-    return Text(told, no_wrap=True, overflow="ellipsis")
+    text = f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}"
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _gib(value: float | None) -> Text:

@@ -31,7 +31,7 @@ def incident(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Tell what happened in an incident: who, where, why, what was decided, what to do next."""
+    """Explain one incident: who, where, why, what was decided, what to do next."""
     from ncclops.diagnose.incident_report import report_incident
 
     report = report_incident(_directory(run), number)

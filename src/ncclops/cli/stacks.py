@@ -72,7 +72,7 @@ def _print(seen: Look) -> None:
             console.print(Text(f"      {frame}", style="dim"))
     for rank, reason in seen.collected.reasons.items():
         console.print(Text(f"rank {rank} did not answer: {reason}", style="yellow"))
-    console.print(Text(f"pictures: {seen.collected.directory}", style="dim"))
+    console.print(Text(f"snapshots: {seen.collected.directory}", style="dim"))
 
 
 def _headline(cluster: Cluster) -> str:

@@ -25,7 +25,7 @@ def stop(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="How long workers have to end together before they are ended. Default: 5m.",
+            help="Grace period before SIGTERM and SIGKILL. Default: 5m.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -62,7 +62,7 @@ def _checked(grace: str | None) -> str | None:
 
     try:
         if grace is not None and not parse_duration(grace):
-            raise ValueError("it must be longer than nothing")
+            raise ValueError("must be positive")
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--grace {grace}: {error}") from None
     return grace

@@ -26,7 +26,7 @@ def serve(
         typer.Option(
             "--all-interfaces",
             help="Let other hosts reach it. torch's store has no password: only on a"
-            " network where everybody may read and change its keys.",
+            " network whose every host may read and change its keys.",
         ),
     ] = False,
 ) -> None:
