@@ -31,8 +31,8 @@ PROMISED = {
         "installed_nccl", "installed_torch", "plan_environment",
     ],
     "ncclops.classify": [
-        "Evidence", "Report", "Scanner", "Signature", "SignatureSet", "Verdict", "classify",
-        "classify_bytes", "classify_paths", "load_signatures",
+        "Classification", "Evidence", "Report", "Scanner", "Signature", "SignatureSet", "Verdict",
+        "classify", "classify_bytes", "classify_paths", "load_signatures",
     ],
     "ncclops.receipt": [
         "check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step",

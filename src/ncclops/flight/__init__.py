@@ -19,7 +19,7 @@ What it says (pure):
 from ncclops.flight.analysis_context import FlightFinding
 from ncclops.flight.report import FlightReport, analyze, judge
 
-# Their public names.
+# Their names until 0.1: other packages have findings and reports, too.
 Finding, Report = FlightFinding, FlightReport
 
-__all__ = ["Finding", "Report", "analyze", "judge"]
+__all__ = ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"]
