@@ -23,7 +23,6 @@ EDGES = frozenset(
 
 # Modules of values alone that no fast test imports, each with the reason. Not to grow.
 EXCUSED = {
-    "ncclops.cluster.multi_node": "talks to the agents of the other nodes",
     "ncclops.diagnose.live_ranks": "looks for processes",
     "ncclops.diagnose.where": "takes snapshots of processes",
     "ncclops.host.gpus": "counts the devices of this machine",
