@@ -98,6 +98,7 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
         snapshots.rank_dir(RunPaths(run).incident(0), rank),
         f"the process ended ({signal})",
         list(snapshots.COMPLETE),
+        ended=True,
     )
 
 

@@ -94,12 +94,20 @@ def _finish(
         folder = out / "incidents" / "0" / f"rank{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         if rank in dead:
-            view = {"state": "Z", "state_name": "ended", "ended_by": dead[rank]}
+            how = dead[rank]
+            view = {
+                "state": "Z",
+                "state_name": "ended",
+                "ended_by": how,
+                "ended_well": how == "exit code 0",
+            }
             (folder / "process.json").write_text(json.dumps(view))
             reason = f"the process ended ({dead[rank]})"
-            (folder / "missing.json").write_text(json.dumps({"reason": reason}))
+            (folder / "missing.json").write_text(json.dumps({"reason": reason, "ended": True}))
         elif rank in waiting:
-            (folder / "missing.json").write_text(json.dumps({"reason": "it did not answer"}))
+            (folder / "missing.json").write_text(
+                json.dumps({"reason": "it did not answer", "silent": True})
+            )
         if rank in dead or rank in waiting:
             shutil.copytree(folder, out / "late" / "incidents" / "0" / folder.name)
     (out / "late" / "ranks").symlink_to(out / "ranks")

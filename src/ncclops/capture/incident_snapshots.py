@@ -86,7 +86,7 @@ class IncidentSnapshots:
         """Say why there is no snapshot of a rank whose node is gone, so that none was left."""
         rank_dir = snapshots.rank_dir(directory, rank)
         if not rank_dir.exists():
-            snapshots.add_missing(rank_dir, reason, list(snapshots.COMPLETE))
+            snapshots.add_missing(rank_dir, reason, list(snapshots.COMPLETE), ended=True)
 
     def close(self, timeout_s: float) -> None:
         """Have what is unfinished finished at once, and wait for that."""

@@ -51,7 +51,7 @@ class Observer:
         text = dump_stacks(self._dumper, _DUMP_WITHIN_S)
         missing = [*_FROM_THE_RANK, *([] if text else [snapshots.STACKS])]
         why = f"it did not answer: {reason}"
-        self._write_later(directory, view, stacks=text, reason=why, missing=missing)
+        self._write_later(directory, view, stacks=text, reason=why, missing=missing, silent=True)
         return text
 
     def main_ended(self, directory: Path | None, progress: LastProgress, reason: str) -> None:
@@ -60,7 +60,7 @@ class Observer:
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
         why = f"{reason} ({how})" if how else reason
         missing = [*_FROM_THE_RANK, snapshots.STACKS]
-        self._write_later(directory, view, reason=why, missing=missing)
+        self._write_later(directory, view, reason=why, missing=missing, ended=True)
 
     def _view(self, progress: LastProgress) -> dict[str, Any]:
         stamp = {
@@ -83,6 +83,8 @@ class Observer:
         stacks: str | None = None,
         reason: str | None = None,
         missing: list[str] | None = None,
+        silent: bool = False,
+        ended: bool = False,
     ) -> None:
         """Write in a thread: the monitor process cannot wait for a slow disk."""
         if incident is None:
@@ -98,7 +100,14 @@ class Observer:
                 write_whole(directory / snapshots.STACKS, stacks.encode())
             if reason is not None:
                 have = {path.name for path in directory.iterdir()}
-                snapshots.add_missing(directory, reason, sorted(set(missing or []) - have))
+                snapshots.add_missing(
+                    directory,
+                    reason,
+                    sorted(set(missing or []) - have),
+                    silent=silent,
+                    ended=ended,
+                    ended_well=ended and bool(view.get("ended_well")),
+                )
 
         threading.Thread(target=_reported(write)).start()
 

@@ -93,7 +93,9 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
     contact = read_document(RunPaths(run).rank(rank).snapshot_server)
     reason = _unreachable(contact)
     if reason is not None:
-        snapshots.add_missing(directory, reason, list(snapshots.COMPLETE))
+        snapshots.add_missing(
+            directory, reason, list(snapshots.COMPLETE), ended=_has_ended(contact)
+        )
         return reason
     view = _seen_from_outside(contact)
     write_document(directory / snapshots.PROCESS, view)
@@ -110,9 +112,18 @@ def _unreachable(contact: dict[str, Any]) -> str | None:
         return "it has not come far enough to be asked, or does not run Python under ncclops"
     if contact["host"] != socket.gethostname():
         return f"it runs on {contact['host']}: ask there"
-    if not process_view.is_same_process(contact["pid"], contact["started_ticks"]):
+    if _has_ended(contact):
         return f"its process ({contact['pid']}) has ended"
     return None
+
+
+def _has_ended(contact: dict[str, Any]) -> bool:
+    """Whether it was a process of this machine, and is there no more."""
+    return (
+        bool(contact)
+        and contact["host"] == socket.gethostname()
+        and not process_view.is_same_process(contact["pid"], contact["started_ticks"])
+    )
 
 
 def _seen_from_outside(contact: dict[str, Any]) -> dict[str, Any]:

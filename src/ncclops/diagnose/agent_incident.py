@@ -40,7 +40,8 @@ def record_end(
     collected = collect_run(run, running, directory, limit)
     for rank, how in ended.items():
         reason = f"its process has ended ({how})"
-        snapshots.add_missing(snapshots.rank_dir(directory, rank), reason, list(snapshots.COMPLETE))
+        where = snapshots.rank_dir(directory, rank)
+        snapshots.add_missing(where, reason, list(snapshots.COMPLETE), ended=True)
     collect_ms = round(1000 * (time.monotonic() - started), 3)
     faults = [_hang(rank, how, at) for rank, how in (hung or {}).items()]
     faults += [

@@ -21,14 +21,6 @@ STACKS, GROUPS, PROCESS, MISSING = "stacks.txt", "groups.json", "process.json", 
 ALL = (*DUMPS, STACKS, GROUPS, PROCESS, MISSING)
 _INCIDENT = "incident.json"
 _MOST_BYTES = 8 << 20
-_ENDED = re.compile(
-    r"\b(?:killed|died|dead|crash\w*|exited|ended|gone|sig[a-z]{2,6}|signal \d+|exit code \d+|"
-    r"no such process|not running)\b",
-    re.IGNORECASE,
-)
-# Our own pictures' word for a rank that lived and ran no Python.
-_SILENT = "it did not answer"
-_ENDED_WELL = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code)?[ =:]*0|ended well|finished)\b")
 # Gloo's check of a message's length against the buffer for it.
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
 _TAIL_BYTES = 256 << 10
@@ -57,10 +49,11 @@ def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
     missing = _load(folder / MISSING)
     if isinstance(missing, dict):
         rank.missing = str(missing.get("reason") or "it gave no reason")[:400]
-        rank.silent = rank.missing.startswith(_SILENT)
-        if rank.ended is None and _ENDED.search(rank.missing) and not (folder / DUMPS[0]).exists():
+        rank.silent = missing.get("silent") is True
+        has_ended = missing.get("ended") is True and not (folder / DUMPS[0]).exists()
+        if rank.ended is None and has_ended:
             rank.ended = rank.missing
-            rank.ended_well = _ENDED_WELL.search(rank.missing) is not None
+            rank.ended_well = missing.get("ended_well") is True
     elif (folder / MISSING).exists():
         evidence.notes.append(f"{folder / MISSING} cannot be read")
 
@@ -183,7 +176,7 @@ def _read_process(rank: RankEvidence, view: Any) -> None:
     how = view.get("ended_by") or view.get("exit") or view.get("exit_code")
     if state in _ENDED_STATES or (state is None and how is not None):
         rank.ended = f"its process has ended ({how})" if how is not None else "its process is gone"
-        rank.ended_well = how == 0 or bool(_ENDED_WELL.search(str(how)))
+        rank.ended_well = how == 0 or view.get("ended_well") is True
         return
     ran_s_ago = view.get("python_ran_s_ago")
     if isinstance(ran_s_ago, int | float) and ran_s_ago > _DEAF_S:

@@ -86,6 +86,7 @@ def view(pid: int) -> dict[str, Any] | None:
     }
     if stat.state == "Z" and stat.wait_status is not None:
         seen["ended_by"] = describe_end(stat.wait_status)
+        seen["ended_well"] = stat.wait_status == 0
     return seen | {"threads": _threads(root)}
 
 

@@ -44,12 +44,32 @@ def ranks_in(snapshots: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def add_missing(directory: Path, reason: str, files: list[str]) -> None:
-    """Say why ``files`` of a rank's snapshot are not there; several may have something to say."""
+def add_missing(
+    directory: Path,
+    reason: str,
+    files: list[str],
+    *,
+    silent: bool = False,
+    ended: bool = False,
+    ended_well: bool = False,
+) -> None:
+    """Say why ``files`` of a rank's snapshot are not there; several may have something to say.
+
+    ``silent``: the rank lived and did not answer; ``ended``: its process has ended, ``ended_well``:
+    with exit code 0. ``reason`` is for people.
+    """
     path = directory / MISSING
     before = read_document(path)
     reasons = [before["reason"]] if before.get("reason") else []
     if reason not in reasons:
         reasons.append(reason)
     known = [*before.get("files", []), *files]
-    write_document(path, {"reason": "; ".join(reasons), "files": list(dict.fromkeys(known))})
+    facts = {"silent": silent, "ended": ended, "ended_well": ended_well}
+    write_document(
+        path,
+        {
+            "reason": "; ".join(reasons),
+            "files": list(dict.fromkeys(known)),
+            **{name: bool(value or before.get(name)) for name, value in facts.items()},
+        },
+    )
