@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_a_mistake_that_ends_the_agent_leaves_a_verdict(run: RunDirectory) -> None:
     verdict = conclude_crash(run, TypeError("no"), attempts=2, endings=[ENDING], seconds=1.5)
     assert (verdict.outcome, verdict.exit_code) == ("failed", 1)
-    document = json.loads(run.verdict_path.read_text())
+    document = json.loads(run.paths.verdict.read_text())
     assert document["reason"].startswith("internal error: TypeError: no; see ")
     assert "agent.log" in document["reason"]
     assert (document["attempts"], document["workers"][0]["rank"]) == (2, 1)
@@ -36,7 +36,7 @@ def test_a_mistake_that_ends_the_agent_leaves_a_verdict(run: RunDirectory) -> No
 def test_a_verdict_that_stands_is_not_overwritten_by_a_later_mistake(run: RunDirectory) -> None:
     run.write_verdict({"outcome": "completed"})
     conclude_crash(run, TypeError("no"), attempts=1, endings=[], seconds=1.0)
-    assert json.loads(run.verdict_path.read_text()) == {"outcome": "completed"}
+    assert json.loads(run.paths.verdict.read_text()) == {"outcome": "completed"}
 
 
 @pytest.mark.parametrize(

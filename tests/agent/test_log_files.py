@@ -15,8 +15,8 @@ def test_they_can_be_followed_from_the_start(tmp_path: Path) -> None:
     files = log_files.output(run, [4, 5])
     assert list(files.values()) == [4, 4, 5, 5]
     assert all(path.exists() for path in files)
-    assert run.receipt(5).exists()
-    assert run.worker_events(5).exists()
+    assert run.paths.rank(5).receipt.exists()
+    assert run.paths.rank(5).worker_events.exists()
 
 
 def test_ranks_are_chosen_by_their_number_on_this_node(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_ranks_are_chosen_by_their_number_on_this_node(tmp_path: Path) -> None:
     choice = Shown(stdout=frozenset({0}), stderr=frozenset({0, 1}))
     shown = log_files.shown(run, [4, 5], choice)
     assert [(each.rank, each.path, each.to_stderr) for each in shown] == [
-        (4, run.stdout_log(4), False),
-        (4, run.stderr_log(4), True),
-        (5, run.stderr_log(5), True),
+        (4, run.paths.rank(4).stdout_log, False),
+        (4, run.paths.rank(4).stderr_log, True),
+        (5, run.paths.rank(5).stderr_log, True),
     ]

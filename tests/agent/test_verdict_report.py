@@ -16,7 +16,7 @@ from ncclops.record.run_directory import RunDirectory
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
     for rank in range(3):
-        run.rank_dir(rank).mkdir(parents=True)
+        run.paths.rank(rank).root.mkdir(parents=True)
     return run
 
 
@@ -40,11 +40,11 @@ def test_nobody_who_ended_well_or_was_asked_to_has_failed(run: RunDirectory) -> 
 
 
 def test_it_is_told_from_stderr_and_from_stdout_where_that_is_empty(run: RunDirectory) -> None:
-    run.stdout_log(1).write_text("the last words\n")
+    run.paths.rank(1).stdout_log.write_text("the last words\n")
     failure = first_failure(run, [ending(1, 7)], 0)
     assert failure is not None
     assert failure.tail == ["the last words"]
-    run.stderr_log(1).write_text("".join(f"line {n}\n" for n in range(100)))
+    run.paths.rank(1).stderr_log.write_text("".join(f"line {n}\n" for n in range(100)))
     failure = first_failure(run, [ending(1, 7)], 0)
     assert failure is not None
     assert (failure.tail[-1], len(failure.tail)) == ("line 99", 25)
@@ -64,7 +64,7 @@ def test_it_is_told_from_stderr_and_from_stdout_where_that_is_empty(run: RunDire
 def test_its_message_is_what_it_has_recorded_of_this_attempt(
     run: RunDirectory, left: str, message: str | None
 ) -> None:
-    run.error_file(1, 2).write_text(left)
+    run.paths.rank(1).error(2).write_text(left)
     failure, earlier = (first_failure(run, [ending(1, 7)], attempt) for attempt in (2, 1))
     assert failure is not None
     assert earlier is not None

@@ -27,7 +27,7 @@ def team() -> Team:
 
 def recorded(run: RunDirectory) -> list[dict[str, Any]]:
     """The events of the run, without when and where."""
-    kept = [json.loads(line) for line in run.events_path.read_text().splitlines()]
+    kept = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
     return [{k: v for k, v in each.items() if k not in ("ts", "node")} for each in kept]
 
 

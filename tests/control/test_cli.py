@@ -16,6 +16,7 @@ import pytest
 from ncclops.control import client
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import control_address, runs
+from ncclops.record.paths import RunPaths
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.control.conftest import Agent, event, start_of_run, write_events
 
@@ -71,7 +72,7 @@ def test_a_run_that_has_ended_is_read_from_its_directory(
 
 def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops_in_process: Ncclops) -> None:
     agent = start_agent()
-    listener = control_address.socket_path(agent.run)
+    listener = RunPaths(agent.run).socket
     kept = listener.with_name("kept")
     listener.rename(kept)  # SIGKILL leaves the socket behind
     agent.close()
@@ -126,10 +127,10 @@ def test_who_has_not_the_token_is_told_whose_it_is(
     agent: Agent, ncclops_in_process: Ncclops
 ) -> None:
     agent.ask("GET", "/healthz")  # it has read the token
-    control_address.token_path(agent.run).write_text("another\n")
+    RunPaths(agent.run).token.write_text("another\n")
     assert "not the run's token" in error_of(ncclops_in_process("stop"))
     if os.getuid() != 0:  # root reads everything
-        control_address.token_path(agent.run).chmod(0)
+        RunPaths(agent.run).token.chmod(0)
         assert "alone" in error_of(ncclops_in_process("stop"))
     assert agent.asked.calls == []
 

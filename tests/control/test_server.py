@@ -19,6 +19,7 @@ import pytest
 
 from ncclops.host import process_tree
 from ncclops.record import control_address
+from ncclops.record.paths import RunPaths
 from tests.conftest import LIMIT_S
 from tests.control.conftest import Agent, event, write_events
 
@@ -198,7 +199,7 @@ def test_the_token_is_for_its_owner_and_new_for_each_run(
 ) -> None:
     first, second = start_agent(tmp_path / "a"), start_agent(tmp_path / "b")
     for agent in (first, second):
-        token, path = control_address.token_path(agent.run), control_address.socket_path(agent.run)
+        token, path = RunPaths(agent.run).token, RunPaths(agent.run).socket
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert first.token != second.token
@@ -223,7 +224,7 @@ def test_where_the_file_system_takes_no_sockets_a_link_leads_to_one(
 
     monkeypatch.setattr(control_address, "_bind", refuse_there)
     agent = start_agent()
-    path = control_address.socket_path(agent.run)
+    path = RunPaths(agent.run).socket
     target = path.readlink()
     assert agent.ask("GET", "/healthz")[0].status == 200
     agent.close()
@@ -249,8 +250,8 @@ def test_with_the_agent_the_server_goes(agent: Agent) -> None:
     (pid,) = agent.server.pids
     agent.close()
     assert not psutil.pid_exists(pid)
-    assert not control_address.socket_path(agent.run).exists()
-    assert not control_address.token_path(agent.run).exists()
+    assert not RunPaths(agent.run).socket.exists()
+    assert not RunPaths(agent.run).token.exists()
     assert agent.said == []
 
 

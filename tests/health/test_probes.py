@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ncclops.health import probes
-from ncclops.record import progress, shared_page
+from ncclops.record import shared_page
+from ncclops.record.paths import RunPaths
 from tests.receipts.conftest import worker_environ
 
 WORKER = """
@@ -55,7 +56,7 @@ def test_a_worker_seen_from_the_outside(tmp_path: Path) -> None:
     finally:
         worker.kill()
         worker.communicate()
-        shared_page.settle(progress.path_in(tmp_path, 0))
+        shared_page.settle(RunPaths(tmp_path).rank(0).progress)
     assert probes.read_rank(tmp_path, 0, worker.pid).cpu_s is None
 
 

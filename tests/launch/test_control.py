@@ -17,7 +17,7 @@ import pytest
 
 from ncclops.control import client
 from ncclops.errors import NcclopsError
-from ncclops.record import control_address
+from ncclops.record.paths import RunPaths
 from ncclops.status.model import RunStatus
 from tests.conftest import LIMIT_S, REPOSITORY, CompletedText
 from tests.launch.conftest import Background, Run
@@ -129,8 +129,8 @@ def test_a_run_is_seen_and_steered(
     assert (seen.phase, seen.outcome, seen.source) == ("ended", "stopped", "directory")
     assert seen.step is not None
     assert live.servers() == []
-    assert not control_address.socket_path(live.path).exists()
-    assert not control_address.token_path(live.path).exists()
+    assert not RunPaths(live.path).socket.exists()
+    assert not RunPaths(live.path).token.exists()
 
 
 @pytest.mark.slow

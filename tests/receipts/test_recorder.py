@@ -16,6 +16,7 @@ from ncclops.receipts import writer
 from ncclops.receipts.judge import judge
 from ncclops.receipts.sources import load
 from ncclops.record import progress, shared_page
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Warmup
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.receipts.conftest import Rank, worker_environ
@@ -140,7 +141,7 @@ def test_a_sigkill_loses_no_step_count(report: Report, rank0: Rank) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert done.returncode == -signal.SIGKILL
-    page = progress.read(progress.path_in(rank0.run_dir, 0))
+    page = progress.read(RunPaths(rank0.run_dir).rank(0).progress)
     assert page is not None
     assert (page.step, page.steps, page.ended) == (4999, 5000, False)
     assert load(rank0.run_dir).last_step == 4999
@@ -151,7 +152,7 @@ def test_a_sigkill_loses_no_step_count(report: Report, rank0: Rank) -> None:
 
 def settle_page(rank: Rank) -> None:
     """What the agent does when a worker has ended; afterwards nothing is left in /dev/shm."""
-    path = progress.path_in(rank.run_dir, 0)
+    path = RunPaths(rank.run_dir).rank(0).progress
     before, target = progress.read(path), path.readlink()
     shared_page.settle(path)
     assert not target.exists()
@@ -161,7 +162,7 @@ def settle_page(rank: Rank) -> None:
 
 def test_a_normal_end_leaves_nothing_in_shared_memory(report: Report, rank0: Rank) -> None:
     report(TRAINING)
-    path = progress.path_in(rank0.run_dir, 0)
+    path = RunPaths(rank0.run_dir).rank(0).progress
     assert not path.is_symlink()
     page = progress.read(path)
     assert page is not None
@@ -245,7 +246,8 @@ import os, time
 from pathlib import Path
 from ncclops import receipt
 from ncclops.record import progress
-look = lambda: progress.read(progress.path_in(Path(os.environ["NCCLOPS_RUN_DIR"]), 0))
+from ncclops.record.paths import RunPaths
+look = lambda: progress.read(RunPaths(Path(os.environ["NCCLOPS_RUN_DIR"])).rank(0).progress)
 for n in range(4):
     receipt.step(n)
 with receipt.phase("checkpoint", limit="30m"):
@@ -362,7 +364,7 @@ ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
     finally:
         worker.kill()
         worker.communicate()
-        shared_page.settle(progress.path_in(tmp_path, 0))
+        shared_page.settle(RunPaths(tmp_path).rank(0).progress)
 
 
 def ticks_after_a_while(run_dir: Path) -> int:
@@ -371,6 +373,6 @@ def ticks_after_a_while(run_dir: Path) -> int:
 
 
 def ticks(run_dir: Path) -> int:
-    page = progress.read(progress.path_in(run_dir, 0))
+    page = progress.read(RunPaths(run_dir).rank(0).progress)
     assert page is not None
     return page.tick_ns

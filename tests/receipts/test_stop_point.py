@@ -13,7 +13,8 @@ import pytest
 
 from ncclops.receipts.judge import judge
 from ncclops.receipts.sources import load, load_records
-from ncclops.record import progress, shared_page, stop_point
+from ncclops.record import shared_page, stop_point
+from ncclops.record.paths import RunPaths
 from ncclops.record.stop_point import StopPage
 from tests.conftest import LIMIT_S
 from tests.receipts.conftest import worker_environ
@@ -72,7 +73,7 @@ class Ring:
 
     @property
     def progress_pages(self) -> list[Path]:
-        return [progress.path_in(self.run_dir, rank) for rank in range(RANKS)]
+        return [RunPaths(self.run_dir).rank(rank).progress for rank in range(RANKS)]
 
     def end(self) -> None:
         for worker in self.workers:
@@ -80,7 +81,7 @@ class Ring:
             worker.communicate()
         targets = [path.resolve() for path in self.run_dir.glob("*/**/progress")]
         shared_page.settle_all(self.run_dir)
-        assert not stop_point.path_in(self.run_dir).is_symlink()
+        assert not RunPaths(self.run_dir).stop_page.is_symlink()
         assert not any(path.is_symlink() for path in self.progress_pages)
         assert not any(target.parent == Path("/dev/shm") for target in targets if target.exists())
 
@@ -120,7 +121,7 @@ def test_a_proposal_holds_ranks_that_reach_it_and_can_be_withdrawn(tmp_path: Pat
     assert rank.ends_here(10)
     page.withdraw()
     assert not rank.ends_here(10)
-    shared_page.settle(stop_point.path_in(tmp_path))
+    shared_page.settle(RunPaths(tmp_path).stop_page)
 
 
 @pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_rank_at_the_proposed_step_waits_for_the_answer(tmp_path: Path, answer
         else:
             getattr(page, answer)()
         assert asked.get(LIMIT_S) is (answer == "confirm")
-    shared_page.settle(stop_point.path_in(tmp_path))
+    shared_page.settle(RunPaths(tmp_path).stop_page)
 
 
 def _ends_here(run_dir: Path, step: int) -> bool:
@@ -151,7 +152,7 @@ def test_a_rank_held_for_too_long_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     page = StopPage.create(tmp_path)
     page.propose(4)
     assert not page.ends_here(4)
-    shared_page.settle(stop_point.path_in(tmp_path))
+    shared_page.settle(RunPaths(tmp_path).stop_page)
 
 
 def test_without_a_stop_page_training_is_not_concerned(tmp_path: Path) -> None:

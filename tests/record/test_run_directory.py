@@ -21,7 +21,7 @@ def create(path: Path) -> RunDirectory:
 def test_events_are_whole_lines_as_soon_as_they_are_written(tmp_path: Path) -> None:
     run = create(tmp_path / "run")
     run.add(FaultEvent(rank=3, cause="é\nline"))
-    (line,) = run.events_path.read_text().splitlines()
+    (line,) = run.paths.events.read_text().splitlines()
     record = json.loads(line)
     assert record.pop("ts") > 0
     assert {name: value for name, value in record.items() if value is not None} == {
@@ -50,7 +50,7 @@ def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
     """Played with a limit on file sizes, which the kernel answers like a full disk."""
     run = create(tmp_path / "run")
     run.add(BootstrappedEvent(rank=0))
-    size = run.events_path.stat().st_size
+    size = run.paths.events.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -61,6 +61,6 @@ def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, earlier)
-    assert run.events_path.stat().st_size == size
-    assert not run.verdict_path.exists()
+    assert run.paths.events.stat().st_size == size
+    assert not run.paths.verdict.exists()
     assert capfd.readouterr().err.count("cannot write") == 1

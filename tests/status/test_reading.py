@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ncclops.record import progress, shared_page
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.status import merge
 from ncclops.status.metrics import render
@@ -37,7 +38,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
 
 def page_of(run: Path, rank: int, **numbers: int) -> ProgressPage:
     """A progress page as a worker of this moment has it."""
-    page, now = ProgressPage.create(progress.path_in(run, rank)), time.monotonic_ns()
+    page, now = ProgressPage.create(RunPaths(run).rank(rank).progress), time.monotonic_ns()
     for name, value in {"STARTED_NS": now, "TICK_NS": now, "PID": os.getpid(), **numbers}.items():
         page.numbers[getattr(progress, name)] = value
     return page

@@ -345,8 +345,8 @@ class _Agent:
         run = self._run
         log_files.make(run, ranks)
         self._terminal.follow(ranks)
-        self._inbox.follow({rank: run.worker_events(rank) for rank in ranks})
-        self._receipts.follow({rank: run.receipt(rank) for rank in ranks})
+        self._inbox.follow({rank: run.paths.rank(rank).worker_events for rank in ranks})
+        self._receipts.follow({rank: run.paths.rank(rank).receipt for rank in ranks})
         self._printed.follow(log_files.output(run, ranks))
 
     def _team(self) -> Team | None:

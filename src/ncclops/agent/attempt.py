@@ -259,8 +259,8 @@ class RunningAttempt:
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
         # Groups that are up go on without it, so this is reported and not acted upon; workers
         # that still need it fail by themselves, with this line above to explain it.
-        self._run.add(FaultEvent(cause="store-lost", log=str(self._run.store_log)))
-        self._scene.say(f"the store server ended: {self._run.shown(self._run.store_log)}")
+        self._run.add(FaultEvent(cause="store-lost", log=str(self._run.paths.store_log)))
+        self._scene.say(f"the store server ended: {self._run.shown(self._run.paths.store_log)}")
 
     # --- what the phases are made of ------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class RunningAttempt:
         place = self._place
         if place.listener is None:
             return None
-        server = store.serve(place.listener, place.store.host, self._run.store_log)
+        server = store.serve(place.listener, place.store.host, self._run.paths.store_log)
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
         return server
 
@@ -297,12 +297,12 @@ class RunningAttempt:
             **self._place.environ,
             **self._environ,
             **workers.identity(self._place.layout, attempt, local_rank),
-            "TORCHELASTIC_ERROR_FILE": str(self._run.error_file(rank, self.number)),
+            "TORCHELASTIC_ERROR_FILE": str(self._run.paths.rank(rank).error(self.number)),
             AGENT_PID: str(os.getpid()),
             STARTED: started,
         }
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
-            snapshot.write(full, self._run.rank_dir(rank) / snapshot.FILE_NAME)
+            snapshot.write(full, self._run.paths.rank(rank).environment)
         worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))

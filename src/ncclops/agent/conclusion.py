@@ -73,7 +73,7 @@ def conclude_crash(
         first_failure=None,
         workers=sorted(endings, key=lambda ending: ending.rank),
     )
-    return verdict if run.verdict_path.exists() else _write(run, verdict)
+    return verdict if run.paths.verdict.exists() else _write(run, verdict)
 
 
 def _write(run: RunDirectory, verdict: Verdict) -> Verdict:

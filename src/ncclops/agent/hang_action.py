@@ -117,7 +117,7 @@ class HangAction:
             worker.send(signal.SIGKILL)
 
     def _tick(self, worker: Worker) -> int | None:
-        page = progress.read(progress.path_in(self._job.run.path, worker.rank))
+        page = progress.read(self._job.run.paths.rank(worker.rank).progress)
         return None if page is None else page.tick_ns
 
 

@@ -21,6 +21,7 @@ from ncclops.health.evidence import Reading, Sample, Tracker
 from ncclops.health.hang import HangLimits, HangVerdict, judge
 from ncclops.host import gpu_readings
 from ncclops.record import progress
+from ncclops.record.paths import RunPaths
 
 # So often per window, within these bounds: a look costs a few reads of /proc for each process.
 _LOOKS_PER_WINDOW = 20
@@ -110,7 +111,7 @@ class HangWatch:
     def _read(self, look: _Look) -> Reading | None:
         """What ``look`` shows; None for a rank that has done its part and waits for the others."""
         run_dir = self._job.run.path
-        page = progress.read(progress.path_in(run_dir, look.rank))
+        page = progress.read(RunPaths(run_dir).rank(look.rank).progress)
         if page is not None and page.pid == look.pid and page.ended:
             return None
         return probes.read_rank(

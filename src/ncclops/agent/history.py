@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ncclops.classify.policy import PastAttempt
+from ncclops.record.paths import job_history
 from ncclops.schedulers.allocation import find_allocation
 
 JOB_ID = "NCCLOPS_JOB_ID"
@@ -34,7 +35,7 @@ class JobHistory:
         name = explicit or allocation.job
         if name is None:
             return cls(None, [])
-        path = runs / "jobs" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.jsonl"
+        path = job_history(runs, re.sub(r"[^A-Za-z0-9._-]", "_", name))
         continues = explicit is not None or allocation.requeued
         if not continues:
             with suppress(OSError):

@@ -13,19 +13,19 @@ from ncclops.record.run_directory import RunDirectory
 def make(run: RunDirectory, ranks: Sequence[int]) -> None:
     """Make the files that workers append to, so that they can be followed from the start."""
     for rank in ranks:
-        run.rank_dir(rank).mkdir(parents=True, exist_ok=True)
-        for path in (
-            run.stdout_log(rank),
-            run.stderr_log(rank),
-            run.worker_events(rank),
-            run.receipt(rank),
-        ):
+        own = run.paths.rank(rank)
+        own.root.mkdir(parents=True, exist_ok=True)
+        for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt):
             path.touch()
 
 
 def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
     """The output files with their ranks, for the classifier."""
-    return {path: rank for rank in ranks for path in (run.stdout_log(rank), run.stderr_log(rank))}
+    return {
+        path: rank
+        for rank in ranks
+        for path in (run.paths.rank(rank).stdout_log, run.paths.rank(rank).stderr_log)
+    }
 
 
 def shown(run: RunDirectory, ranks: Sequence[int], choice: Shown) -> list[Source]:
@@ -33,7 +33,7 @@ def shown(run: RunDirectory, ranks: Sequence[int], choice: Shown) -> list[Source
     sources = []
     for local_rank, rank in enumerate(ranks):
         if local_rank in choice.stdout:
-            sources.append(Source(rank, run.stdout_log(rank), to_stderr=False))
+            sources.append(Source(rank, run.paths.rank(rank).stdout_log, to_stderr=False))
         if local_rank in choice.stderr:
-            sources.append(Source(rank, run.stderr_log(rank), to_stderr=True))
+            sources.append(Source(rank, run.paths.rank(rank).stderr_log, to_stderr=True))
     return sources

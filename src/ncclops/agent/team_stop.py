@@ -239,7 +239,7 @@ class TeamStop:
         self._say(f"all ranks end after {name} {point}")
 
     def _page_of(self, rank: int) -> Path:
-        return progress.path_in(self._job.run.path, rank)
+        return self._job.run.paths.rank(rank).progress
 
     def _is_over(self) -> bool:
         team, stop = self._team, self._stop

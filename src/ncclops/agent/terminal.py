@@ -39,7 +39,11 @@ class Terminal:
             return
         run, successor = self._job.run, min(others)
         for source in lost:
-            path = run.stderr_log(successor) if source.to_stderr else run.stdout_log(successor)
+            path = (
+                run.paths.rank(successor).stderr_log
+                if source.to_stderr
+                else run.paths.rank(successor).stdout_log
+            )
             self._shown.append(Source(successor, path, source.to_stderr, from_end=True))
         self.say(f"rank {rank} exited; now showing rank {successor}")
         self._echo.follow(self._shown)

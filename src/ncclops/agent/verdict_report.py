@@ -28,14 +28,14 @@ def first_failure(
     first = next((e for e in in_order if not e.ok and not e.asked_to_stop), None)
     if first is None:
         return None
-    log = run.stderr_log(first.rank)
+    log = run.paths.rank(first.rank).stderr_log
     tail = last_lines(log, _TAIL_LINES)
     if not tail:
-        log = run.stdout_log(first.rank)
+        log = run.paths.rank(first.rank).stdout_log
         tail = last_lines(log, _TAIL_LINES)
     return FirstFailure(
         ending=first,
-        message=_recorded_message(run.error_file(first.rank, attempt)),
+        message=_recorded_message(run.paths.rank(first.rank).error(attempt)),
         tail=tail,
         log=run.shown(log),
         host=run.node,
@@ -119,7 +119,7 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines.append(_receipt(verdict.receipt))
     if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
         lines.append(told)
-    lines.append(f"verdict: {run.shown(run.verdict_path)}")
+    lines.append(f"verdict: {run.shown(run.paths.verdict)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
         sys.stderr.flush()

@@ -94,7 +94,7 @@ class Watching:
 
     def _updates_silently(self) -> bool:
         """Whether the optimizers of a script at work are all that shows it."""
-        pages = (progress.read(progress.path_in(self._job.run.path, r)) for r in self._ranks)
+        pages = (progress.read(self._job.run.paths.rank(r).progress) for r in self._ranks)
         return any(page is not None and page.updates > 0 for page in pages)
 
     def _tell(self, found: Sequence[Event]) -> None:

@@ -118,8 +118,8 @@ class Worker:
         ours.setblocking(False)
         with (
             theirs,
-            run.stdout_log(rank).open("ab") as out,
-            run.stderr_log(rank).open("ab") as err,
+            run.paths.rank(rank).stdout_log.open("ab") as out,
+            run.paths.rank(rank).stderr_log.open("ab") as err,
         ):
             process = subprocess.Popen(
                 argv,

@@ -80,10 +80,8 @@ class MultiNode:
             return
         # The first one tells what happened; a node that goes down has many that tell the same.
         is_first = self._round.is_first_failure()
-        run = self._job.run
-        lines = last_lines(run.stderr_log(worker.rank), _TOLD_LINES) or last_lines(
-            run.stdout_log(worker.rank), _TOLD_LINES
-        )
+        own = self._job.run.paths.rank(worker.rank)
+        lines = last_lines(own.stderr_log, _TOLD_LINES) or last_lines(own.stdout_log, _TOLD_LINES)
         self._post(
             "failed" if fatal else "fault",
             rank=worker.rank,

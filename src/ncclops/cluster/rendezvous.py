@@ -44,7 +44,7 @@ class Rendezvous:
         """
         config, node_info = self._config, self._node_info
         if node_info.listener is not None:
-            self._job_store.serve(node_info.listener, config.host, self._job.run.store_log)
+            self._job_store.serve(node_info.listener, config.host, self._job.run.paths.store_log)
         await reach.wait_for_store(config, pause=self._pause, say=self._say)
         self._address = config.local_addr or interfaces.address_towards(config.host)
         return Peers(self._member_config(), self._job.run.paths.nodes_log, deliver)

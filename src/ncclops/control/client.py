@@ -12,6 +12,7 @@ from typing import Any
 
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import control_address
+from ncclops.record.paths import RunPaths
 from ncclops.status import model
 from ncclops.status.model import RunStatus
 from ncclops.status.reading import read_once
@@ -30,7 +31,7 @@ def status_of(run_dir: Path) -> RunStatus:
 
     Raises ``UsageError`` if nothing of the run can be read.
     """
-    if not (run_dir / "verdict.json").exists():
+    if not RunPaths(run_dir).verdict.exists():
         try:
             return _ask_status(run_dir)
         except AgentSilent as silence:
@@ -43,7 +44,7 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
 
     Raises ``UsageError`` if we may not ask, ``NcclopsError`` if it cannot or will not do it.
     """
-    if (run_dir / "verdict.json").exists():
+    if RunPaths(run_dir).verdict.exists():
         ended = _read(run_dir)
         raise NcclopsError(f"run {run_dir.name} has ended: {ended.outcome} ({ended.reason})")
     try:
@@ -153,6 +154,6 @@ def _without_server(run_dir: Path) -> str:
 
 def _owner(run_dir: Path) -> str:
     try:
-        return control_address.socket_path(run_dir).owner()
+        return RunPaths(run_dir).socket.owner()
     except (OSError, KeyError):
         return "its owner"

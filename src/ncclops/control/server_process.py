@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.control.commands import ControlRefused, Controls, obey, parse_command
 from ncclops.record import control_address
+from ncclops.record.paths import RunPaths
 
 # One that ends by itself is replaced; one that cannot live is left alone.
 _MOST_STARTS = 5
@@ -70,7 +71,7 @@ class ControlServer:
         self._listeners.clear()
         control_address.remove_socket(self._run_dir)
         with suppress(OSError):
-            control_address.token_path(self._run_dir).unlink()
+            RunPaths(self._run_dir).token.unlink()
 
     async def _keep_serving(self) -> None:
         for _ in range(_MOST_STARTS):
@@ -132,4 +133,4 @@ class ControlServer:
             self._process = None
 
     def _log(self) -> Path:
-        return self._run_dir / "control" / "server.log"
+        return RunPaths(self._run_dir).server_log

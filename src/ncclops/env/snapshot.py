@@ -22,11 +22,11 @@ from ncclops.env.catalogue import catalogue
 from ncclops.env.host import installed_nccl, installed_torch
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
+from ncclops.record.paths import ENVIRONMENT, RunPaths
 from ncclops.redaction.redactor import redact_variables
 
 SCHEMA = "ncclops.env-snapshot/1"
 # What a run directory keeps for each rank.
-FILE_NAME = "environment.json"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def take(
 def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> EnvSnapshot:
     """Take a snapshot of ``environ`` and write it to ``path``. Raises ``OSError``.
 
-    A rank's directory holds its own as ``FILE_NAME``; ``load`` finds it there.
+    A rank's directory holds its own as ``environment.json``; ``load`` finds it there.
     """
     taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
     text = json.dumps(taken.to_json(), indent=2)
@@ -121,10 +121,11 @@ def load(what: str) -> EnvSnapshot:
 
 
 def _in_directory(directory: Path) -> Path:
-    for candidate in (FILE_NAME, f"ranks/0/{FILE_NAME}", "run.json"):
-        if (directory / candidate).is_file():
-            return directory / candidate
-    raise UsageError(f"{directory}: holds neither {FILE_NAME} nor run.json")
+    run = RunPaths(directory)
+    for candidate in (directory / ENVIRONMENT, run.rank(0).environment, run.run):
+        if candidate.is_file():
+            return candidate
+    raise UsageError(f"{directory}: holds neither {ENVIRONMENT} nor {run.run.name}")
 
 
 def _from_document(document: Any, what: str, path: Path) -> EnvSnapshot:

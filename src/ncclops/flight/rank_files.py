@@ -15,11 +15,11 @@ from typing import Any
 
 from ncclops.flight.model import FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
+from ncclops.record.paths import INCIDENT, RunPaths
+from ncclops.record.snapshots import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
 
-DUMPS = ("flight.json", "flight-gloo.json")
-STACKS, GROUPS, PROCESS, MISSING = "stacks.txt", "groups.json", "process.json", "missing.json"
+DUMPS = (FLIGHT, FLIGHT_GLOO)
 ALL = (*DUMPS, STACKS, GROUPS, PROCESS, MISSING)
-_INCIDENT = "incident.json"
 _MOST_BYTES = 8 << 20
 # Gloo's check of a message's length against the buffer for it.
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
@@ -82,7 +82,7 @@ def _with_wait(place: RankPlace) -> RankPlace:
 
 def read_incident(evidence: FlightEvidence, directory: Path) -> None:
     """What the incident itself knows: which ranks had left, and how."""
-    incident = _load(directory / _INCIDENT)
+    incident = _load(directory / INCIDENT)
     faults = incident.get("faults") if isinstance(incident, dict) else None
     summaries: dict[int, str] = {}
     for fault in faults if isinstance(faults, list) else ():
@@ -134,7 +134,7 @@ def read_last_words(evidence: FlightEvidence, run: Path) -> None:
     for number, rank in evidence.ranks.items():
         if rank.ended is None:
             continue
-        tail = _tail(run / "ranks" / str(number) / "stderr.log")
+        tail = _tail(RunPaths(run).rank(number).stderr_log)
         if found := _OVERRUN.search(tail):
             rank.overrun = (int(found.group(1)), int(found.group(2)))
         if (fatal := tail.rfind("Fatal Python error:")) >= 0 and rank.place is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ncclops.health.evidence import Reading
 from ncclops.record import progress
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import WARM_AFTER_STEPS, Progress, Warmup
 
 
@@ -36,7 +37,7 @@ def read_rank(
         gpu_active=gpu_active,
         warming_up=(printed_steps or 0) < WARM_AFTER_STEPS,
     )
-    page = progress.read(progress.path_in(run_dir, rank))
+    page = progress.read(RunPaths(run_dir).rank(rank).progress)
     return reading if page is None or page.pid != pid else _with_page(reading, page)
 
 

@@ -257,7 +257,7 @@ def _retry_plan(request: Resolved) -> RetryPlan:
 
 
 def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]:
-    fill = {"run_dir": str(run.path), "rank_dir": str(run.rank_dir(rank))}
+    fill = {"run_dir": str(run.path), "rank_dir": str(run.paths.rank(rank).root)}
     environ = prepared.plan.apply(os.environ, fill)
     for name in variables.OURS:  # of a run that this one is started from
         environ.pop(name, None)

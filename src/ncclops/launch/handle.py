@@ -19,6 +19,7 @@ from ncclops.errors import NcclopsError
 from ncclops.launch.request import LaunchRequest
 from ncclops.launch.start_report import VARIABLE, read_report
 from ncclops.launch.verdict import RunVerdict, read_verdict
+from ncclops.record.paths import RunPaths
 
 # Until the run is recorded: imports from a slow shared disk, a driver that is not loaded yet.
 _START_LIMIT = timedelta(minutes=5)
@@ -62,7 +63,7 @@ class LaunchedRun:
         if not self._wait_for_end(timeout):
             raise TimeoutError(f"the run in {self.run_dir} has not ended after {timeout}")
         code = self._process.wait()
-        if not (self.run_dir / "verdict.json").exists():
+        if not RunPaths(self.run_dir).verdict.exists():
             raise NcclopsError(
                 f"the run ended without a verdict (launcher's exit code {code}): its agent was"
                 f" killed, or the disk is full; what it recorded is in {self.run_dir}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ncclops.errors import UsageError
+from ncclops.record.paths import RunPaths
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 _SCHEMA = "ncclops.verdict/1"
@@ -53,7 +54,7 @@ def read_verdict(run_dir: str | PathLike[str]) -> RunVerdict:
     """
     path = Path(run_dir)
     try:
-        document = json.loads((path / "verdict.json").read_bytes())
+        document = json.loads(RunPaths(path).verdict.read_bytes())
         if document["schema"] != _SCHEMA:
             raise UsageError(f"{path}/verdict.json is {document['schema']}, not {_SCHEMA}")
         return _of_document(path.resolve(), document)

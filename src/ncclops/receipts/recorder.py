@@ -24,6 +24,7 @@ from typing import Any, NoReturn, SupportsFloat
 from ncclops.receipts.memory import Peak, peak_memory
 from ncclops.receipts.writer import Writer
 from ncclops.record import progress
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.stop_point import Clock, StopPage
 from ncclops.record.variables import RUN_DIR
@@ -35,11 +36,6 @@ WarmupListener = Callable[[timedelta | None], None]
 PhaseListener = Callable[[timedelta | None], None]
 IterationListener = Callable[[], None]
 StopCallback = Callable[[], object]
-
-
-def path_in(run_dir: Path, rank: int) -> Path:
-    """Where the records of ``rank`` (its initial rank) are found."""
-    return run_dir / "ranks" / str(rank) / "receipt.jsonl"
 
 
 class Silent:
@@ -107,8 +103,8 @@ class Recorder(Silent):
     _phase_s: float  # in declared phases since the last step
 
     def __init__(self, run_dir: Path, rank: int, fd: int) -> None:
-        self._page = ProgressPage.create(progress.path_in(run_dir, rank))
-        self._page_path = progress.path_in(run_dir, rank)
+        self._page = ProgressPage.create(RunPaths(run_dir).rank(rank).progress)
+        self._page_path = RunPaths(run_dir).rank(rank).progress
         self._numbers = self._page.numbers
         self._stop = StopPage.attach(run_dir)
         self._stop_updates = None if self._stop is None else self._stop.by(Clock.UPDATES)
@@ -390,7 +386,7 @@ def _make() -> Silent:
     run_dir, rank = os.environ.get(RUN_DIR), os.environ.get("RANK", "")
     if not run_dir or not rank.isdecimal() or _is_multiprocessing_child():
         return Silent()
-    path = path_in(Path(run_dir), int(rank))
+    path = RunPaths(Path(run_dir)).rank(int(rank)).receipt
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -13,9 +13,7 @@ from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, combine_ranks, fill_gaps
 from ncclops.record import progress
-from ncclops.record.paths import RECEIPT
-
-_LOG_NAMES = ("stdout.log", "stderr.log")
+from ncclops.record.paths import RankPaths, RunPaths
 
 
 def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
@@ -29,17 +27,11 @@ def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
 
 
 def _load_run(run: Path, extra_forms: Sequence[Form]) -> Facts:
-    if not _rank_directories(run):
+    ranks = _ranks(run)
+    if not ranks:
         raise UsageError(f"{run} holds no ranks/: name a log, a receipt.jsonl or a run directory")
-    return of_run(
-        run,
-        (
-            _load_file(rank / name, _shown(rank / name, run), extra_forms)
-            for rank in _rank_directories(run)
-            for name in _LOG_NAMES
-            if (rank / name).exists()
-        ),
-    )
+    logs = [path for rank in ranks for path in (rank.stdout_log, rank.stderr_log) if path.exists()]
+    return of_run(run, (_load_file(path, _shown(path, run), extra_forms) for path in logs))
 
 
 def of_run(run: Path, logs: Iterable[Facts]) -> Facts:
@@ -47,18 +39,17 @@ def of_run(run: Path, logs: Iterable[Facts]) -> Facts:
 
     Ranks that report nothing are not held against the run: many scripts report on rank 0 only.
     """
+    receipts = [rank.receipt for rank in _ranks(run)]
     records = combine_ranks(
-        load_records(rank / RECEIPT, _shown(rank / RECEIPT, run))
-        for rank in _rank_directories(run)
-        if (rank / RECEIPT).exists()
+        load_records(path, _shown(path, run)) for path in receipts if path.exists()
     )
     printed = fill_gaps(by_steps(logs))
     return fill_gaps([records, printed] if records.steps else [printed, records])
 
 
-def _rank_directories(run: Path) -> list[Path]:
-    numbered = (path for path in (run / "ranks").glob("*") if path.name.isdecimal())
-    return sorted(numbered, key=lambda path: int(path.name))
+def _ranks(run: Path) -> list[RankPaths]:
+    paths = RunPaths(run)
+    return [paths.rank(number) for number in paths.rank_numbers()]
 
 
 def load_records(path: Path, shown: str | None = None) -> Facts:

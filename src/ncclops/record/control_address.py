@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ncclops.errors import UsageError
+from ncclops.record.paths import RunPaths
 
 _BACKLOG = 512
 _SHARED_MEMORY = Path("/dev/shm")
@@ -24,20 +25,12 @@ _PREFIX = "ncclops-"
 _NO_SOCKETS_HERE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
-def socket_path(run_dir: Path) -> Path:
-    return run_dir / "control" / "http.sock"
-
-
-def token_path(run_dir: Path) -> Path:
-    return run_dir / "control" / "token"
-
-
 def listen_unix(run_dir: Path) -> socket.socket:
-    """A listening socket behind ``socket_path``, for its owner only. Raises ``OSError``.
+    """A listening socket behind ``RunPaths.socket``, for its owner only. Raises ``OSError``.
 
     Where the file system takes no sockets, the path is a link to one in shared memory.
     """
-    path = socket_path(run_dir)
+    path = RunPaths(run_dir).socket
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_socket(run_dir)
     try:
@@ -53,7 +46,7 @@ def listen_unix(run_dir: Path) -> socket.socket:
 
 def remove_socket(run_dir: Path) -> None:
     """Take the socket of a run away, and what its path is a link to."""
-    path = socket_path(run_dir)
+    path = RunPaths(run_dir).socket
     with suppress(OSError):
         target = path.readlink()
         if target.parent == _SHARED_MEMORY and target.name.startswith(_PREFIX):
@@ -67,7 +60,7 @@ def connect_unix(run_dir: Path, timeout_s: float) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.settimeout(timeout_s)
-        with _short(socket_path(run_dir)) as address:
+        with _short(RunPaths(run_dir).socket) as address:
             client.connect(address)
     except BaseException:
         client.close()
@@ -96,7 +89,7 @@ def listen_tcp(text: str) -> socket.socket:
 
 def make_token(run_dir: Path) -> str:
     """A fresh token, written where its owner alone can read it. Raises ``OSError``."""
-    token, path = secrets.token_urlsafe(32), token_path(run_dir)
+    token, path = secrets.token_urlsafe(32), RunPaths(run_dir).token
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -108,7 +101,7 @@ def make_token(run_dir: Path) -> str:
 
 def read_token(run_dir: Path) -> str:
     """The token of a run. Raises ``OSError`` where it is not there or not ours to read."""
-    return token_path(run_dir).read_text().strip()
+    return RunPaths(run_dir).token.read_text().strip()
 
 
 def _bind(path: Path) -> socket.socket:

@@ -38,11 +38,6 @@ UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED = range(13, 17)
 WARM_AFTER_STEPS = 2
 
 
-def path_in(run_dir: Path, rank: int) -> Path:
-    """Where the page of ``rank`` (its initial rank) is found."""
-    return run_dir / "ranks" / str(rank) / "progress"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """One look at a rank's page. Times are as in the module.

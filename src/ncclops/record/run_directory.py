@@ -58,36 +58,6 @@ class RunDirectory:
                 " give --run-dir a path that can be written"
             ) from error
 
-    @property
-    def events_path(self) -> Path:
-        return self.paths.events
-
-    @property
-    def verdict_path(self) -> Path:
-        return self.paths.verdict
-
-    @property
-    def store_log(self) -> Path:
-        return self.paths.store_log
-
-    def rank_dir(self, rank: int) -> Path:
-        return self.paths.rank(rank).root
-
-    def stdout_log(self, rank: int) -> Path:
-        return self.paths.rank(rank).stdout_log
-
-    def stderr_log(self, rank: int) -> Path:
-        return self.paths.rank(rank).stderr_log
-
-    def worker_events(self, rank: int) -> Path:
-        return self.paths.rank(rank).worker_events
-
-    def receipt(self, rank: int) -> Path:
-        return self.paths.rank(rank).receipt
-
-    def error_file(self, rank: int, attempt: int) -> Path:
-        return self.paths.rank(rank).error(attempt)
-
     def shown(self, path: Path | None = None) -> str:
         """``path`` (default the directory) as a person would type it from here."""
         absolute = path or self.path

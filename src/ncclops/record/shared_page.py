@@ -14,6 +14,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from ncclops.record.paths import RunPaths
+
 SIZE_BYTES = 4096
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ncclops-"
@@ -74,8 +76,10 @@ def settle(path: Path) -> None:
 
 def settle_all(run_dir: Path) -> None:
     """:func:`settle` every page of a run, once its workers have ended."""
-    for path in (*run_dir.glob("ranks/*/progress"), run_dir / "control" / "stop"):
-        settle(path)
+    paths = RunPaths(run_dir)
+    for rank in paths.rank_numbers():
+        settle(paths.rank(rank).progress)
+    settle(paths.stop_page)
 
 
 def _map_new(path: Path) -> mmap.mmap:

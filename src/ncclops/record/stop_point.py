@@ -26,6 +26,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ncclops.record import progress, shared_page
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Progress
 
 # A coordinator needs milliseconds, over several nodes a round trip. One that died in between
@@ -48,11 +49,6 @@ class Clock(IntEnum):
         return seen.updates or None
 
 
-def path_in(run_dir: Path) -> Path:
-    """Where the page is found."""
-    return run_dir / "control" / "stop"
-
-
 class StopPage:
     """Both sides of the page, for one clock. One agent writes; the ranks of its node read."""
 
@@ -63,13 +59,13 @@ class StopPage:
     @classmethod
     def create(cls, run_dir: Path) -> StopPage:
         """Make the page, with no stop requested; before the workers start."""
-        return cls(memoryview(shared_page.create(path_in(run_dir))).cast("q"))
+        return cls(memoryview(shared_page.create(RunPaths(run_dir).stop_page)).cast("q"))
 
     @classmethod
     def attach(cls, run_dir: Path) -> StopPage | None:
         """The page that the agent made, or None where it made none."""
         try:
-            return cls(memoryview(shared_page.attach(path_in(run_dir))).cast("q"))
+            return cls(memoryview(shared_page.attach(RunPaths(run_dir).stop_page)).cast("q"))
         except OSError:
             return None
 
@@ -135,7 +131,7 @@ class StopPage:
 
 def settle(run_dir: Path) -> None:
     """Free the page at the end of the run; the file that remains says what was agreed."""
-    shared_page.settle(path_in(run_dir))
+    shared_page.settle(RunPaths(run_dir).stop_page)
 
 
 def highest_reading(paths: Iterable[Path], clock: Clock = Clock.STEPS) -> int:

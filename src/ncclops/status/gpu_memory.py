@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ncclops.env.snapshot import FILE_NAME
 from ncclops.host import nvml
 from ncclops.host.gpu_readings import visible_device
+from ncclops.record.documents import read_document
+from ncclops.record.paths import RunPaths
 
 
 class GpuMemory:
@@ -30,8 +30,8 @@ class GpuMemory:
 
     def _device(self, rank: int) -> int | str | None:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            path = self._run_dir / "ranks" / str(rank) / FILE_NAME
-            environ: Mapping[str, str] = json.loads(path.read_text())["variables"]
+            path = RunPaths(self._run_dir).rank(rank).environment
+            environ: Mapping[str, str] = read_document(path)["variables"]
             return visible_device(int(environ["LOCAL_RANK"]), environ)
         return None
 

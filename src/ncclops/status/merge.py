@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ncclops.record.paths import RunPaths
 from ncclops.status import compare
 from ncclops.status.event_facts import SEEN_BY_ALL
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, from_json
@@ -74,7 +75,7 @@ def load(run_dir: Path) -> list[RunStatus]:
 
 
 def _path(run_dir: Path) -> Path:
-    return run_dir / "control" / "nodes.json"
+    return RunPaths(run_dir).nodes_status
 
 
 def _phase(first: RunStatus, others: Sequence[RunStatus], ranks: Sequence[RankStatus]) -> RunPhase:

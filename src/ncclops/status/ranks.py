@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from ncclops.health.stragglers import WINDOW_STEPS
-from ncclops.receipts import recorder
 from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation
 from ncclops.record import progress
+from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Progress, Warmup
 from ncclops.record.tail import last_lines
 from ncclops.status.event_facts import RankFacts
@@ -80,7 +80,7 @@ def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
 
 def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
     """The rank as it is at ``moment``."""
-    page = progress.read(progress.path_in(run_dir, facts.rank))
+    page = progress.read(RunPaths(run_dir).rank(facts.rank).progress)
     if page is not None and _is_of_earlier_worker(page, facts, moment):
         page = None
     runs = facts.ended is None
@@ -131,7 +131,7 @@ def _sight(run_dir: Path, facts: RankFacts, page: Progress | None, moment: Momen
     """The last step of the page, else as it was printed."""
     if page is not None and page.step is not None:
         return _Sight(page.step, moment.ago(page.step_ns))
-    log = run_dir / "ranks" / str(facts.rank) / "stdout.log"
+    log = RunPaths(run_dir).rank(facts.rank).stdout_log
     printed, written = _printed_steps(log), _modified(log)
     step, at = facts.step, facts.step_at
     if printed and (step is not None or facts.bootstrapped or facts.warm):
@@ -173,7 +173,7 @@ def _modified(path: Path) -> float | None:
 
 
 def _last_records(run_dir: Path, rank: int) -> Iterator[Mapping[str, Any]]:
-    path = recorder.path_in(run_dir, rank)
+    path = RunPaths(run_dir).rank(rank).receipt
     for line in last_lines(path, _RECORDS, limit_bytes=_RECORDS * _RECORD_BYTES):
         with suppress(ValueError, RecursionError):  # half a line
             record = json.loads(line)

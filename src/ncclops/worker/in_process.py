@@ -13,6 +13,7 @@ from ncclops.profiles.model import Growth
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
+from ncclops.record.paths import RunPaths
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
@@ -100,7 +101,7 @@ class _Attempts:
             initialize=spares.Entered(),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             on_incident=self._on_incident,
-            incident_dir=str(Path(os.environ[RUN_DIR]) / "incidents"),
+            incident_dir=str(RunPaths(Path(os.environ[RUN_DIR])).incidents),
         )
 
         def attempt(call: restart.CallWrapper) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.record import worker_record
 from ncclops.record.events import OwnWrapperEvent
+from ncclops.record.paths import RunPaths
 from ncclops.record.variables import RUN_DIR
 from ncclops.worker import after_import
 from ncclops.worker.timeout_phases import TimeoutPhases
@@ -68,7 +69,7 @@ class _Observer:
 
         changes: dict[str, Any] = {"on_incident": on_incident}
         if applied.settings.incident_dir is None and RUN_DIR in os.environ:
-            changes["incident_dir"] = str(Path(os.environ[RUN_DIR]) / "incidents")
+            changes["incident_dir"] = str(RunPaths(Path(os.environ[RUN_DIR])).incidents)
         applied.settings = dataclasses.replace(applied.settings, **changes)
 
 
