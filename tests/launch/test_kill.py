@@ -89,7 +89,7 @@ def assert_all_gone(of_this_test: Processes) -> None:
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_everything_in_good_order(
+def test_a_signal_ends_everything_and_leaves_a_verdict(
     signum: signal.Signals,
     code: int,
     stubborn: bool,
