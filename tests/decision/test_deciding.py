@@ -170,8 +170,8 @@ ROWS = {
     "a receipt that could not be judged": (
         replace(WELL, healthy=None),
         RECEIPT,
-        "completed",
-        0,
+        "no-receipt",
+        70,
         "see agent.log",
     ),
     "no receipt where it failed anyhow": (WORST, RECEIPT, "failed", 1, "rank 0 exited"),

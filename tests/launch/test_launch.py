@@ -465,9 +465,9 @@ class TestReceipt:
         )
         path = script(spoil + TRAINER)
         done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", path)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 70, done.stderr
         run = only_run()
-        assert (run.verdict["outcome"], run.verdict["receipt"]) == ("completed", None)
+        assert (run.verdict["outcome"], run.verdict["receipt"]) == ("no-receipt", None)
         assert "the receipt could not be judged" in run.verdict["reason"]
         error = run.named("internal-error")[0]
         assert error["doing"] == "judging the receipt"

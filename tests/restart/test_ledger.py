@@ -104,7 +104,7 @@ def test_one_outcome_wins(connect: Callable[[], dist.Store]) -> None:
 def test_the_rank_that_completes_the_barrier_plans_for_all(
     connect: Callable[[], dist.Store],
 ) -> None:
-    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
     found: dict[int, str | None] = {}
 
     def rank(number: int) -> None:
@@ -128,7 +128,7 @@ def test_the_rank_that_completes_the_barrier_plans_for_all(
 def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
     """``done`` is there, the placements are not: whoever reports the death plans."""
     store = PrefixStore("job", dist.HashStore())
-    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
     without_plan, ledger = Ledger(store, 2), Ledger(store, 2, planner)
     for rank in (0, 1):
         without_plan.arrive(INITIAL, Arrival(rank, rank, 2), NOBODY)
@@ -151,7 +151,7 @@ def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:
 
 def test_numbers_of_the_lost_by_the_world_that_was_planned() -> None:
     store = PrefixStore("job", dist.HashStore())
-    planner = PlannedAssigner(Compose(ActivateAllRanks(), FillGaps())).planner  # type: ignore[arg-type]
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), FillGaps())).planner
     ledger = Ledger(store, 4, planner)
     gone: frozenset[int] = frozenset()
     for iteration, lost, numbers in ((INITIAL, None, set()), (0, 1, {1}), (1, 3, {1})):

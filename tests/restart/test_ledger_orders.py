@@ -94,7 +94,7 @@ def fault(initial_rank: int, iteration: int) -> Fault:
 
 
 def ledger(store: Any) -> Ledger:
-    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner  # type: ignore[arg-type]
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
     return Ledger(store, RANKS, planner)
 
 

@@ -100,7 +100,7 @@ def node_filter() -> RankAssignment:
         ActivateAllRanks(),
         ShiftRanks(),
         FilterCountGroupedByKey(lambda s: s.rank // 2, lambda n: n == 2, PATIENCE),
-    )  # type: ignore[return-value]
+    )
 
 
 def two_filters() -> RankAssignment:
@@ -108,11 +108,11 @@ def two_filters() -> RankAssignment:
         FillGaps(),
         FilterCountGroupedByKey(lambda s: s.rank % 2, lambda n: n != 1, PATIENCE),
         FilterCountGroupedByKey(lambda s: s.initial_rank // 3, lambda n: n > 1, PATIENCE),
-    )  # type: ignore[return-value]
+    )
 
 
 def filters() -> RankAssignment:
-    return Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(5), ShiftRanks())  # type: ignore[return-value]
+    return Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(5), ShiftRanks())
 
 
 def tree() -> RankAssignment:

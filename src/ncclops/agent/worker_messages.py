@@ -52,6 +52,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
         case FaultEvent():
             team.last_faulty = about
         case EscalationEvent():
-            team.escalation = Escalated(to=event.to, reason=event.reason, failure=event.failure)
+            failure = None if isinstance(event.failure, str) else event.failure
+            team.escalation = Escalated(to=event.to, reason=event.reason, failure=failure)
     if isinstance(event, _COPIED):
         run.add(replace(event, rank=about, node=""))

@@ -23,7 +23,7 @@ from ncclops.classify.policy import PastAttempt
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import SIGNAL_EXIT_BASE, Ending, FirstFailure, Outcome
 from ncclops.decision.retrying import NextAttempt, next_attempt
-from ncclops.errors import ReceiptMissing
+from ncclops.errors import EXIT_INTERNAL_ERROR, ReceiptMissing
 
 Random = Callable[[], float]
 
@@ -113,13 +113,14 @@ def _completed(
         for ending in node.bad:
             reason += f"; rank {ending.rank} {ending.how()}, the others went on"
     if rules.require_receipt and not any(node.healthy for node in present):
-        if any(node.healthy is None for node in present):
+        # Not judged is neither healthy nor missing, and has an exit code of its own.
+        unjudged = any(node.healthy is None for node in present)
+        if unjudged:
             reason += "; the receipt could not be judged, by an error of ncclops (see agent.log)"
         else:
             reason += "; --require-receipt asked for a healthy receipt, and there is none"
-            return AttemptDecision(
-                outcome="no-receipt", exit_code=ReceiptMissing.exit_code, reason=reason
-            )
+        code = EXIT_INTERNAL_ERROR if unjudged else ReceiptMissing.exit_code
+        return AttemptDecision(outcome="no-receipt", exit_code=code, reason=reason)
     return AttemptDecision(outcome="completed", exit_code=0, reason=reason)
 
 

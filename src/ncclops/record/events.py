@@ -355,8 +355,9 @@ class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     """respawn: new processes; stop: the end of the job"""
     reason: str = ""
     """why"""
-    failure: tuple[str, str] | None = None
-    """what happened and where, for comparing it with the next failure; null: no single failure"""
+    failure: tuple[str, str] | str | None = None
+    """what happened and where, for comparing it with the next failure; null: no single failure.
+    One text in older runs"""
 
 
 class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):

@@ -6,10 +6,16 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # To type checkers it is whatever it is composed of: a class below Any is accepted everywhere.
+    _Composed = Any
+else:
+    _Composed = object
 
 
-class Compose:
+class Compose(_Composed):  # type: ignore[misc]
     """Mathematical composition: ``Compose(f, g)(x)`` is ``f(g(x))``, so the last listed runs first.
 
     Each output is the next input; a tuple is spread over the next one's parameters. A callable

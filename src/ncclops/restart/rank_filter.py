@@ -53,7 +53,7 @@ def with_rank_filter(assignment: RankAssignment, rank_filter: RankAssignment) ->
         DeprecationWarning,
         stacklevel=3,
     )
-    composed: RankAssignment = Compose(rank_filter, *_without_activation(assignment))  # type: ignore[assignment]
+    composed: RankAssignment = Compose(rank_filter, *_without_activation(assignment))
     return composed
 
 

@@ -31,5 +31,5 @@ class Entered(Initialize):
 def assignment(active: str | None) -> RankAssignment:
     """All ranks take part, or the lowest ``active``; survivors move up into the gaps."""
     who = ActivateAllRanks() if active is None else MaxActiveWorldSize(int(active))
-    composed: RankAssignment = restart.Compose(who, ShiftRanks())  # type: ignore[assignment]
+    composed: RankAssignment = restart.Compose(who, ShiftRanks())
     return composed
