@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ from ncclops.health.live import STEP_PACE, LiveWatch, WatchRules
 from ncclops.health.stalls import StallLimits
 from ncclops.health.stragglers import step_time_in
 from ncclops.receipts.observation import Kind, Observation, Where, observe_record
+from ncclops.record import receipt_records
 from ncclops.record.events import (
     CompileStallEvent,
     CompileWarmupEvent,
@@ -31,10 +33,11 @@ def line(kind: Kind, **fields: Any) -> Observation:
 
 
 def record(live: LiveWatch, rank: int, now: float = 0.0, **fields: Any) -> list[Event]:
-    full = {"ts": now, "iteration": 0, **fields}
+    full = receipt_records.decode(json.dumps({"ts": now, "iteration": 0, **fields}))
+    assert full is not None
     seen = observe_record(full, NOWHERE)
     assert seen is not None
-    return live.saw_record(rank, seen, step_time_in(full), full["iteration"], now, now)
+    return live.saw_record(rank, seen, step_time_in(full), full.iteration, now, now)
 
 
 def steps_told(live: LiveWatch, rank: int, numbers: range, now: float, **fields: Any) -> list[int]:

@@ -15,6 +15,7 @@ from ncclops.health.stragglers import (
     find_stragglers,
     step_time_in,
 )
+from ncclops.record.receipt_records import EndRecord, StepRecord
 
 Times = dict[int, list[RankStepTime]]
 
@@ -157,12 +158,12 @@ def test_a_rank_that_is_read_late_makes_no_finding_new() -> None:
 
 
 def test_step_times_from_records() -> None:
-    record = {"ts": 5.0, "kind": "step", "iteration": 0, "step": 3, "seconds": 0.5, "busy_s": 0.4}
+    record = StepRecord(ts=5.0, step=3, seconds=0.5, busy_s=0.4)
     assert step_time_in(record) == RankStepTime(step=3, seconds=0.5, at=5.0, busy_s=0.4)
-    first = step_time_in(record | {"first": True})
+    first = step_time_in(StepRecord(ts=5.0, step=3, seconds=0.5, first=True))
     assert first is not None
     assert first.disturbed
-    for other in ({}, {"kind": "end"}, {"ts": 5.0, "kind": "step", "step": 0}):
+    for other in (EndRecord(ts=5.0), StepRecord(ts=5.0, step=0)):
         assert step_time_in(other) is None
 
 

@@ -20,6 +20,7 @@ from ncclops.record.events import (
     WorkerStartedEvent,
     decode,
 )
+from ncclops.record.receipt_records import EndRecord, IterationRecord, ReceiptRecord, StepRecord
 from ncclops.status.compare import compared, run_phase
 from ncclops.status.event_facts import RunFacts
 from ncclops.status.merge import merge
@@ -180,13 +181,13 @@ def test_a_job_is_as_far_as_its_last_rank(phases: Sequence[str], phase: str) -> 
     assert run_phase([rank(n, phase=each) for n, each in enumerate(phases)]) == phase
 
 
-def step(seconds: float, **more: Any) -> dict[str, Any]:
-    return {"kind": "step", "seconds": seconds, **more}
+def step(seconds: float, **more: Any) -> ReceiptRecord:
+    return StepRecord(ts=0.0, step=0, seconds=seconds, **more)
 
 
 def test_step_times_leave_out_what_says_nothing_of_the_pace() -> None:
-    records = [step(99.0), {"kind": "iteration"}, {"kind": "step", "first": True}]
-    records += [step(1.0)] * 3 + [step(60.0, phase_s=59.0), step(1.2), {"kind": "end"}]
+    records = [step(99.0), IterationRecord(ts=0.0), step(50.0, first=True)]
+    records += [step(1.0)] * 3 + [step(60.0, phase_s=59.0), step(1.2), EndRecord(ts=0.0)]
     assert step_times(records).step_s == 1.0
     assert step_times(records).own_step_s is None  # too few to compare ranks by
     assert step_times([]).step_s is None

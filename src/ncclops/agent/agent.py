@@ -51,9 +51,9 @@ from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.receipts.observation import Observation
-from ncclops.record import events, shared_page
+from ncclops.record import events, receipt_records, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
-from ncclops.record.lines import decode_object
+from ncclops.record.receipt_records import ReceiptRecord
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _Agent:
             tcp=job.control_listener,
         )
         self._inbox = WorkerEvents(events.decode, self._on_told)
-        self._receipts = WorkerEvents(decode_object, self._on_record)
+        self._receipts = WorkerEvents(receipt_records.decode, self._on_record)
         self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
         self._loop = asyncio.get_running_loop()
         self._attempt: RunningAttempt | None = None  # the present one, or the last
@@ -329,7 +329,7 @@ class _Agent:
         if self._attempt is not None:
             self._attempt.take_over(rank, event)
 
-    def _on_record(self, rank: int, record: dict[str, Any]) -> None:
+    def _on_record(self, rank: int, record: ReceiptRecord) -> None:
         if self._attempt is not None:
             self._attempt.watching.on_record(rank, record)
 

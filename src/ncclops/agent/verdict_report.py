@@ -14,6 +14,7 @@ from ncclops.decision.outcome import Ending, FirstFailure, Verdict
 from ncclops.goodput import Goodput, measure, spans
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import event_log
+from ncclops.record.error_file import read_error
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.tail import last_lines
 
@@ -33,22 +34,14 @@ def first_failure(
     if not tail:
         log = run.paths.rank(first.rank).stdout_log
         tail = last_lines(log, _TAIL_LINES)
+    error = read_error(run.paths.rank(first.rank).error(attempt))
     return FirstFailure(
         ending=first,
-        message=_recorded_message(run.paths.rank(first.rank).error(attempt)),
+        message=None if error is None else error.headline,
         tail=tail,
         log=run.shown(log),
         host=run.node,
     )
-
-
-def _recorded_message(error_file: Path) -> str | None:
-    """The exception in a torchelastic error file, in its first line."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        message = json.loads(error_file.read_text())["message"]
-        text = message["message"] if isinstance(message, dict) else message
-        return str(text).strip().splitlines()[0]
-    return None
 
 
 def _classified(classification: dict[str, Any], run: RunDirectory) -> list[str]:

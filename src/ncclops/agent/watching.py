@@ -10,9 +10,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -29,6 +28,7 @@ from ncclops.record.events import (
     StragglerEvent,
     name_of,
 )
+from ncclops.record.receipt_records import ReceiptRecord
 
 _NOWHERE = Where("receipt.jsonl", 0, "")  # only facts are quoted with their line
 
@@ -50,14 +50,14 @@ class Watching:
             self._tell(self._watch.saw_line(rank, each, self._loop.time(), time.time()))
         self._arm()
 
-    def on_record(self, rank: int, record: Mapping[str, Any]) -> None:
+    def on_record(self, rank: int, record: ReceiptRecord) -> None:
         """``rank`` has written a record into its ``receipt.jsonl``."""
         seen = observe_record(record, _NOWHERE)
         if seen is None:
             return
-        iteration, at = int(record.get("iteration", 0)), float(record.get("ts", time.time()))
-        now = self._loop.time()
-        self._tell(self._watch.saw_record(rank, seen, step_time_in(record), iteration, now, at))
+        now, step_time = self._loop.time(), step_time_in(record)
+        found = self._watch.saw_record(rank, seen, step_time, record.iteration, now, record.ts)
+        self._tell(found)
         self._arm()
 
     def flush(self) -> None:

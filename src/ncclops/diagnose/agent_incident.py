@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ncclops.capture.run_snapshots import collect_run
 from ncclops.record import incident_record, snapshots
+from ncclops.record.error_file import read_error
 from ncclops.record.incident_record import FaultRecord, IncidentRecord
 from ncclops.record.paths import RunPaths
 
@@ -84,7 +84,8 @@ def _hang(rank: int, evidence: str, at: float) -> FaultRecord:
 
 
 def _fault(error_file: Path, rank: int, how: str, at: float) -> FaultRecord:
-    said, traceback = _exception(error_file)
+    error = read_error(error_file)
+    said = None if error is None else error.message
     return FaultRecord(
         kind="exception" if said else "died",
         initial_rank=rank,
@@ -92,17 +93,6 @@ def _fault(error_file: Path, rank: int, how: str, at: float) -> FaultRecord:
         at=at,
         summary=said or f"rank {rank}: the process ended ({how})",
         detail=None if said else f"the process ended ({how})",
-        traceback=traceback,
+        traceback=None if error is None else error.traceback,
         gone=True,
     )
-
-
-def _exception(path: Path) -> tuple[str | None, str | None]:
-    """What a worker has left in torchelastic's error file: the exception, and its traceback."""
-    try:
-        message = json.loads(path.read_text())["message"]
-        if isinstance(message, str):
-            return message, message
-        return str(message["message"]), str(message["extraInfo"]["py_callstack"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, None

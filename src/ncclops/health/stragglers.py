@@ -12,7 +12,9 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from ncclops.record.receipt_records import ReceiptRecord, StepRecord
 
 ADVICE = (
     "Swap the GPU (or move the rank to another host) and compare again: a rank that stays a few"
@@ -60,16 +62,16 @@ class Straggler:
     advice: str
 
 
-def step_time_in(record: Mapping[str, Any]) -> RankStepTime | None:
+def step_time_in(record: ReceiptRecord) -> RankStepTime | None:
     """The step time in a record of ``receipt.jsonl``; None if it holds none."""
-    if record.get("kind") != "step" or "seconds" not in record:
+    if not isinstance(record, StepRecord) or record.seconds is None:
         return None
     return RankStepTime(
-        step=record["step"],
-        seconds=record["seconds"],
-        at=record["ts"],
-        busy_s=record.get("busy_s"),
-        disturbed="phase_s" in record or "first" in record,
+        step=record.step,
+        seconds=record.seconds,
+        at=record.ts,
+        busy_s=record.busy_s,
+        disturbed=record.disturbed,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from ncclops.record import receipt_records
+from ncclops.record.receipt_records import ReceiptRecord, StepRecord
 
 # start       a worker process began, or began again
 # begun       a first sign of training: set-up is behind it and steps, or their compile, come next
@@ -47,48 +48,44 @@ class Observation:
     undisturbed: bool = True
 
 
-def parse_record(line: bytes | str, file: str, number: int) -> Observation | None:
+def parse_record(line: bytes, file: str, number: int) -> Observation | None:
     """The observation that a line of ``receipt.jsonl`` stands for; None if for none.
 
     Lines that are not whole (a process was killed while it wrote) count as none.
     """
-    try:
-        record = json.loads(line)
-    except ValueError:
+    record = receipt_records.decode(line)
+    if record is None:
         return None
-    if not isinstance(record, dict):
-        return None
-    text = line.decode(errors="replace") if isinstance(line, bytes) else line
-    return observe_record(record, Where(file, number, text.strip()))
+    return observe_record(record, Where(file, number, line.decode(errors="replace").strip()))
 
 
-def observe_record(record: Mapping[str, Any], where: Where) -> Observation | None:
+def observe_record(record: ReceiptRecord, where: Where) -> Observation | None:
     """The observation that a record of ``receipt.jsonl`` stands for; None if for none."""
-    match record.get("kind"):
-        case "start" | "iteration":
+    match record:
+        case receipt_records.StartRecord() | receipt_records.IterationRecord():
             return Observation(kind="start", where=where)
-        case "warmup-begin":
+        case receipt_records.WarmupBeginRecord():
             return Observation(kind="begun", where=where)
-        case "compile-warmup":
-            return Observation(kind="warmup", where=where, seconds=record.get("seconds"))
-        case "step":
+        case receipt_records.CompileWarmupRecord():
+            return Observation(kind="warmup", where=where, seconds=record.seconds)
+        case receipt_records.StepRecord():
             return _observe_step(record, where)
-        case "peak-memory":
-            return Observation(kind="memory", where=where, gib=record.get("gib"))
-        case "end":
+        case receipt_records.PeakMemoryRecord():
+            return Observation(kind="memory", where=where, gib=record.gib)
+        case receipt_records.EndRecord():
             return Observation(kind="end", where=where)
     return None
 
 
-def _observe_step(record: Mapping[str, Any], where: Where) -> Observation:
-    seconds, tokens = record.get("seconds"), record.get("tokens")
+def _observe_step(record: StepRecord, where: Where) -> Observation:
+    seconds, tokens = record.seconds, record.tokens
     rate = tokens / seconds if seconds and tokens is not None else None
     return Observation(
         kind="step",
         where=where,
-        step=record.get("step"),
+        step=record.step,
         seconds=seconds,
         rate=rate,
         unit=None if rate is None else "tokens/s",
-        undisturbed="phase_s" not in record,
+        undisturbed=record.phase_s is None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from ncclops.receipts.log_formats import Form
 from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, combine_ranks, fill_gaps
-from ncclops.record import progress
+from ncclops.record import progress, receipt_records
 from ncclops.record.paths import RankPaths, RunPaths
 
 
@@ -99,11 +98,7 @@ def _load_file(path: Path, shown: str, extra_forms: Sequence[Form]) -> Facts:
 def _holds_records(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.readline(1 << 16)
-    try:
-        record = json.loads(first)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and {"ts", "kind", "iteration"} <= record.keys()
+    return receipt_records.decode(first) is not None
 
 
 def _shown(path: Path, run: Path) -> str:

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ncclops.errors import UsageError
-from ncclops.record import event_log, incident_record
+from ncclops.record import event_log, incident_record, receipt_records
 from ncclops.record.documents import read_document
 from ncclops.record.events import Event
 from ncclops.record.incident_record import IncidentRecord
-from ncclops.record.lines import decode_object, read_records
+from ncclops.record.lines import read_records
 from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.record.receipt_records import StepRecord
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
@@ -96,16 +97,14 @@ def _steps(paths: RunPaths) -> Iterator[tuple[int, list[StepTime]]]:
 
 
 def _steps_of(path: Path) -> Iterator[StepTime]:
-    for record in read_records(path, decode_object):
-        if record.get("kind") != "step":
+    for record in read_records(path, receipt_records.decode):
+        if not isinstance(record, StepRecord):
             continue
-        busy = record.get("busy_s")
-        try:
+        seconds = record.seconds if record.busy_s is None else record.busy_s
+        if seconds is not None:
             yield StepTime(
-                step=int(record["step"]),
-                seconds=float(record["seconds"] if busy is None else busy),
-                at=float(record["ts"]),
-                counts=not record.get("first") and not record.get("phase_s"),
+                step=record.step,
+                seconds=seconds,
+                at=record.ts,
+                counts=not record.first and not record.phase_s,
             )
-        except (KeyError, TypeError, ValueError):  # a step that was not timed
-            continue

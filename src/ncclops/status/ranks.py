@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ncclops.health.stragglers import WINDOW_STEPS
 from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation
-from ncclops.record import progress
+from ncclops.record import progress, receipt_records
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Progress, Warmup
+from ncclops.record.receipt_records import (
+    IterationRecord,
+    ReceiptRecord,
+    StartRecord,
+    StepRecord,
+)
 from ncclops.record.tail import last_lines
 from ncclops.status.event_facts import RankFacts
 from ncclops.status.model import RankStatus
@@ -54,7 +57,7 @@ class StepTimes:
     own_step_s: float | None = None
 
 
-def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
+def step_times(records: Iterable[ReceiptRecord]) -> StepTimes:
     """The times in the last records of a ``receipt.jsonl``.
 
     What was before a start is left out, and so are disturbed steps: the first after a start, and
@@ -63,13 +66,13 @@ def step_times(records: Iterable[Mapping[str, Any]]) -> StepTimes:
     seconds: deque[float] = deque(maxlen=WINDOW_STEPS)
     busy_s: deque[float] = deque(maxlen=WINDOW_STEPS)
     for record in records:
-        if record.get("kind") in ("start", "iteration"):
+        if isinstance(record, StartRecord | IterationRecord):
             seconds.clear()
             busy_s.clear()
-        if record.get("kind") != "step" or "phase_s" in record or "first" in record:
+        if not isinstance(record, StepRecord) or record.disturbed:
             continue
-        for times, value in ((seconds, record.get("seconds")), (busy_s, record.get("busy_s"))):
-            if isinstance(value, int | float):
+        for times, value in ((seconds, record.seconds), (busy_s, record.busy_s)):
+            if value is not None:
                 times.append(value)
     own = busy_s if len(busy_s) == len(seconds) else seconds
     return StepTimes(
@@ -172,13 +175,11 @@ def _modified(path: Path) -> float | None:
         return None
 
 
-def _last_records(run_dir: Path, rank: int) -> Iterator[Mapping[str, Any]]:
+def _last_records(run_dir: Path, rank: int) -> Iterator[ReceiptRecord]:
     path = RunPaths(run_dir).rank(rank).receipt
     for line in last_lines(path, _RECORDS, limit_bytes=_RECORDS * _RECORD_BYTES):
-        with suppress(ValueError, RecursionError):  # half a line
-            record = json.loads(line)
-            if isinstance(record, dict):
-                yield record
+        if (record := receipt_records.decode(line)) is not None:
+            yield record
 
 
 def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> bool:
