@@ -283,10 +283,15 @@ def swallowing(worker: Worker) -> Any:
     @inprocess.Wrapper(monitor_thread_interval=datetime.timedelta(milliseconds=50))
     def work(call: inprocess.CallWrapper) -> int:
         dist.init_process_group("gloo")
+        waiting = worker.directory / "rank-0-waits"
         if call.iteration == 0 and worker.rank == 1:
+            # Not before the other rank is where it swallows: in its set-up it would restart at once.
+            while not waiting.exists():
+                time.sleep(0.01)
             raise ValueError("example fault")
         while call.iteration == 0:
             try:
+                waiting.touch()
                 while True:
                     time.sleep(0.01)
             except BaseException:  # noqa: BLE001 - what the guides forbid
