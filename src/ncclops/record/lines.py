@@ -75,12 +75,3 @@ def read_records(path: Path, decode: Decode[Record]) -> list[Record]:
             reader.close()
     except OSError:
         return []
-
-
-def decode_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``line``, None for anything else."""
-    try:
-        document = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
