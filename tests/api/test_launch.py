@@ -128,6 +128,12 @@ def test_leaving_the_block_interrupts_a_run_that_goes_on(project: Path) -> None:
     run.interrupt()  # of a run that has ended, does nothing
 
 
+def test_a_run_can_be_stopped_from_the_moment_it_has_begun(project: Path) -> None:
+    with start(request(project, steps=10**6), environ=clean_environ(), stderr=QUIET) as run:
+        assert "stop" in run.stop(grace=timedelta(seconds=1))
+        assert run.wait(LIMIT).outcome == "stopped"
+
+
 def test_a_run_without_a_verdict_is_an_error_of_wait(project: Path) -> None:
     with start(request(project, steps=10**6), environ=clean_environ(), stderr=QUIET) as run:
         stat = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()

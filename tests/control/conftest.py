@@ -77,9 +77,12 @@ class Agent:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        listener = control_address.listen_tcp("0") if tcp else None
-        self.tcp_port = listener.getsockname()[1] if listener is not None else None
-        self.server = ControlServer(run, self.asked, say=self.said.append, tcp=listener)
+        listeners = [control_address.listen_unix(run)]
+        self.tcp_port = None
+        if tcp:
+            listeners.append(control_address.listen_tcp("0"))
+            self.tcp_port = listeners[-1].getsockname()[1]
+        self.server = ControlServer(run, self.asked, listeners=listeners, say=self.said.append)
         self.do(self._call(self.server.start))
 
     @property

@@ -97,7 +97,6 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
 ) -> None:
     run = tmp_path / "a-run"
     write_events(run, start_of_run(time.time()))
-    control_address.make_token(run)
     monkeypatch.setattr(client, "_ANSWER_LIMIT_S", 0.2)
     with control_address.listen_unix(run):
         status = client.status_of(run)

@@ -278,14 +278,6 @@ def test_one_that_cannot_live_is_left_alone_and_that_is_said(agent: Agent) -> No
     assert "server.log" in agent.said[0]
 
 
-def test_a_run_whose_directory_cannot_be_written_goes_on_without(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "control").write_text("in the way")
-    agent = Agent(tmp_path / "run")
-    assert agent.said[0].startswith("no control plane")
-    agent.close()
-
-
 def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent, one_agent: Agent) -> None:
     agent.ask("GET", "/healthz")
     leftover = subprocess.Popen(["sleep", "600"])

@@ -207,3 +207,13 @@ def test_an_address_that_cannot_be_had_is_refused_before_the_start(
             assert done.returncode == 2
             assert says in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_socket_cannot_be_made_goes_on_without(
+    ncclops: Ncclops, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "control").write_text("in the way")
+    done = ncclops("launch", "--run-dir", tmp_path / "run", "--no-python", "true")
+    assert done.returncode == 0
+    assert "`ncclops stop` will not reach this run: " in done.stderr

@@ -95,8 +95,8 @@ class _Agent:
         self._control = ControlServer(
             job.run.path,
             self._control_handler,
+            listeners=job.control_listeners,
             say=self._terminal.say,
-            tcp=job.control_listener,
         )
         self._inbox = WorkerEvents(events.decode, self._on_told)
         self._receipts = WorkerEvents(receipt_records.decode, self._on_record)

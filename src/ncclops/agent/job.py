@@ -43,7 +43,7 @@ class Job:
     restarts_in_process: bool  # a worker that ends does not end the others
     listener: socket.socket | None = None
     master_port: int = 0
-    control_listener: socket.socket | None = None  # where the control plane is reached over TCP
+    control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
 

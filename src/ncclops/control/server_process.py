@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ _MOST_STARTS = 5
 class ControlServer:
     """The control plane of one run, for an agent with a running event loop.
 
-    ``controls`` is what the agent does when asked. ``tcp`` is a listening socket for reading over
-    the network (``address.listen_tcp``), closed here in the end. ``say`` gets a line for the
-    operator when there is a reason. Nothing that goes wrong here ends the run: at worst it
+    ``controls`` is what the agent does when asked. ``listeners`` are the sockets where it is asked
+    (``control_address.listen_unix``, ``listen_tcp``), closed here in the end. ``say`` gets a line
+    for the operator when there is a reason. Nothing that goes wrong here ends the run: at worst it
     cannot be steered, and that is said.
     """
 
@@ -35,13 +35,13 @@ class ControlServer:
         run_dir: Path,
         controls: Controls,
         *,
+        listeners: Sequence[socket.socket],
         say: Callable[[str], None],
-        tcp: socket.socket | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._controls = controls
         self._say = say
-        self._listeners = [] if tcp is None else [tcp]
+        self._listeners = list(listeners)
         self._process: subprocess.Popen[bytes] | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -51,14 +51,9 @@ class ControlServer:
         return frozenset() if self._process is None else frozenset({self._process.pid})
 
     def start(self) -> None:
-        """Listen, and start the server. Does not wait for it: clients queue at the socket."""
-        try:
-            control_address.make_token(self._run_dir)
-            self._listeners.insert(0, control_address.listen_unix(self._run_dir))
-        except OSError as error:
-            self._say(f"no control plane, so no `ncclops stop`: {error}")
-            return
-        self._serving = asyncio.get_running_loop().create_task(self._keep_serving())
+        """Start the server. Does not wait for it: clients queue at the sockets."""
+        if self._listeners:
+            self._serving = asyncio.get_running_loop().create_task(self._keep_serving())
 
     async def close(self) -> None:
         """End the server and take its socket and token away. Does nothing the second time."""

@@ -36,7 +36,7 @@ from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import shared_page, variables
-from ncclops.record.control_address import listen_tcp
+from ncclops.record.control_address import listen_tcp, listen_unix
 from ncclops.record.event_values import EnvChange
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
@@ -116,9 +116,10 @@ def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Pa
     recorded and signals to this process reach it.
     """
     request, rendezvous = prepared.request, prepared.request.rendezvous
-    listener = node_info = control_listener = None
+    listener = node_info = None
+    control_listeners = []
     if request.control_listen is not None:
-        control_listener = listen_tcp(request.control_listen)
+        control_listeners.append(listen_tcp(request.control_listen))
     if rendezvous is None:
         listener = store.listen(host=None, port=request.master_port)
     else:
@@ -133,10 +134,15 @@ def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Pa
     )
     _record_start(run, prepared)
     _greet(run, prepared, say)
-    if control_listener is not None:
+    for control_listener in control_listeners:
         host, port = control_listener.getsockname()[:2]
         say(f"status and metrics at http://{host}:{port}")
-    job = replace(_job(run, prepared, listener, node_info), control_listener=control_listener)
+    try:
+        # Before the run is reported as begun: a caller may stop it from then on.
+        control_listeners.append(listen_unix(run.path))
+    except OSError as error:
+        say(f"`ncclops stop` will not reach this run: {error}")
+    job = replace(_job(run, prepared, listener, node_info), control_listeners=control_listeners)
 
     def agent() -> int:
         from ncclops.agent.agent import run_agent
@@ -144,7 +150,7 @@ def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Pa
 
         return run_agent(job, None if node_info is None else partial(MultiNode, node_info))
 
-    sockets = (listener if node_info is None else node_info.listener, control_listener)
+    sockets = (listener if node_info is None else node_info.listener, *control_listeners)
     code = supervisor.hold(
         agent,
         handed_over=[each for each in sockets if each is not None],

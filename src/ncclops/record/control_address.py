@@ -26,13 +26,15 @@ _NO_SOCKETS_HERE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, e
 
 
 def listen_unix(run_dir: Path) -> socket.socket:
-    """A listening socket behind ``RunPaths.socket``, for its owner only. Raises ``OSError``.
+    """A listening socket behind ``RunPaths.socket``, and a fresh token, both for their owner only.
 
-    Where the file system takes no sockets, the path is a link to one in shared memory.
+    Raises ``OSError``. Where the file system takes no sockets, the path is a link to one in shared
+    memory.
     """
     path = RunPaths(run_dir).socket
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_socket(run_dir)
+    _make_token(run_dir)
     try:
         return _bind(path)
     except OSError as error:
@@ -87,8 +89,8 @@ def listen_tcp(text: str) -> socket.socket:
         ) from error
 
 
-def make_token(run_dir: Path) -> str:
-    """A fresh token, written where its owner alone can read it. Raises ``OSError``."""
+def _make_token(run_dir: Path) -> None:
+    """A fresh token, written where its owner alone can read it."""
     token, path = secrets.token_urlsafe(32), RunPaths(run_dir).token
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -96,7 +98,6 @@ def make_token(run_dir: Path) -> str:
     with os.fdopen(fd, "w") as file:
         os.fchmod(fd, 0o600)  # whatever the directory's default ACL has made of it
         file.write(token + "\n")
-    return token
 
 
 def read_token(run_dir: Path) -> str:
