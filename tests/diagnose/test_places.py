@@ -37,7 +37,7 @@ def test_what_a_rank_waits_for_in_our_own_loop_is_said() -> None:
     loop = "/v/lib/python3.12/site-packages/ncclops/restart/loop.py"
     frames = (
         Frame("/usr/lib/python3.12/queue.py", 171, "get"),
-        Frame(loop, 480, "RestartLoop._news"),
+        Frame(loop, 480, "RestartLoop._next_message"),
         Frame(loop, 237, "RestartLoop._await_abort"),
     )
     assert places._doing(frames) == "out of the script, by an exception"

@@ -218,7 +218,7 @@ def test_where_it_was_suppressed_is_reported(caplog: pytest.LogCaptureFixture) -
 
 def test_the_prototypes_of_others_stay_as_they_were() -> None:
     """``ctypes.pythonapi`` is shared: recipes that call the same functions have their own types."""
-    assert progress_watchdog.MainThreadPulse is not None
+    assert progress_watchdog.MainThreadHeartbeat is not None
     for name in ("PyThreadState_SetAsyncExc", "Py_AddPendingCall"):
         assert getattr(ctypes.pythonapi, name).argtypes is None, name
 

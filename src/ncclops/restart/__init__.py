@@ -5,24 +5,24 @@ torch is imported with the first use of a name below; importing the package itse
 which the monitor processes rely on. Nothing else of ncclops is imported: what the core needs from
 outside is handed in (``snapshots``).
 
-The threads and processes of one call of a wrapped function, and what each waits on:
+The threads and processes of one call of a wrapped function. What each waits on, how long and who
+wakes it is a table in docs/restart.md:
 
 ====================  ==============================  ============================================
-thread or process     code                            waits on
+thread or process     code                            does
 ====================  ==============================  ============================================
-main thread           ``loop``                        is in the user's function; between
-                                                      iterations a queue that the monitor thread
-                                                      fills
-monitor thread        ``monitor_thread``              the store: a ``get`` of the outcome of the
-                                                      iteration, then of this rank's placement
-watchdog thread       ``progress_watchdog``           ``poll``: messages of the monitor process,
-                                                      its next tick
-reporter thread       ``_monitor_client.Reporter``    a queue of what is to be written to the
-                                                      store; exists from the first report on
-abort thread          ``monitor_thread``              the ``abort`` callback; exists while it runs
-monitor process       ``_monitor_main``               one ``select``: the death of the main
-                                                      process, its messages, the ring, a tick
-store server          ``store_server``                its clients; one process for the job
+main thread           ``loop``                        runs the user's function; between iterations
+                                                      waits for messages of the monitor thread
+monitor thread        ``monitor_thread``              waits in the store for a fault elsewhere;
+                                                      aborts the groups, interrupts the main thread
+watchdog thread       ``progress_watchdog``           shows the monitor process that the main thread
+                                                      moves, receives its messages
+reporter thread       ``_monitor_client.Reporter``    writes to the store what the monitor process
+                                                      reports; exists from the first report on
+abort thread          ``monitor_thread``              runs the ``abort`` callback and then ends
+monitor process       ``_monitor_main``               notices that the main process died or makes
+                                                      no progress, and watches the next rank's
+store server          ``store_server``                serves the store; one process for the job
 ====================  ==============================  ============================================
 
 Where to begin reading: ``loop`` (the phases), ``ledger`` (what ranks agree on, and the table of the

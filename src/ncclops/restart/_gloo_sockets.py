@@ -7,18 +7,18 @@ this process, however, and once shut down they fail every operation on them at o
 They have to be shut down *for reading only*, and not closed before every rank has done the same.
 Gloo takes the end of a stream for a failure and wakes all that wait; but a send that it
 could not write, because the stream was shut down for writing or reset by a peer that closed it,
-it leaves in a queue whose waiters it forgets (``Pair::write`` and ``Pair::signalException``, up to
-torch 2.13): they wait for the group's timeout. So we keep a handle on each connection, which
-makes Gloo's own closing silent, until ``release_gloo_connections``: no rank sees another one's end
-before it has shut down its own.
+it leaves in a queue whose waiters it never wakes (``Pair::write`` and ``Pair::signalException``, up
+to torch 2.13): they wait for the group's timeout. So we keep a handle on each connection until
+``release_gloo_connections``: the connection then stays open when Gloo closes its own descriptor,
+and no rank sees another one's end before it has shut down its own.
 
 Which sockets are Gloo's? Each Gloo device has a thread that waits in an epoll instance in which
-it has registered its listening socket and all its connections. The kernel tells which epoll
+it has registered its listening socket and all its connections. The kernel shows which epoll
 instance a thread waits in (``/proc/self/task/<id>/syscall``) and what is registered in it
-(``/proc/self/fdinfo``). Where torch names the thread (``gloo_tcp_loop``), that settles it. Older
-ones do not; then the thread must bear the name of the process itself (other libraries name
-theirs), and the sockets must be registered with *pointers* as user data and one of them must
-listen (libuv, as in the store's server, and Python register the descriptor's number).
+(``/proc/self/fdinfo``). Newer versions of torch name the thread (``gloo_tcp_loop``). Older ones do
+not; then the thread must have the name of the process itself (other libraries name theirs), the
+sockets must be registered with *pointers* as user data, and one of them must listen (libuv, as in
+the store's server, and Python register the descriptor's number).
 A user's own connections are not touched.
 """
 
@@ -45,7 +45,7 @@ _EPOLL_WAITS = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.ma
 
 # A Gloo thread that is busy is not waiting; it will be within a moment.
 _LOOKS = 20
-# torch 2.5 does not name them: then any other thread is a suspect, and most never wait like that.
+# torch 2.5 does not name them: then any other thread is a candidate, and most never wait like that.
 _LOOKS_UNNAMED = 4
 _BETWEEN_LOOKS_S = 0.0005
 
@@ -74,18 +74,18 @@ def shut_down_gloo_connections() -> int:
 
 
 def release_gloo_connections() -> None:
-    """Let go of the connections that were shut down, now that all ranks have shut down theirs."""
+    """Close our handles on the connections; all ranks have shut down theirs by now."""
     while _kept:
         _kept.pop().close()
 
 
 def answer_gloo_rendezvous(peers: int) -> int:
-    """End the waits of Gloo groups in the making for connections from up to ``peers`` peers.
+    """End the waits of Gloo groups being made for connections from up to ``peers`` peers.
 
     While a group is made, a pair that is to be connected by its peer has no socket yet that could
     be shut down. A connection opens with the number of the pair (8 bytes, counted from 0 in each
     device): we connect to our own listeners in the place of each peer, and close. Pairs that
-    are connected already do not notice. Returns how many listeners there were.
+    are connected already are not affected. Returns how many listeners there were.
     """
     listeners = 0
     for epoll in _gloo_epolls():

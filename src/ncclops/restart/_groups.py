@@ -29,7 +29,7 @@ _ABORT_NAMES = ("abort", "_abort", "_shutdown")
 
 
 def forget_failed_groups() -> None:
-    """Leave nothing of the last iteration's groups, now that all ranks are out of it.
+    """Remove what is left of the last iteration's groups; all ranks have left it by now.
 
     A group that was completed just after the abort had looked for it is aborted now. Gloo's
     connections are closed, and torch numbers process groups from 0 again: it names them by
@@ -114,14 +114,14 @@ def _hook_before(hook: Any) -> Any:
 # ``env://`` makes rank 0 serve a store at ``MASTER_ADDR:MASTER_PORT``. After a restart rank 0 may
 # be a process on another node, or the port may still be busy; under torchrun all iterations would
 # share one store and find each other's keys. The wrapper has a store that survives all of that:
-# inside the function, ``env://`` leads to it, with a name space of its own per iteration. Other
+# inside the function, ``env://`` leads to it, with a separate name space per iteration. Other
 # init methods and explicit stores are left alone.
 
 
 @contextlib.contextmanager
 def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
     """While inside, ``env://`` uses ``store_of_iteration()``."""
-    # torch.distributed.rendezvous is a function of that name; the module hides behind it
+    # torch.distributed.rendezvous is a function of that name, which shadows the module
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", None)
     if handlers is None or "env" not in handlers:
@@ -145,11 +145,11 @@ def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
 # --- letting groups end without a deadlock, for torch before 2.8 ----------------------------------
 #
 # A Gloo backend ends by joining its worker threads. A worker that has just finished an operation
-# lets go of its tensors, and where Python has dropped such a tensor already that takes the GIL:
+# releases its tensors, and where Python has dropped such a tensor already that takes the GIL:
 # ``all_reduce(torch.ones(1))`` just before ``destroy_process_group()`` is enough. Up to torch 2.7
 # the binding of ``ProcessGroup`` keeps the GIL while it frees the group and, with it, its backends:
-# each waits for the other, and the process stands still, all of its threads included. torch 2.8
-# gives the GIL back first (pytorch/pytorch#154976).
+# each waits for the other, and the process hangs, with all its threads. torch 2.8 releases the GIL
+# first (pytorch/pytorch#154976).
 #
 # The bindings of the backends' own classes have always done so. All it takes is that the last
 # reference to a backend is its Python object's. It is not where torch's C++ holds the group for
@@ -162,10 +162,11 @@ _kept: dict[ref[Any], list[Any]] = {}
 
 @functools.cache
 def keep_backends_longer_than_groups() -> None:
-    """From now on a backend outlives its group, by a moment. For the rest of the process.
+    """Make each backend outlive its group by a moment, for the rest of the process.
 
-    Groups are let go by torch's tables, the function's frames and the abort, on any thread: only
-    where they are made can something be done for all of them. Groups made before stay as they are.
+    The last reference to a group may be dropped by torch's tables, the function's frames or the
+    abort, on any thread: the one place common to all groups is where they are made. Groups made
+    before are not changed.
     """
     if not distributed.is_available() or torch.__version__ >= (2, 8):
         return

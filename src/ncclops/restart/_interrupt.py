@@ -3,7 +3,7 @@
 Three means, in this order:
 
 1. an asynchronous ``RankShouldRestart``, raised between two bytecodes of the main thread;
-2. a signal without effect of its own, which ends a system call that waits (``sleep``, a lock, a
+2. a signal whose handler does nothing, which ends a system call that waits (``sleep``, a lock, a
    socket, a child), whereupon Python raises the exception;
 3. whatever the caller adds for waits in C that no signal ends (a store that waits for a dead peer).
 
@@ -48,7 +48,7 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
 _FINALIZER_POLL_S = 0.001
-# A waiting thread looks again after this time: a wake-up that was missed costs no more.
+# A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
 
@@ -292,4 +292,4 @@ def _is_unused(number: int) -> bool:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The signal has done its work by arriving."""
+    """Nothing to do: that the signal arrives is what ends the system call."""

@@ -99,9 +99,9 @@ class MonitorClient:
     # --- faults seen in this process ----------------------------------------------------------
 
     def request_restart(self, reason: str, hung: int | None) -> None:
-        """Put a fault of the present iteration on record, from any thread.
+        """Record a fault of the present iteration: of this rank, or of the rank ``hung``.
 
-        Of this rank, or as ``hung`` of another one.
+        From any thread.
         """
         iteration = self.iteration
         fault = Fault(
@@ -125,7 +125,7 @@ class MonitorClient:
             self._reporter.submit(lambda ledger: self._record(ledger, message))
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
-        """Put a monitor process's report into the store, and confirm that. Reporter thread."""
+        """Write a monitor process's report to the store, and confirm it. Reporter thread."""
         iteration = self.iteration
         fault = Fault(
             kind=_CAUSES[message["cause"]],

@@ -21,7 +21,7 @@ class Watch(enum.IntEnum):
 
     OFF = -1  # the user switched hang protection off
     NONE = 0  # inside the wrapper's own waits, which carry deadlines of their own
-    HARD = 1  # finalize and health checks: nothing to interrupt, but it must not last for ever
+    HARD = 1  # finalize and health checks: not interrupted, but ended at the hard timeout
     SOFT_AND_HARD = 2  # initialize and the wrapped function
 
 

@@ -118,7 +118,7 @@ def freeze_heap() -> None:
 
 
 def release(errors: Iterable[BaseException]) -> None:
-    """Let go of what the abandoned iteration's frames hold: activations, optimizers, groups.
+    """Release what the abandoned iteration's frames hold: activations, optimizers, groups.
 
     ``errors`` stay, with their tracebacks but without local variables.
     """

@@ -28,7 +28,7 @@ class Abort(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Abort; return ``state``, which a ``Compose`` hands on."""
+        """Abort; return ``state``, which a ``Compose`` passes on."""
 
 
 class AbortTorchDistributed(Abort):
@@ -72,10 +72,10 @@ class AbortTransformerEngine(Abort):
 
 
 class AbortPersistentCheckpointProcesses(Abort):
-    """Ends checkpoint writers that persist over iterations, so that none writes on behalf of a
-    state that is being abandoned.
+    """Ends checkpoint writers that persist over iterations, so that none writes a state that is
+    being abandoned.
 
-    ``is_writer`` tells which of this process's ``multiprocessing`` children to end; by default
+    ``is_writer`` selects which of this process's ``multiprocessing`` children to end; by default
     those whose target or class comes from a checkpointing module. Megatron's own worker is reset
     through its own function where that is loaded.
     """

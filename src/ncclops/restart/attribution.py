@@ -40,7 +40,7 @@ _SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
 
 _SEEN_FROM_OUTSIDE = {FaultKind.DIED, FaultKind.LOST, FaultKind.SOFT_TIMEOUT, FaultKind.HUNG}
 
-# What a rank sees when a peer of its collective has gone: Gloo's and NCCL's words for it.
+# What a rank sees when a peer of its collective has gone, in Gloo's and NCCL's messages.
 _PEER_IS_GONE = re.compile(
     r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
     r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
@@ -356,7 +356,7 @@ class Causes:
     def note_faults(self, faults: Iterable[Fault]) -> None:
         """The faults of an iteration; the cause of them if it is another rank's.
 
-        A rank that merely stops restarting, as a rule all at once, is no reason of its own.
+        A rank that merely stops restarting, as a rule all at once, is not taken for a cause.
         """
         causes = [fault for fault in faults if not fault.stops_restarting]
         others = [fault for fault in causes if fault.initial_rank != self._initial_rank]

@@ -100,7 +100,7 @@ class CallWrapper:
     def beat(self) -> None:
         """Report progress like the automatic heartbeat, from any thread: nothing is armed.
 
-        For what trains outside the main thread, which then only waits and would look stuck.
+        For training outside the main thread, which then only waits and would look stuck.
         """
         self._page.main_beat = time.monotonic()
 
@@ -116,9 +116,9 @@ class CallWrapper:
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
-        """A section that a restart does not cut: the termination waits for its end.
+        """A section that no restart interrupts: the restart waits until it ends.
 
-        Once the termination has begun, entering raises ``RankShouldRestart`` at once. Re-entrant.
+        Once a restart has begun, entering raises ``RankShouldRestart`` at once. Re-entrant.
         The hard timeout still applies.
         """
         if self._loop is None:

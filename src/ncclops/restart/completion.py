@@ -15,4 +15,4 @@ class Completion(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """React to the completion; return ``state``, which a ``Compose`` hands on."""
+        """React to the completion; return ``state``, which a ``Compose`` passes on."""

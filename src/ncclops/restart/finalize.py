@@ -20,7 +20,7 @@ class Finalize(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Clean up; return ``state``, which a ``Compose`` hands on."""
+        """Clean up; return ``state``, which a ``Compose`` passes on."""
 
 
 class ThreadedFinalize(Finalize):

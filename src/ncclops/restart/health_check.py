@@ -55,7 +55,7 @@ class HealthCheck(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Check this rank; return ``state``, which a ``Compose`` hands on."""
+        """Check this rank; return ``state``, which a ``Compose`` passes on."""
 
 
 class FaultCounterExceeded(HealthCheckError):

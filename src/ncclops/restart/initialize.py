@@ -17,7 +17,7 @@ class Initialize(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Prepare for the iteration; return ``state``, which a ``Compose`` hands on."""
+        """Prepare for the iteration; return ``state``, which a ``Compose`` passes on."""
 
 
 class RetryController(Initialize):

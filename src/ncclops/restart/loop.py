@@ -56,7 +56,13 @@ from ncclops.restart.exception import (
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Account
 from ncclops.restart.log import logged
-from ncclops.restart.monitor_thread import Aborted, Agreed, Completed, News, StoreConnectionLost
+from ncclops.restart.monitor_thread import (
+    Aborted,
+    Agreed,
+    Completed,
+    MonitorMessage,
+    StoreConnectionLost,
+)
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
@@ -65,7 +71,7 @@ from ncclops.restart.store import BarrierTimeout, critical_ranks
 
 log = logging.getLogger("ncclops.restart")
 
-# Between a fault in the ledger and the monitor thread's message about it lie two messages of the
+# Between a fault in the ledger and the monitor thread's message about it are two messages of the
 # store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
 
@@ -234,14 +240,14 @@ class RestartLoop:
         """Until the groups are aborted (by the monitor thread); ``detect`` and ``abort``."""
         deadline = _STORE_ANSWERS_WITHIN + 2 * self._settings.hard_timeout
         try:
-            news = self._news(deadline)
+            message = self._next_message(deadline)
         except queue.Empty:
             error = TimeoutError(f"the abort did not end within {deadline}")
             error.__cause__ = failed.error
             self._leave(error, self._fault(error, FaultKind.FINALIZE, gone=True))
-        if isinstance(news, Completed):
+        if isinstance(message, Completed):
             return self._fail_late(failed)
-        self._note_abort(news)
+        self._note_abort(message)
         return failed
 
     def _fail_late(self, failed: Failed) -> Finished:
@@ -256,15 +262,15 @@ class RestartLoop:
         active = self._state.mode is Mode.ACTIVE
         timeout = self._settings.completion_timeout
         try:
-            news = self._news(timeout if active else None)
+            message = self._next_message(timeout if active else None)
         except queue.Empty:
-            message = f"this rank finished, and others did not within {timeout}"
-            fault = self._fault(TimeoutError(message), FaultKind.COMPLETION_TIMEOUT)
+            late = f"this rank finished, and others did not within {timeout}"
+            fault = self._fault(TimeoutError(late), FaultKind.COMPLETION_TIMEOUT)
             self.session.ledger.record_fault(self._state.iteration, fault)
-            news = self._news(_STORE_ANSWERS_WITHIN + self._settings.hard_timeout)
-        if isinstance(news, Completed):
+            message = self._next_message(_STORE_ANSWERS_WITHIN + self._settings.hard_timeout)
+        if isinstance(message, Completed):
             return Finished(value)
-        self._note_abort(news)
+        self._note_abort(message)
         return Failed()
 
     # --- the way to the next iteration --------------------------------------------------------
@@ -284,10 +290,10 @@ class RestartLoop:
         self._account.restarting(agreed.agreement, before)
         self.session.enter(self._state.iteration, agreed.agreement)
 
-    def _note_abort(self, news: News) -> None:
-        if not isinstance(news, Aborted):
-            raise InternalError(f"expected the abort, got {news}")
-        self._account.aborted(news.seen_at, news.collect_s, news.abort_s)
+    def _note_abort(self, message: MonitorMessage) -> None:
+        if not isinstance(message, Aborted):
+            raise InternalError(f"expected the abort, got {message}")
+        self._account.aborted(message.seen_at, message.collect_s, message.abort_s)
 
     def _recover(self, ending: Failed) -> None:
         """Finalize and health check, under the hard timeout; a failure ends this rank."""
@@ -298,7 +304,7 @@ class RestartLoop:
         try:
             with self._account.phase("finalize"):
                 self._callback(self._settings.finalize)
-                release(chain_of(self._causes.last))  # what is on record as a consequence, too
+                release(chain_of(self._causes.last))  # also if recorded as a consequence
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
@@ -331,7 +337,7 @@ class RestartLoop:
     def _await_agreement(self, iteration: int) -> Agreed:
         timeout = self._settings.barrier_timeout
         try:
-            news = self._news(timeout)
+            message = self._next_message(timeout)
         except queue.Empty:
             name = (
                 "initial barrier" if iteration == INITIAL else f"barrier of iteration {iteration}"
@@ -340,10 +346,10 @@ class RestartLoop:
                 f"{name}: not all ranks arrived within barrier_timeout={timeout}, and no rank "
                 "reported the missing ones lost"
             ) from None
-        if not isinstance(news, Agreed):
-            raise InternalError(f"expected the agreement, got {news}")
-        self._causes.note_faults(news.agreement.faults)
-        return news
+        if not isinstance(message, Agreed):
+            raise InternalError(f"expected the agreement, got {message}")
+        self._causes.note_faults(message.agreement.faults)
+        return message
 
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""
@@ -444,14 +450,14 @@ class RestartLoop:
             secondary=secondary,
         )
 
-    def _news(self, timeout: timedelta | None) -> News:
+    def _next_message(self, timeout: timedelta | None) -> MonitorMessage:
         """The next message of the monitor thread. Raises ``queue.Empty`` when it is late."""
-        news = self.session.monitor_thread.news.get(
+        message = self.session.monitor_thread.messages.get(
             timeout=timeout.total_seconds() if timeout is not None else None
         )
-        if isinstance(news, StoreConnectionLost):
-            raise _store_gone(news.error) from news.error
-        return news
+        if isinstance(message, StoreConnectionLost):
+            raise _store_gone(message.error) from message.error
+        return message
 
     def _callback(self, callback: Callable[..., Any] | None) -> None:
         if callback is not None:

@@ -63,7 +63,7 @@ class StoreConnectionLost:
     error: Exception
 
 
-News = Completed | Aborted | Agreed | StoreConnectionLost
+MonitorMessage = Completed | Aborted | Agreed | StoreConnectionLost
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Task:
 
 
 class MonitorThread:
-    """One per call of a wrapped function. ``news`` is what the main thread reads.
+    """One per call of a wrapped function. The main thread reads ``messages``.
 
     ``ledger`` is the thread's own; ``interrupter`` is shared with the main thread.
     """
@@ -94,7 +94,7 @@ class MonitorThread:
         unblock: Callable[[FrameType], None],
         take_snapshot: Callable[[int], object] | None = None,
     ) -> None:
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
         self._ledger = ledger
         self._interrupter = interrupter
@@ -115,7 +115,7 @@ class MonitorThread:
         self._tasks.put(_Task(iteration, None))
 
     def watch(self, iteration: int, state: FrozenState) -> None:
-        """Watch ``iteration``; news: ``Completed``, or ``Aborted`` and then ``Agreed``."""
+        """Watch ``iteration``; messages: ``Completed``, or ``Aborted`` and then ``Agreed``."""
         self._tasks.put(_Task(iteration, state))
 
     def stop(self, timeout_s: float) -> None:
@@ -130,13 +130,13 @@ class MonitorThread:
             except Exception as error:
                 log.debug("the store failed", exc_info=True)
                 self._leave(task.state)
-                self.news.put(StoreConnectionLost(error))
+                self.messages.put(StoreConnectionLost(error))
                 return
 
     def _perform(self, task: _Task) -> None:
         if task.state is not None:
             if self._wait_for_outcome(task.iteration) == COMPLETED:
-                self.news.put(Completed())
+                self.messages.put(Completed())
                 return
             seen_at = time.monotonic()
             self.fault_seen_in = task.iteration
@@ -144,11 +144,11 @@ class MonitorThread:
             time.sleep(self._last_call_wait.total_seconds())
             collect_s = self._collect(task.iteration)
             abort_s = self._leave(task.state)
-            self.news.put(Aborted(seen_at, abort_s, collect_s))
+            self.messages.put(Aborted(seen_at, abort_s, collect_s))
         agreement, placement = self._ledger.wait_for_agreement(
             task.iteration, self._initial_rank, self._agreement_timeout
         )
-        self.news.put(Agreed(agreement, placement))
+        self.messages.put(Agreed(agreement, placement))
 
     def _wait_for_outcome(self, iteration: int) -> str:
         while True:

@@ -52,7 +52,7 @@ class NestedRestarterCallback:
 
 
 class NestedRestarterHandlingCompleted(NestedRestarterCallback, Initialize):
-    """Says ``initialize`` at first and ``handling``/``completed`` in every later iteration.
+    """Logs ``initialize`` at first and ``handling``/``completed`` in every later iteration.
 
     List it first in a ``Compose`` of ``Initialize``: the restart is over when all have run.
     """
@@ -69,21 +69,21 @@ class NestedRestarterHandlingCompleted(NestedRestarterCallback, Initialize):
 
 
 class NestedRestarterHandlingStarting(NestedRestarterCallback, Abort):
-    """Says ``handling``/``starting`` when a fault has been seen."""
+    """Logs ``handling``/``starting`` when a fault has been seen."""
 
     def __init__(self, special_rank: int = 0) -> None:
         super().__init__("handling", "starting", special_rank=special_rank)
 
 
 class NestedRestarterFinalized(NestedRestarterCallback, Completion):
-    """Says ``finalized`` when all ranks have completed."""
+    """Logs ``finalized`` when all ranks have completed."""
 
     def __init__(self, special_rank: int = 0) -> None:
         super().__init__("finalized", special_rank=special_rank)
 
 
 class NestedRestarterAborted(NestedRestarterCallback, Terminate):
-    """Says ``aborted`` when the rank leaves with an exception."""
+    """Logs ``aborted`` when the rank leaves with an exception."""
 
     def __init__(self, special_rank: int = 0) -> None:
         super().__init__("aborted", special_rank=special_rank)

@@ -33,8 +33,8 @@ _SEM_T_BYTES = 64  # sizeof(sem_t) is 16 or 32 on the C libraries of Linux
 _MOST_REPLACEMENTS = 10
 
 
-class MainThreadPulse:
-    """Whether the main thread has executed bytecode since it was last asked."""
+class MainThreadHeartbeat:
+    """Whether the main thread has executed bytecode since the last call of ``moved``."""
 
     # A pending call may still be queued when its owner is gone; the semaphores it posts to must
     # therefore never be freed. One is enough for the process.
@@ -45,15 +45,15 @@ class MainThreadPulse:
         if cls._semaphore is None:
             cls._semaphore = ctypes.create_string_buffer(_SEM_T_BYTES)
             _libc.sem_init(cls._semaphore, 0, 0)
-        self._asked = False
+        self._registered = False
 
     def moved(self) -> bool:
         """True when the call registered before has run; registers the next one."""
-        beat = self._asked and _libc.sem_trywait(self._semaphore) == 0
-        if beat or not self._asked:
+        beat = self._registered and _libc.sem_trywait(self._semaphore) == 0
+        if beat or not self._registered:
             function = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
             semaphore = ctypes.cast(self._semaphore, ctypes.c_void_p)  # type: ignore[arg-type]
-            self._asked = _add_pending_call(function, semaphore) == 0
+            self._registered = _add_pending_call(function, semaphore) == 0
         return beat
 
 
@@ -76,7 +76,7 @@ class ProgressWatchdog:
         # Sooner than its predecessor in the ring takes the same monitor process for lost.
         self._monitor_timeout_s = heartbeat_timeout.total_seconds() / 2
         self._on_message = on_message
-        self._pulse = MainThreadPulse()
+        self._heartbeat = MainThreadHeartbeat()
         self._replacements = 0
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ncclops-watchdog", daemon=True)
@@ -116,10 +116,10 @@ class ProgressWatchdog:
     def _tick(self) -> None:
         page = self._monitor_process.page
         now = page.watchdog_tick = time.monotonic()
-        if self._pulse.moved():
+        if self._heartbeat.moved():
             page.main_beat = now
-        guarded = self._monitor_process.pid is not None
-        if guarded and now - page.monitor_tick > max(self._monitor_timeout_s, 2 * self._interval_s):
+        timeout_s = max(self._monitor_timeout_s, 2 * self._interval_s)
+        if self._monitor_process.pid is not None and now - page.monitor_tick > timeout_s:
             log.warning("the monitor process (pid %s) does not respond", self._monitor_process.pid)
             self._replace_monitor_process()
 

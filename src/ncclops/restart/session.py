@@ -1,6 +1,6 @@
-"""What one call of a wrapped function has besides the function: threads, processes, connections.
+"""The threads, processes and connections of one call of a wrapped function.
 
-The loop (``loop.py``) decides; the session carries out and is released when the call ends.
+The loop (``loop.py``) decides; the session carries that out, and is closed when the call ends.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ncclops.restart.state import State
 
 log = logging.getLogger("ncclops.restart")
 
-# What is to be recorded is small; longer, and the store does not answer.
+# What is to be recorded is small: after this long the store does not answer.
 _RECORD_WITHIN_S = 5.0
-# A snapshot that is not written by then is on a disk that hangs.
+# A snapshot that is not written by then goes to a disk that hangs.
 _FINISH_SNAPSHOTS_WITHIN_S = 5.0
 
 

@@ -95,7 +95,7 @@ _OPTIONAL_CALLBACKS: dict[str, type] = {
 
 
 def _check_orders(settings: Settings) -> None:
-    """Name every pair that is wrong: what mends one may break another."""
+    """Name every pair that is wrong: a change that corrects one may break another."""
     wrong = []
     for low, high in _ORDERED:
         smaller, larger = getattr(settings, low), getattr(settings, high)

@@ -8,7 +8,7 @@ this process, which has a session of its own and is reparented to init at once. 
   loading only the extension module takes a tenth of the time and half of the memory of ``import
   torch``, and falls back to that where it fails.
 
-It ends by itself when no client has been connected for a moment.
+It ends by itself when no client has been connected for 0.2 s.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIRST_CLIENT_WITHIN_S = 600.0
 # Between the last disconnection and the end: a rank that reconnects finds the server there.
 _LINGER_S = 0.2
 _POLL_S = 0.1
-# A host that vanished does not hang up; there may be others that do.
+# A host that vanished never closes its connection; another client may, so look again.
 _LOOK_AGAIN_S = 10.0
 
 _BOOT = (
@@ -84,8 +84,8 @@ def start(listener: socket.socket, tcp_store: Any) -> Callable[[], object]:
     """Start the server on ``listener`` and return while it comes up: connections queue.
 
     ``tcp_store`` is torch's class. What is returned has to be called once the server answers: it
-    reaps the process that has started it. Should the server fail, ``NCCLOPS_STORE_LOG`` names
-    the file that it complains to.
+    reaps the process that has started it. The server writes its errors to the file that
+    ``NCCLOPS_STORE_LOG`` names.
     """
     log = os.environ.get("NCCLOPS_STORE_LOG", os.devnull)
     fd = listener.fileno()
@@ -111,7 +111,7 @@ def _start_interpreter(fd: int, log: str) -> subprocess.Popen[bytes]:
 
 
 def load_tcp_store() -> Any:
-    """The TCPStore class, with as little of torch as will do."""
+    """The TCPStore class, with as little of torch loaded as it needs."""
     try:
         return _load_extension_only()
     except Exception:  # noqa: BLE001 - what a future torch may need more, the full import has
@@ -138,7 +138,7 @@ def _load_extension_only() -> Any:
 def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
-    look_up_no_names()
+    disable_name_lookups()
     address = ("localhost", port, None, True, timedelta(seconds=300))
     if listener_fd is None:
         return tcp_store(*address, wait_for_workers=False)
@@ -157,8 +157,8 @@ def raise_fd_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def look_up_no_names() -> None:
-    """Keep this process from asking a name server.
+def disable_name_lookups() -> None:
+    """Keep this process from querying a name server.
 
     torch's server looks up the name of each client that connects, in the thread that serves all
     of them: a query that gets lost would hold up the whole job, for 5 s with the usual resolver.
@@ -167,11 +167,11 @@ def look_up_no_names() -> None:
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 
-def wait_until_deserted(port: int) -> None:
-    """Return when no client but our own has been connected to ``port`` for a moment.
+def wait_until_unused(port: int) -> None:
+    """Return when no client but our own has been connected to ``port`` for ``_LINGER_S``.
 
     The sockets belong to torch's server thread, which does not report connections. So this looks
-    for a client, any one, and sleeps until that has hung up.
+    for any one client and waits until that one has disconnected.
     """
     own = _own_ports(port)
     patience_s = _FIRST_CLIENT_WITHIN_S
@@ -180,7 +180,7 @@ def wait_until_deserted(port: int) -> None:
         now = time.monotonic()
         if (client := _find_client(port, own)) is not None:
             with client:
-                _wait_for_hangup(client)
+                _wait_for_disconnect(client)
             patience_s, empty_since = _LINGER_S, None
             continue
         if empty_since is None:
@@ -205,7 +205,7 @@ def _find_client(port: int, own: set[int]) -> socket.socket | None:
     return None
 
 
-def _wait_for_hangup(client: socket.socket) -> None:
+def _wait_for_disconnect(client: socket.socket) -> None:
     poll = select.poll()
     poll.register(client, select.POLLRDHUP)  # not for what it sends
     poll.poll(_LOOK_AGAIN_S * 1000)
@@ -259,14 +259,14 @@ def main(path: list[str]) -> None:
 
 
 def _host(listener_fd: int, tcp_store: Any) -> None:
-    """Serve until deserted."""
-    # What ends the ranks must not end the store under those that remain.
+    """Serve until no client is left."""
+    # A signal that ends some ranks must not end the store that the others still use.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(listener_fd)) as listener:
         port = listener.getsockname()[1]
     server = serve(listener_fd, port, tcp_store)
-    wait_until_deserted(port)
+    wait_until_unused(port)
     del server
 
 

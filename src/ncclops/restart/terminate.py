@@ -16,4 +16,4 @@ class Terminate(ABC):
 
     @abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
-        """React to the end of this rank; return ``state``, which a ``Compose`` hands on."""
+        """React to the end of this rank; return ``state``, which a ``Compose`` passes on."""

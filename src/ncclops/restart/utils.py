@@ -1,4 +1,4 @@
-"""A name that code written for the other wrapper may import; nothing in it is documented there.
+"""A module that code written for NVIDIA's wrapper may import; its contents are documented nowhere.
 
 What it might be needed for is public elsewhere: callbacks in the modules named after them,
 finding annotated parameters in ``param_utils``, logging in ``log``.
