@@ -10,6 +10,9 @@ from datetime import timedelta
 
 import pytest
 
+from ncclops.restart._planning import PlannedAssigner
+from ncclops.restart._world import AssignmentFailed, NoPlace, decode_place, encode_place
+from ncclops.restart.agreement import Agreement
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import RestartError
 from ncclops.restart.rank_assignment import (
@@ -279,12 +282,47 @@ def test_a_function_with_a_default_is_no_older_one() -> None:
     assert local_keys(assignment, State(rank=5, world_size=8)) == ["2"]
 
 
-def test_worlds_and_placements_survive_the_store() -> None:
+def test_worlds_survive_the_store() -> None:
     world = World((3, 1, 4), frozenset({2}), active=2, surplus=1, keys=(("a", "b"), ("a",), ()))
     assert World.from_json(world.to_json().encode()) == world
     assert World.from_json(EIGHT.to_json()) == EIGHT
-    placement = Placement(rank=3, world_size=8, active_world_size=4)
-    assert Placement.from_text(placement.to_text().encode()) == placement
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        Placement(rank=3, world_size=8, active_world_size=4),
+        NoPlace(),
+        AssignmentFailed("ValueError: no"),
+        AssignmentFailed("null"),
+        AssignmentFailed("[0, 1, 1]"),
+        AssignmentFailed(""),
+    ],
+)
+def test_what_a_rank_becomes_survives_the_store_whatever_an_error_says(
+    place: Placement | NoPlace | AssignmentFailed,
+) -> None:
+    assert decode_place(encode_place(place).encode()) == place
+
+
+@pytest.mark.parametrize("text", ["3/8/4", "[1, 2]", '[1, 2, "3"]', "{}", "7"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        decode_place(text)
+
+
+def test_an_assignment_that_fails_is_raised_on_every_rank_whatever_it_says() -> None:
+    def refuse(size: int) -> bool:
+        raise ValueError("discarded")
+
+    assignment = Compose(ShiftRanks(), FilterCountGroupedByKey(lambda state: state.rank, refuse))
+    assigner = PlannedAssigner(assignment)
+    assert assigner.planner is not None
+    nothing = Agreement(0, frozenset(), frozenset(), (), ())
+    planned = assigner.planner(None, nothing, {0: ("0",), 1: ("1",)})
+    for rank in (0, 1):
+        with pytest.raises(RestartError, match="rank assignment failed: ValueError: discarded"):
+            assigner.assign(State(rank, 2), nothing, planned.placements[rank])
 
 
 def test_a_placement_fills_the_state_in() -> None:

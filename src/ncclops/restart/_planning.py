@@ -20,7 +20,16 @@ from ncclops.restart._assignment import (
     RankDiscarded,
     RankFilter,
 )
-from ncclops.restart._world import Placement, World, activate_all, placements
+from ncclops.restart._world import (
+    AssignmentFailed,
+    NoPlace,
+    Placement,
+    World,
+    activate_all,
+    decode_place,
+    encode_place,
+    placements,
+)
 from ncclops.restart.agreement import INITIAL, Agreement, Planner, RestartPlan
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import RestartError
@@ -158,9 +167,6 @@ def _check_keys(world: World, columns: int) -> None:
 
 log = logging.getLogger("ncclops.restart")
 
-_DISCARDED = "discarded"
-_FAILED = "failed: "
-
 
 class Assigner(Protocol):
     """Applies the outcome of a barrier to this rank's state."""
@@ -209,26 +215,27 @@ class PlannedAssigner:
             world = world.with_keys(arrived)
         try:
             after = plan(self._assignment, world)
-            places = {rank: p.to_text() for rank, p in placements(after).items()}
+            places = {rank: encode_place(place) for rank, place in placements(after).items()}
         except Exception as error:  # noqa: BLE001 - users' conditions; every rank has to raise it
-            after, places = (
-                world,
-                dict.fromkeys(arrived, f"{_FAILED}{type(error).__name__}: {error}"),
-            )
+            failed = encode_place(AssignmentFailed(f"{type(error).__name__}: {error}"))
+            after, places = world, dict.fromkeys(arrived, failed)
         # also for those that have gone: they may be alive, and waiting for it
-        result = {rank: places.get(rank, _DISCARDED) for rank in members}
+        no_place = encode_place(NoPlace())
+        result = {rank: places.get(rank, no_place) for rank in members}
         return RestartPlan(after.to_json(), result)
 
     def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002
         """See ``Assigner.assign``."""
-        if placement is None or placement == _DISCARDED:
-            raise RankDiscarded(
-                f"the rank assignment of iteration {state.iteration} has no place for initial "
-                f"rank {state.initial_rank}"
-            )
-        if placement.startswith(_FAILED):
-            raise RestartError(f"rank assignment {placement}")
-        Placement.from_text(placement).apply_to(state)
+        match NoPlace() if placement is None else decode_place(placement):
+            case Placement() as place:
+                place.apply_to(state)
+            case AssignmentFailed(error):
+                raise RestartError(f"rank assignment failed: {error}")
+            case NoPlace():
+                raise RankDiscarded(
+                    f"the rank assignment of iteration {state.iteration} has no place for initial "
+                    f"rank {state.initial_rank}"
+                )
 
 
 class RankByRankAssigner:

@@ -113,16 +113,40 @@ class Placement:
         state.active_rank, state.active_world_size = self.active_rank, self.active_world_size
         state.mode = self.mode
 
-    def to_text(self) -> str:
-        """``rank/world_size/active_world_size``, which ``from_text`` reads back."""
-        return f"{self.rank}/{self.world_size}/{self.active_world_size}"
 
-    @classmethod
-    def from_text(cls, text: str | bytes) -> Placement:
-        """The placement that ``to_text`` wrote."""
-        if isinstance(text, bytes):
-            text = text.decode()
-        return cls(*map(int, text.split("/")))
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoPlace:
+    """What a rank has to know that is not in the next world."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AssignmentFailed:
+    """There is no next world: the assignment raised ``error`` (its type and text)."""
+
+    error: str
+
+
+def encode_place(place: Placement | NoPlace | AssignmentFailed) -> str:
+    """``place`` as JSON, small: a list of three numbers, null, or the error's text."""
+    match place:
+        case Placement(rank, world_size, active_world_size):
+            return json.dumps([rank, world_size, active_world_size], separators=(",", ":"))
+        case AssignmentFailed(error):
+            return json.dumps(error)
+        case NoPlace():
+            return "null"
+
+
+def decode_place(text: str | bytes) -> Placement | NoPlace | AssignmentFailed:
+    """What ``encode_place`` wrote."""
+    match json.loads(text):
+        case [int(rank), int(world_size), int(active_world_size)]:
+            return Placement(rank, world_size, active_world_size)
+        case str(error):
+            return AssignmentFailed(error)
+        case None:
+            return NoPlace()
+    raise ValueError(f"no place of a rank: {text!r}")
 
 
 def placements(world: World) -> dict[int, Placement]:
