@@ -90,7 +90,7 @@ def test_a_store_is_lost_once_and_for_the_first_reason() -> None:
     job_store = JobStore("n0:29500", heard.append)
     job_store.answered()
     job_store.lose("Broken pipe")
-    job_store.lose("nothing was heard of it for 30s")
+    job_store.lose("no answer for 30s")
     assert heard == ["Broken pipe"]
     assert job_store.lost == "the job's store at n0:29500 is lost (Broken pipe)"
     assert (job_store.is_ours, job_store.pids) == (False, set())

@@ -85,8 +85,8 @@ def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
         NodeEntry(rank=1, name="n2", address="10.0.0.2", spare=False),
         NodeEntry(rank=2, name="n3", address="10.0.0.3", spare=True),
     ]
-    assert round_start.introduction(made, 1, 2) == "node 1 of 3: n1 n2, in reserve: n3"
-    assert round_start.introduction(made, 1, 3) == "node 1 of 3: n1 n2 n3"
+    assert round_start.describe_round(made, 1, 2) == "node 1 of 3: n1 n2, in reserve: n3"
+    assert round_start.describe_round(made, 1, 3) == "node 1 of 3: n1 n2 n3"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
         ),
     ],
 )
-def test_the_roll_call_says_who_is_there_and_who_is_awaited(
+def test_the_line_while_waiting_names_nodes_that_are_there_and_missing(
     here: list[str], begun: bool, expected: tuple[str, ...], line: str
 ) -> None:
     rendezvous = replace(TWO_OF_THREE, expected=expected)
-    assert round_start.roll_call(rendezvous, here, begun) == line
+    assert round_start.describe_missing(rendezvous, here, begun) == line
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_where_ranks_are_given_the_missing_ones_are_named(
     expected: tuple[str, ...], line: str
 ) -> None:
     rendezvous = replace(TWO_OF_THREE, expected=expected)
-    assert round_start.ranked_roll_call(rendezvous, ["n1"], [1, 2]) == line
+    assert round_start.describe_missing_ranks(rendezvous, ["n1"], [1, 2]) == line
 
 
 def test_nodes_are_compared_by_what_each_has_said_of_itself() -> None:

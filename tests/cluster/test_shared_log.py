@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ncclops.cluster.heartbeat import PulseWatch, Silence, watched_by
+from ncclops.cluster.heartbeat import HeartbeatWatch, Silence, watched_by
 from ncclops.cluster.round_state import RoundState
 from ncclops.cluster.shared_log import SharedLog
 
@@ -66,7 +66,7 @@ class TestPulse:
         assert watched_by(1, {1}) == []
 
     def test_a_counter_that_stands_still_for_too_long_is_lost(self) -> None:
-        watch = PulseWatch(10)
+        watch = HeartbeatWatch(10)
         assert watch.look(0, {1: 5, 2: 5}) == []
         assert watch.look(9, {1: 6, 2: 5}) == []
         assert watch.look(10, {1: 7, 2: 5}) == [2]
@@ -75,11 +75,11 @@ class TestPulse:
         silence = Silence(pause_s=1.0, now=0.0)
         assert [silence.look(now) for now in (1.0, 2.0)] == [1.0, 2.0]
         assert silence.look(60.0) == 0.0  # we stood still: what was said is yet to be read
-        silence.heard(60.5)
+        silence.received(60.5)
         assert [silence.look(now) for now in (61.0, 62.0, 63.0)] == [0.5, 1.5, 2.5]
 
     def test_a_watcher_that_was_stopped_itself_accuses_nobody_who_went_on(self) -> None:
-        watch = PulseWatch(10)
+        watch = HeartbeatWatch(10)
         watch.look(0, {1: 5})
         assert watch.look(100, {1: 60}) == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from ncclops.agent.stop_agreement import SIGNAL
 from ncclops.cluster.round_state import RoundState
-from ncclops.cluster.stop_agreement import SharedStop
+from ncclops.cluster.shared_stop import SharedStop
 
 ASKED = {"kind": "stop", "node": 1}
 BY_STEPS = {"kind": "stop-point", "node": 0, "round": 1, "way": "steps", "point": 7}

@@ -1,7 +1,7 @@
 """The agent: starts the workers of this node, supervises them, and writes how it ended.
 
-Single-threaded around one event loop; what the terminal shows has a thread of its own. Each
-wait is for an event: a pidfd for a process's end, a signal, or a deadline.
+Single-threaded around one event loop; a second thread writes to the terminal. Each wait is for an
+event: a pidfd for a process's end, a signal, or a deadline.
 
     start store -> start workers -> watch -+-> all ended well ---------------> verdict
          ^                                 +-> asked to stop -> stop all ----> verdict
@@ -9,7 +9,7 @@ wait is for an event: a pidfd for a process's end, a signal, or a deadline.
          +-------- while restarts are left ------------------------+
 
 This module composes: ``attempt`` is what happens between start and end of the workers, ``events``
-what workers tell meanwhile, ``conclusion`` the verdict.
+what workers report meanwhile, ``conclusion`` the verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.agent import conclusion, log_files, verdict_report
-from ncclops.agent.attempt import RunningAttempt, Scene
+from ncclops.agent.attempt import AttemptContext, RunningAttempt
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 def run_agent(job: Job, coordinate: Coordinate | None = None) -> int:
     """Run ``job`` to its end and return the exit code of `launch`.
 
-    ``coordinate`` makes what speaks with the agents of other nodes; None for a single node.
+    ``coordinate`` makes the coordinator with the agents of other nodes; None for a single node.
     """
     return asyncio.run(_run(job, coordinate))
 
@@ -91,14 +91,14 @@ class _Agent:
         )
         self._terminal = Terminal(job)
         self._errors = InternalErrors(job.run)
-        self._control_handler = ControlHandler(job, self._stop, self._team, self._tell_limits)
+        self._control_handler = ControlHandler(job, self._stop, self._team, self._share_limits)
         self._control = ControlServer(
             job.run.path,
             self._control_handler,
             listeners=job.control_listeners,
             say=self._terminal.say,
         )
-        self._inbox = WorkerEvents(events.decode, self._on_told)
+        self._worker_events = WorkerEvents(events.decode, self._on_worker_event)
         self._receipts = WorkerEvents(receipt_records.decode, self._on_record)
         self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
         self._loop = asyncio.get_running_loop()
@@ -112,12 +112,12 @@ class _Agent:
         self._errors.watch(self._loop)
         log.info("run %s: agent %d of node %s", self._run.run_id, os.getpid(), self._run.node)
         self._stop.take(self._on_child_end)
-        self._inbox.open()
+        self._worker_events.open()
         self._receipts.open()
         self._control.start()
         last, decision = await self._run_attempts()
         await self._coordinator.leave()
-        self._inbox.close()
+        self._worker_events.close()
         self._receipts.close()
         shared_page.settle_all(self._run.path)
         verdict = conclusion.conclude(
@@ -144,7 +144,7 @@ class _Agent:
         return verdict.exit_code
 
     def crash(self, error: Exception) -> int:
-        """``error`` ends the agent, and the kernel its workers: put it on record; the exit code."""
+        """``error`` ends the agent, and the kernel its workers: record it. The exit code."""
         self._errors.add("the agent", error)
         team = self._team()
         verdict = conclusion.conclude_crash(
@@ -180,14 +180,14 @@ class _Agent:
         """Start all workers until they end well or no attempt may follow; the last attempt, and
         what was decided on it."""
         coordinator = self._coordinator
-        scene = Scene(
+        context = AttemptContext(
             job=self._job,
             errors=self._errors,
             condition=self._condition,
             stop=self._stop,
             say=self._terminal.say,
             lose=self._terminal.lose,
-            collect=self._inbox.collect,
+            collect=self._worker_events.collect,
             collect_receipts=self._receipts.collect,
             printed=self._printed,
             spared=lambda: coordinator.pids() | self._control.pids,
@@ -195,7 +195,7 @@ class _Agent:
         )
         number, environ = 0, dict[str, str]()
         while True:
-            attempt = self._attempt = await self._assemble(scene, number, environ)
+            attempt = self._attempt = await self._assemble(context, number, environ)
             end = await self._run_attempt(attempt)
             decision = await coordinator.settle(end)
             log.info("attempt %d: %s: %s", attempt.number, decision.outcome, decision.reason)
@@ -205,23 +205,25 @@ class _Agent:
                 self._job.history.add(decision.attempt)
             following = decision.following
             if following is None or self._stop.asked:
-                self._tell_end_of_escalation(end)
+                self._report_end_of_escalation(end)
                 return attempt, decision
             self._announce(decision.retry or {}, following)
             if not await self._cool_down(following.cooldown):
                 return attempt, self._decide_alone(replace(end, **self._stops()))
             number, environ = attempt.number + 1, following.environ
 
-    async def _assemble(self, scene: Scene, number: int, environ: dict[str, str]) -> RunningAttempt:
-        """The next attempt, at its place; one that cannot start where there is none to be had."""
+    async def _assemble(
+        self, context: AttemptContext, number: int, environ: dict[str, str]
+    ) -> RunningAttempt:
+        """The next attempt; where the rendezvous fails, one that cannot start."""
         refusal = None
         try:
-            place = await scene.coordinator.assemble(number)
+            place = await context.coordinator.assemble(number)
         except (NcclopsError, OSError) as error:
             refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
             place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
         self._follow(place.ranks)
-        attempt = RunningAttempt(scene, place, environ)
+        attempt = RunningAttempt(context, place, environ)
         attempt.cannot_start = refusal
         return attempt
 
@@ -233,7 +235,7 @@ class _Agent:
         failed = attempt.failure()
         await attempt.stop_workers()
         if failed is not None:
-            # The first to end need not be the one to blame; by now all have ended.
+            # The first worker to end need not be the cause; by now all have ended.
             rank, cause = attempt.failure() or failed
             self._receipts.collect()
             attempt.watching.flush()
@@ -249,7 +251,7 @@ class _Agent:
         *,
         failed: bool,
     ) -> NodeEnd:
-        """How the attempt ended here, which the other nodes may have to know.
+        """How the attempt ended on this node, which the other nodes may need to know.
 
         ``stop`` is the request that has ended it, if one has.
         """
@@ -290,11 +292,11 @@ class _Agent:
         return {"stop": self._stop.first, "launcher_lost": self._stop.launcher_lost}
 
     def _decide_alone(self, end: NodeEnd) -> AttemptDecision:
-        """On what has happened since the attempt was settled: nothing follows it."""
+        """Decide again after a stop that came since the last decision: no attempt follows."""
         return decide([end], self._rules(), random=random.random)
 
     def _rules(self) -> JobRules:
-        """What holds for the decision on an attempt; the history grows with each."""
+        """The rules for the decision on an attempt; its history grows with each attempt."""
         job, history = self._job, self._job.history
         return JobRules(
             retry=job.retry,
@@ -304,7 +306,7 @@ class _Agent:
             require_receipt=job.require_receipt,
         )
 
-    def _tell_end_of_escalation(self, end: NodeEnd) -> None:
+    def _report_end_of_escalation(self, end: NodeEnd) -> None:
         escalated = end.escalated
         if end.failed and escalated is not None and escalated.to == "respawn":
             reason = f"no further attempt is allowed after: {escalated.reason}"
@@ -325,7 +327,7 @@ class _Agent:
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
-    def _on_told(self, rank: int, event: Event) -> None:
+    def _on_worker_event(self, rank: int, event: Event) -> None:
         if self._attempt is not None:
             self._attempt.take_over(rank, event)
 
@@ -345,15 +347,15 @@ class _Agent:
         run = self._run
         log_files.make(run, ranks)
         self._terminal.follow(ranks)
-        self._inbox.follow({rank: run.paths.rank(rank).worker_events for rank in ranks})
+        self._worker_events.follow({rank: run.paths.rank(rank).worker_events for rank in ranks})
         self._receipts.follow({rank: run.paths.rank(rank).receipt for rank in ranks})
         self._printed.follow(log_files.output(run, ranks))
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team
 
-    def _tell_limits(self, record: Mapping[str, Any]) -> bool:
-        return self._coordinator.tell_limits(record)
+    def _share_limits(self, record: Mapping[str, Any]) -> bool:
+        return self._coordinator.share_limits(record)
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
@@ -372,7 +374,7 @@ class _Agent:
             )
         )
         log.info("asked to stop: %s", request)
-        self._coordinator.tell_stop(request)
+        self._coordinator.share_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         if not running:
             self._terminal.say(f"{request.reason}: stopping before any worker runs")

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class AttemptContext:
     """What all attempts of a run share. ``say`` shows a line on the terminal."""
 
     job: Job
@@ -57,7 +57,7 @@ class Scene:
     stop: StopRequests
     say: Callable[[str], None]
     lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
-    collect: Callable[[], None]  # deliver what workers have told so far
+    collect: Callable[[], None]  # deliver what workers have reported so far
     collect_receipts: Callable[[], None]  # and what they have recorded
     printed: PrintedReceipts
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
@@ -70,20 +70,20 @@ class RunningAttempt:
     ``cannot_start`` says why the attempt came to nothing, where it did.
     """
 
-    def __init__(self, scene: Scene, place: Place, environ: Mapping[str, str]) -> None:
+    def __init__(self, context: AttemptContext, place: Place, environ: Mapping[str, str]) -> None:
         self.number = place.number
-        self.team = Team(scene.job.restarts_in_process)
+        self.team = Team(context.job.restarts_in_process)
         self.cannot_start: NcclopsError | None = None
         self._place = place
-        self._scene = scene
-        self._job, self._run = scene.job, scene.job.run
+        self._context = context
+        self._job, self._run = context.job, context.job.run
         self._environ = environ
         self._server: store.StoreServer | None = None
         self._stop_page: StopPage | None = None
-        self._scan = LiveScan(log_files.output(self._run, place.ranks), scene.printed)
-        self.watching = Watching(self._job, place.ranks, scene.say)
+        self._scan = LiveScan(log_files.output(self._run, place.ranks), context.printed)
+        self.watching = Watching(self._job, place.ranks, context.say)
         self.hang: Hang | None = None  # where the attempt came to nothing because of one
-        self._hang_action = HangAction(self._job, self.team, scene.say, self._on_hang)
+        self._hang_action = HangAction(self._job, self.team, context.say, self._on_hang)
         self._hang_watch = HangWatch(
             self._job,
             place.ranks,
@@ -114,12 +114,12 @@ class RunningAttempt:
             self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
 
     async def watch(self) -> None:
-        """Return when all workers have ended, one has failed for good, or we are to stop.
+        """Return when all workers have ended, a failure ends the attempt, or a stop was requested.
 
         A node in reserve has none, and watches the others.
         """
-        team, stop, coordinator = self.team, self._scene.stop, self._scene.coordinator
-        await self._scene.condition.until(
+        team, stop, coordinator = self.team, self._context.stop, self._context.coordinator
+        await self._context.condition.until(
             lambda: (
                 not (team.running() or self._place.idle)
                 or team.final_failure() is not None
@@ -148,45 +148,45 @@ class RunningAttempt:
         return any(team.ends_all(w) for w in failed if w.rank not in team.asked_to_stop)
 
     async def stop_workers(self) -> None:
-        """End the workers that are still there: together if we are to stop, else by signals."""
-        team, scene = self.team, self._scene
-        if team.escalation is not None and not scene.stop.asked:
-            # All of them are on their way out, with something to say; most need no signal.
-            done = lambda: not team.running() or scene.stop.asked  # noqa: E731
-            await scene.condition.until(done, self._job.stop_grace)
+        """End the workers that still run: at one point if a stop was requested, else by signals."""
+        team, context = self.team, self._context
+        if team.escalation is not None and not context.stop.asked:
+            # All of them are leaving by themselves and report why; most need no signal.
+            done = lambda: not team.running() or context.stop.asked  # noqa: E731
+            await context.condition.until(done, self._job.stop_grace)
         if not team.running():
             return
-        others = scene.coordinator.stop_together()
+        others = context.coordinator.stop_agreement()
         stop = TeamStop(
             self._job,
             team,
-            scene.stop,
-            scene.condition,
+            context.stop,
+            context.condition,
             self._stop_page,
-            scene.say,
+            context.say,
             others,
             spare=self._place.spare,
         )
-        asked = scene.stop.asked or (others is not None and others.asked)
+        asked = context.stop.asked or (others is not None and others.asked)
         if self.hang is not None:
-            await self._collect_pictures()
+            await self._collect_snapshots()
             await stop.force(f"rank {self.hang.ranks[0]} hangs")
         elif asked and team.final_failure() is None:
             await stop.run()
         else:
-            await self._collect_pictures()
+            await self._collect_snapshots()
             await stop.signal_all(self._job.stop_grace)
 
-    async def _collect_pictures(self) -> None:
+    async def _collect_snapshots(self) -> None:
         """Of the ranks that are about to be ended because one has failed, or hangs."""
         failure = self.team.final_failure()
         if self.hang is None and (failure is None or self._job.restarts_in_process):
-            return  # the restart core takes its own
+            return  # the restart core takes the snapshots
         failed = [] if failure is None else [failure]
         failed += [worker for worker in self.team.ended if worker is not failure]
         hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
-        with self._scene.errors.recorded("taking snapshots"), suppress(OSError):
-            # A full disk keeps no worker from ending.
+        with self._context.errors.recorded("taking snapshots"), suppress(OSError):
+            # A full disk must not keep workers from being ended.
             await asyncio.to_thread(
                 record_end,
                 self._run.path,
@@ -197,20 +197,20 @@ class RunningAttempt:
             )
 
     async def close(self) -> LiveDiagnosis:
-        """End what is left of the attempt, and say what its output shows."""
+        """End what is left of the attempt; what its output shows."""
         self.watching.close()
         self._close_store()
         if survivors := process_tree.end_descendants(
-            _LEFTOVER_GRACE, self.own_pids(), spared=self._scene.spared()
+            _LEFTOVER_GRACE, self.own_pids(), spared=self._context.spared()
         ):
-            self._scene.say(f"processes that SIGKILL did not end: {survivors}")
+            self._context.say(f"processes that SIGKILL did not end: {survivors}")
         diagnosis = await asyncio.to_thread(
             self._scan.finish,
             self.team.failed_exits(),
             self.hang,
             starting_up=not self.team.bootstrapped,
         )
-        self._scene.collect_receipts()
+        self._context.collect_receipts()
         self.watching.flush()
         return diagnosis
 
@@ -219,20 +219,20 @@ class RunningAttempt:
     def take_over(self, rank: int, event: Event) -> None:
         """A worker has reported something."""
         if isinstance(event, FaultEvent | RestartEvent):
-            self._scene.collect_receipts()
+            self._context.collect_receipts()
             self.watching.flush()
         worker_messages.take_over(self._run, self.team, rank, event)
-        self._scene.condition.tell()
+        self._context.condition.notify()
 
     def _on_hang(self, hang: Hang) -> None:
         log.info("hang of ranks %s ends the attempt: %s", hang.ranks, hang.reason)
         self.hang = hang
         self.team.hung = set(hang.ranks)
         self.team.last_faulty = hang.ranks[0]
-        self._scene.condition.tell()
+        self._context.condition.notify()
 
     def own_pids(self) -> set[int]:
-        """Children of the agent with a waiter of their own."""
+        """Children of the agent that are waited for elsewhere."""
         own = {worker.pid for worker in self.team.running()}
         return own if self._server is None else own | {self._server.process.pid}
 
@@ -241,8 +241,8 @@ class RunningAttempt:
         ended = worker.reap()
         self.team.ended.append(worker)
         log.info("rank %d (pid %d) %s", worker.rank, worker.pid, ended.describe())
-        self._scene.collect()  # its last words, before anybody draws conclusions
-        self._scene.collect_receipts()
+        self._context.collect()  # what it reported last, before its end is judged
+        self._context.collect_receipts()
         self.watching.flush()
         self.team.release()
         self._run.add(
@@ -250,17 +250,17 @@ class RunningAttempt:
         )
         if not ended.ok and worker.rank not in self.team.asked_to_stop:
             if not self.team.ends_all(worker):
-                self._scene.lose(worker.rank, [other.rank for other in self.team.running()])
-            self._scene.coordinator.tell_failure(worker, fatal=self.team.ends_all(worker))
-        self._scene.condition.tell()
+                self._context.lose(worker.rank, [other.rank for other in self.team.running()])
+            self._context.coordinator.share_failure(worker, fatal=self.team.ends_all(worker))
+        self._context.condition.notify()
 
     def _on_store_end(self) -> None:
         assert self._server is not None
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
-        # Groups that are up go on without it, so this is reported and not acted upon; workers
-        # that still need it fail by themselves, with this line above to explain it.
+        # Existing groups work without it, so this is only reported; workers that still need the
+        # store fail by themselves, and this line explains why.
         self._run.add(FaultEvent(cause="store-lost", log=str(self._run.paths.store_log)))
-        self._scene.say(f"the store server ended: {self._run.shown(self._run.paths.store_log)}")
+        self._context.say(f"the store server ended: {self._run.shown(self._run.paths.store_log)}")
 
     # --- what the phases are made of ------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def conclude(ended: Ended) -> Verdict:
 def conclude_crash(
     run: RunDirectory, error: Exception, *, attempts: int, endings: Sequence[Ending], seconds: float
 ) -> Verdict:
-    """The verdict where ``error``, a mistake of ours, has ended the agent before it came to one."""
+    """The verdict where ``error``, an internal error, ended the agent before there was one."""
     where = run.shown(run.paths.agent_log)
     verdict = Verdict(
         run_id=run.run_id,

@@ -1,4 +1,4 @@
-"""How the phases of the agent wait: until something has happened that may decide what is next."""
+"""How the phases of the agent wait: until a condition holds, checked after each notification."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Condition:
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Something has happened: a worker ended, a signal or a request came. In the loop only."""
         self._next.set()
         self._next = asyncio.Event()
@@ -22,7 +22,7 @@ class Condition:
     async def until(self, condition: Callable[[], object], limit: timedelta | None = None) -> bool:
         """Wait until ``condition`` holds, or for ``limit``; whether it holds.
 
-        It is looked at after each :meth:`tell`, and once at the beginning.
+        It is looked at after each :meth:`notify`, and once at the beginning.
         """
         seconds = None if limit is None else limit.total_seconds()
         with suppress(TimeoutError):

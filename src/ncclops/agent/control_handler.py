@@ -17,15 +17,16 @@ from ncclops.record.events import ControlEvent
 from ncclops.timeouts.model import Window
 from ncclops.timeouts.settle import HARD, SOFT
 
-# Who asks in words can wait for a long step and a checkpoint; a scheduler's SIGTERM cannot.
+# A stop that an operator requests can wait for a long step and a checkpoint; a scheduler's SIGTERM
+# cannot.
 STOP_GRACE = timedelta(minutes=5)
 
 
 class ControlHandler:
     """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any.
 
-    ``tell_all`` brings a record to the agents of all nodes, which :meth:`take` it, this one too;
-    False where there are no others.
+    ``share_limits`` sends a record to the agents of all nodes, this one included; they :meth:`take`
+    it. It returns False where there are no other nodes.
     """
 
     def __init__(
@@ -33,17 +34,17 @@ class ControlHandler:
         job: Job,
         stop: StopRequests,
         team: Callable[[], Team | None],
-        tell_all: Callable[[Mapping[str, Any]], bool],
+        share_limits: Callable[[Mapping[str, Any]], bool],
     ) -> None:
         self._job = job
         self._stop = stop
         self._team = team
-        self._tell_all = tell_all
+        self._share_limits = share_limits
         self._tightened: tuple[Team | None, Window] | None = None
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
         """As SIGTERM does, with ``reason`` in place of the signal; SIGKILL after ``grace``."""
-        if self._stop.first is not None and grace is None:  # with one, it may be in more of a hurry
+        if self._stop.first is not None and grace is None:  # a grace may shorten the time
             raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
         self._record("stop", reason, by)
         grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
@@ -51,14 +52,14 @@ class ControlHandler:
         return f"stopping gracefully; SIGKILL after {format_duration(grace)}"
 
     def restart(self, *, reason: str, by: str) -> str:
-        """In place, on all ranks: it is enough to ask one of them."""
+        """In place, on all ranks: a command to one of them is enough."""
         if not self._job.restarts_in_process:
             raise ControlRefused("this run does not restart in place (--restart): stop it instead")
         if self._stop.asked:
             raise ControlRefused("it is being stopped")
         team = self._team()
         begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
-        if not any(w.order("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
+        if not any(w.send_command("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
             raise ControlRefused("no worker is ready for commands: try again once the script runs")
         self._record("restart", reason, by)
         return "all ranks start the script again"
@@ -66,37 +67,41 @@ class ControlHandler:
     def tighten_timeouts(self, limits: Mapping[str, timedelta], *, reason: str, by: str) -> str:
         """On each rank from its next step, or update of an optimizer, on."""
         if not self._job.restarts_in_process and {"soft", "hard"} & set(limits):
-            raise ControlRefused("soft and hard are of restarts in place, which this run has not")
+            raise ControlRefused(
+                "soft and hard are timeouts of restarts in place, which this run does not use"
+                " (--restart): give process_group only"
+            )
         team = self._team()
         window = tightened(self._present(team), limits)
         if team is None or not team.running():
             raise ControlRefused("no worker runs")
         record = {"window": window.to_json(), "reason": reason, "by": by}
-        if not self._tell_all(record) and not self.take(record):
-            raise ControlRefused("not all workers can be told")
+        if not self._share_limits(record) and not self.take(record):
+            raise ControlRefused("not all workers read commands: try again")
         return f"from the next step on: {_said(window)}"
 
     def take(self, record: Mapping[str, Any]) -> bool:
-        """Tell the workers of this node of shorter timeouts; whether all could be told."""
+        """Send shorter timeouts to the workers of this node; whether all will get them."""
         team, window = self._team(), Window.from_json(record["window"])
-        told = [w.order("tighten", window=window.to_json()) for w in team.running()] if team else []
+        workers = team.running() if team else []
+        sent = [w.send_command("tighten", window=window.to_json()) for w in workers]
         self._tightened = (team, window)
-        all_told = bool(told) and all(told)
+        all_sent = bool(sent) and all(sent)
         self._job.run.add(
             ControlEvent(
                 action="tighten-timeouts",
                 reason=record["reason"],
                 by=record["by"],
-                told=all_told,
+                told=all_sent,
                 process_group=_seconds(window.process_group),
                 soft=_seconds(window.soft),
                 hard=_seconds(window.hard),
             )
         )
-        return all_told
+        return all_sent
 
     def _present(self, team: Team | None) -> Window:
-        """What holds for ``team`` after warm-up. New workers start with the profile's again."""
+        """The timeouts of ``team`` after warm-up. New workers start with the profile's again."""
         if self._tightened is not None and self._tightened[0] is team:
             return self._tightened[1]
         return self._job.timeouts.steady or self._job.timeouts.first

@@ -1,8 +1,8 @@
-"""What an agent settles with the agents of the other nodes, and how one does that is alone.
+"""What an agent agrees on with the agents of the other nodes, and the case of a single node.
 
-The agent asks the same questions in both cases: where does the next attempt run, does a failure on
-another node end it, and what follows it. ``Alone`` answers for a single node; ``together`` has
-the agents of several nodes answer with one voice.
+Three questions are the same in both cases: where does the next attempt run, does a failure on
+another node end it, and what follows it. ``Alone`` answers for a single node; the coordinator of
+``cluster.multi_node`` gives the agents of several nodes the same answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ncclops.agent import store
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
 from ncclops.agent.rendezvous_result import Place
-from ncclops.agent.stop_agreement import StopTogether
+from ncclops.agent.stop_agreement import StopAgreement
 from ncclops.agent.stopping import StopRequests
 from ncclops.agent.workers import Worker
 from ncclops.decision.deciding import AttemptDecision, decide
@@ -34,16 +34,16 @@ class Coordinator(Protocol):
     def over_for_all(self) -> str | None:
         """Why the attempt has to end here, where nothing failed; None as a rule."""
 
-    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
-        """A worker of this node has failed; with ``fatal``, and the attempt with it."""
+    def share_failure(self, worker: Worker, *, fatal: bool) -> None:
+        """A worker of this node has failed; ``fatal``: the attempt ends with it."""
 
-    def tell_stop(self, request: StopRequest) -> None:
+    def share_stop(self, request: StopRequest) -> None:
         """This agent was asked to stop the job."""
 
-    def tell_limits(self, record: Mapping[str, Any]) -> bool:
-        """Bring shorter timeouts to all agents, this one too; False where there are no others."""
+    def share_limits(self, record: Mapping[str, Any]) -> bool:
+        """Send shorter timeouts to all agents, this one too; False where there are no others."""
 
-    def stop_together(self) -> StopTogether | None:
+    def stop_agreement(self) -> StopAgreement | None:
         """How a stop is agreed with the other agents; None where there are none."""
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:
@@ -72,7 +72,7 @@ Coordinate = Callable[[Job, AgentSide], "Coordinator"]
 
 
 class Alone:
-    """A single node: there is no other to ask. ``listener`` is the first attempt's store, bound
+    """A single node, without others to agree with. ``listener`` is the first attempt's store, bound
     early so that a taken port shows before anything starts."""
 
     def __init__(self, job: Job, listener: socket.socket, rules: Callable[[], JobRules]) -> None:
@@ -92,16 +92,16 @@ class Alone:
     def over_for_all(self) -> str | None:
         return None
 
-    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002
+    def share_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002
         return
 
-    def tell_stop(self, request: StopRequest) -> None:  # noqa: ARG002
+    def share_stop(self, request: StopRequest) -> None:  # noqa: ARG002
         return
 
-    def tell_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def share_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return False
 
-    def stop_together(self) -> StopTogether | None:
+    def stop_agreement(self) -> StopAgreement | None:
         return None
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:

@@ -1,7 +1,7 @@
-"""What the agent says of itself: its log file, and the failures of ncclops, which stop nothing.
+"""The agent's own log file, and internal errors of ncclops, which must not stop a run.
 
-Callbacks, threads and what is done for show (receipts, goodput, snapshots) are the boundaries at
-which any exception is taken: it is recorded here, and the run goes on.
+Any exception is caught at the boundaries of callbacks, of threads and of what only describes the
+run (receipts, goodput, snapshots): it is recorded here, and the run goes on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AgentLog:
 
 
 class _QuietFile(logging.FileHandler):
-    """A full disk ends the log, and is no news: the record of the run has said it."""
+    """A full disk ends the log without a message: the run's other files report it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002
         return
@@ -91,7 +91,7 @@ class InternalErrors:
 
     @contextmanager
     def recorded(self, doing: str) -> Iterator[None]:
-        """What is done inside may fail: that is recorded, and the rest of it left out."""
+        """An exception inside is recorded and goes no further; the rest of the block is skipped."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the boundary that this class is for

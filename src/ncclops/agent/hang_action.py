@@ -1,10 +1,11 @@
-"""What is done about ranks that hang: as little as gets the others going again.
+"""What is done about ranks that hang: the least that lets the others go on.
 
-A rank whose interpreter stands still gets SIGCONT first, in case that it was stopped. Where it
-does not move then, or only waits, and workers restart in place: a rank that still runs Python is
-told, and all restart; one that sleeps or waits is interrupted and comes along, and one that stands
-still is ended after the grace time, so that the others can go on without it. Elsewhere the attempt
-has failed, and the policy decides.
+A rank whose interpreter does not run gets SIGCONT first, in case that it was stopped. If it does
+not run then either, or if it runs but only waits, and workers restart in place: a rank that runs
+Python is sent the command to restart, and all restart. A rank that sleeps or waits is interrupted
+and takes part; one whose interpreter still does not run is ended after the grace time, so that the
+others can go on without it. Without restarts in place the attempt has failed, and the policy
+decides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WAKE_S = 3.0
 
 @dataclass(frozen=True)
 class Hang:
-    """An attempt that came to nothing because ``ranks`` hang."""
+    """An attempt that failed because ``ranks`` hang."""
 
     ranks: tuple[int, ...]
     reason: str
@@ -48,7 +49,7 @@ class HangAction:
         self._closed = False
 
     def on_hung(self, verdict: HangVerdict) -> None:
-        """``verdict`` stands; called again and again while it does."""
+        """The hang of ``verdict`` was found; called repeatedly while it lasts."""
         if self._loop.time() < self._not_before:
             return
         self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
@@ -72,28 +73,28 @@ class HangAction:
     ) -> None:
         still = [w for w in culprits if w.exit is None and self._tick(w) == ticks[w.rank]]
         if not still or self._closed:
-            return  # it was stopped, and goes on; or it has ended, which others see to
+            return  # it was stopped and runs again; or it has ended, which is handled elsewhere
         if self._act(verdict, frozen):
             grace_s = self._job.stop_grace.total_seconds()
             for worker in still:
                 self._loop.call_later(grace_s, self._end, worker, ticks[worker.rank])
 
     def _act(self, verdict: HangVerdict, frozen: set[int]) -> bool:
-        """Have all restart, and whether that can be."""
-        teller = self._teller(frozen)
-        self._record(verdict, "restart in place" if teller else "end the attempt")
-        if teller is None:
+        """Have all ranks restart in place; False where that is not possible."""
+        worker = self._restarting_worker(frozen)
+        self._record(verdict, "restart in place" if worker else "end the attempt")
+        if worker is None:
             self._give_up(Hang(verdict.culprits, verdict.reason))
             return False
-        teller.order("restart", reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
+        worker.send_command("restart", reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
         return True
 
     def close(self) -> None:
-        """The attempt is over: what was put off is not done."""
+        """The attempt is over: actions that are still scheduled do nothing."""
         self._closed = True
 
-    def _teller(self, frozen: set[int]) -> Worker | None:
-        """A worker that can tell the others to restart."""
+    def _restarting_worker(self, frozen: set[int]) -> Worker | None:
+        """A worker that can make all others restart."""
         if not self._job.restarts_in_process:
             return None
         able = (w for w in self._team.running() if w.rank in self._team.entered - frozen)

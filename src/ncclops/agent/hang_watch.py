@@ -1,7 +1,7 @@
-"""Looks at the workers now and then, and says when one of them hangs, on two kinds of evidence.
+"""Looks at the workers periodically, and reports when one of them hangs, on two kinds of evidence.
 
-A thread of its own does the looking: a GPU's driver that does not answer, or a file server that
-the run directory lies on, must not stop the agent. What is found is delivered in the event loop.
+This runs in a separate thread: a GPU driver or a file server that does not answer must not block
+the agent. What is found is delivered in the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ncclops.record.paths import RunPaths
 # So often per window, within these bounds: a look costs a few reads of /proc for each process.
 _LOOKS_PER_WINDOW = 20
 _SELDOM, _OFTEN = timedelta(seconds=30), timedelta(milliseconds=100)
-# A driver that has not answered by then has nothing to say.
+# A driver that has not answered by then counts as without evidence.
 _GPU_LIMIT_S = 2.0
 
 Judged = Callable[[HangVerdict], None]
@@ -44,7 +44,7 @@ class _Look:
 class HangWatch:
     """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`.
 
-    ``hung`` is called with each verdict, again and again while it stands.
+    ``hung`` is called with each verdict, repeatedly while the hang lasts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HangWatch:
         self._ending.set()
 
     def _run(self) -> None:
-        # Looked at by the clock, because what is looked for is that nothing happens.
+        # Periodic, because no event says that nothing happens.
         pause = min(_SELDOM, max(_OFTEN, self._limits.hang / _LOOKS_PER_WINDOW))
         while not self._ending.wait(pause.total_seconds()):
             with suppress(RuntimeError):  # the loop has ended meanwhile
@@ -84,14 +84,14 @@ class HangWatch:
         readings = {look.rank: self._read(look) for look in looks}
         now = self._loop.time()
         samples = [self._sample(reading, now) for reading in readings.values() if reading]
-        # Whoever has ended or finished is not waited for.
+        # Ranks that have ended or finished are not waited for.
         others = self._job.layout.world_size - self._job.layout.nproc
         verdict = judge(samples, self._limits, world_size=len(samples) + others)
         if verdict.hung:
             self._loop.call_soon_threadsafe(self._deliver, verdict)
 
     def _on_loop(self, function: Callable[[], list[_Look]]) -> list[_Look]:
-        """``function`` in the event loop: the team is its own."""
+        """The result of ``function`` in the event loop, the only thread that may use the team."""
         done, result = threading.Event(), list[_Look]()
 
         def run() -> None:

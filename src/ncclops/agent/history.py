@@ -1,8 +1,8 @@
 """The attempts of a job, kept beside its runs, so that they outlive the agent that counted them.
 
 A job that the scheduler starts again (Slurm's requeue) gets a new agent and a new run directory,
-and must not get new retries with them. The job is known by ``NCCLOPS_JOB_ID``, or by the
-scheduler's number if it was requeued; several steps of one allocation are jobs of their own.
+and must not get new retries with them. The job is identified by ``NCCLOPS_JOB_ID``, or by the
+scheduler's number if it was requeued; several steps of one allocation are separate jobs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JobHistory:
             self.attempts = list(attempts)
 
     def add(self, attempt: PastAttempt) -> None:
-        """Append ``attempt``; a file that cannot be written costs the memory of it, not the run."""
+        """Append ``attempt``. If the file cannot be written, later agents do not count it."""
         self.attempts.append(attempt)
         if self._path is None:
             return

@@ -1,4 +1,4 @@
-"""What the agent is told: a run, checked and settled before the agent starts."""
+"""The agent's input: a run, checked and settled before the agent starts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 class LiveDiagnosis:
     """What the output of one attempt shows: what failed, and how many steps were done.
 
-    ``error``: why it could not be read to the end, which is a mistake of ours.
+    ``error``: why it could not be read to the end, an internal error.
     """
 
     report: Report

@@ -10,8 +10,8 @@ SIGNAL = "signal"
 RESERVE = "reserve"
 
 
-class StopTogether(Protocol):
-    """What one agent says to the others, and hears from them, on the way to a common step."""
+class StopAgreement(Protocol):
+    """One agent's part in agreeing with the others on a common step."""
 
     @property
     def asked(self) -> bool:

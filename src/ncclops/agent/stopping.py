@@ -1,4 +1,4 @@
-"""Who asks the run to stop: the signals that reach the agent, and `ncclops stop`."""
+"""Requests to stop the run: the signals that reach the agent, and `ncclops stop`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 class StopRequests:
     """Collects the requests to stop, and passes other signals on.
 
-    ``changes`` are told of each of them. ``on_request`` is called with each, ``pass_on`` with
-    SIGUSR1 and SIGUSR2, which are between the operator and the script.
+    ``condition`` is notified of each of them. ``on_request`` is called with each, ``pass_on`` with
+    SIGUSR1 and SIGUSR2, which are meant for the script.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StopRequests:
 
     @property
     def hurry(self) -> bool:
-        """Whether a signal came more than once: then we shall not wait for anything."""
+        """Whether a signal came more than once: then nothing is waited for."""
         return self.signals > 1
 
     @property
@@ -59,7 +59,7 @@ class StopRequests:
         """Receive signals from now on, in the running event loop."""
         loop = asyncio.get_running_loop()
         for signum in FORWARDED:
-            # SIGTERM also when it is ignored: it is how we learn that the supervisor has gone.
+            # SIGTERM also when it is ignored: the kernel sends it when the supervisor has died.
             if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, on_child_end)
@@ -71,7 +71,7 @@ class StopRequests:
         self.first = self.first or request
         self.deadline = min(self.deadline, time.monotonic() + request.grace.total_seconds())
         self._on_request(request)
-        self._condition.tell()
+        self._condition.notify()
 
     def expect(self, grace: timedelta) -> None:
         """Another node was asked: the workers have so long here, too."""

@@ -1,8 +1,8 @@
-"""The job's TCPStore: its server lives in a process of its own, so it outlives every rank.
+"""The job's TCPStore: its server is a separate process, so that it outlives every rank.
 
-The agent binds the port itself and hands the listening socket over, which settles two things
-at once: the port cannot be taken in between, and workers may connect before the server has
-finished importing torch (the kernel keeps them waiting in the backlog).
+The agent binds the port and passes the listening socket to the server: so the port cannot be taken
+in between, and workers may connect before the server has finished importing torch (the kernel keeps
+their connections in the backlog).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
         process = subprocess.Popen(
             [
                 sys.executable,
-                "-P",  # what lies in the current directory is none of its business
+                "-P",  # no modules from the current directory
                 "-m",
                 "ncclops.agent.store_server",
                 str(listener.fileno()),

@@ -3,7 +3,7 @@
     python -m ncclops.agent.store_server FD PORT AGENT_PID
 
 FD is a listening socket bound to PORT. Runs until it is killed; the kernel does so when the
-agent ends. The server itself is the restart core's, which loads as little of torch as will do.
+agent ends. The server itself is the restart core's, which loads as little of torch as it needs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 Both are subreapers and watch each other, so either may be killed with SIGKILL:
 - the supervisor dies: the kernel sends the agent SIGTERM, and it stops the workers gracefully;
-- the agent dies: the kernel ends the workers, and the supervisor ends what they left behind.
+- the agent dies: the kernel ends the workers, and the supervisor ends the processes that they left.
 Both at once: the kernel ends the workers (their parent death signal).
 """
 
@@ -90,7 +90,7 @@ def _be_agent(agent: Callable[[], int], supervisor_pid: int) -> None:
         code = agent()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-    except OSError as error:  # no memory, no processes, no space: nothing that a trace explains
+    except OSError as error:  # no memory, no processes, no space: a traceback would not explain it
         sys.stderr.write(f"ncclops: error: the agent crashed: {error}\n")
     except BaseException:  # noqa: BLE001 - the boundary of the process; shown, then exit 1
         import traceback

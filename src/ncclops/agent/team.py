@@ -1,4 +1,4 @@
-"""The workers of one attempt: who runs, who has ended and how, what they have told."""
+"""The workers of one attempt: which run, which have ended and how, what they have reported."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ the communicator with it. So the workers are to end at one point of the script:
     they have no process group      at once: nothing can be cut
     their optimizers have updated   after an update that none of them has passed
 
-Before the first step and update it may still come to either, so both are waited for. Where neither
-comes within the grace time, that is said; then all groups are aborted, and only after that are
-the processes signalled.
+Before the first step and update either may still come, so both are waited for. Where neither comes
+within the grace time, a line says so; then all groups are aborted, and after that the processes
+are signalled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
-from ncclops.agent.stop_agreement import RESERVE, SIGNAL, StopTogether
+from ncclops.agent.stop_agreement import RESERVE, SIGNAL, StopAgreement
 from ncclops.agent.stopping import StopRequests
 from ncclops.agent.team import Team
 from ncclops.host import process_tree
@@ -36,7 +36,7 @@ from ncclops.record.events import StopAgreedEvent, StopForcedEvent, StopRequeste
 from ncclops.record.progress import Progress
 from ncclops.record.stop_point import Clock, StopPage, highest_reading
 
-# Between two looks at whether all ranks have come as far; a page of memory announces nothing.
+# Between two looks at whether all ranks have come as far; no event says when a page changes.
 _LOOK_EVERY_S = 0.05
 # Collectives keep ranks within a step of each other, or two where steps overlap.
 _LEAD_STEPS = 2
@@ -57,8 +57,8 @@ class Way(Enum):
 def find_way(seen: list[Progress | None], *, grouped: bool, handles_sigterm: bool) -> Way:
     """The way to stop ranks of which ``seen`` are the pages (None: it has none).
 
-    ``grouped``: there are process groups. ``handles_sigterm``: the script has a handler of its own.
-    Where that handler is all there is for a last checkpoint, it is asked.
+    ``grouped``: there are process groups. ``handles_sigterm``: the script has a SIGTERM handler,
+    which is used where nothing else could write a last checkpoint.
     """
     pages = [page for page in seen if page is not None]
     whole = len(pages) == len(seen)
@@ -95,7 +95,7 @@ class TeamStop:
         condition: Condition,
         page: StopPage | None,
         say: Callable[[str], None],
-        others: StopTogether | None = None,
+        others: StopAgreement | None = None,
         *,
         spare: bool = False,
     ) -> None:
@@ -149,8 +149,8 @@ class TeamStop:
             await asyncio.sleep(_LOOK_EVERY_S)
         return Way.UNSETTLED
 
-    async def _end_with(self, others: StopTogether) -> Way:
-        """The same with the agents of other nodes, which have to be there for it."""
+    async def _end_with(self, others: StopAgreement) -> Way:
+        """The same together with the agents of other nodes, which all have to take part."""
         if self._spare and not self._has_begun():
             others.offer(RESERVE, 0)
             await self._condition.until(lambda: self._is_over() or others.by_signals, self._left())
@@ -165,7 +165,7 @@ class TeamStop:
             point = others.point
             if point is not None and others.agreed and point["round"] == number:
                 page.by(clock).confirm()
-                self._tell_agreed(clock, point["point"])
+                self._report_agreed(clock, point["point"])
                 await self._until_over()
                 return way
             if point is not None and point["round"] != number:
@@ -173,12 +173,12 @@ class TeamStop:
                 page.by(clock).propose(point["point"])
                 others.vote(number, highest_reading(paths, clock))
             known = point, others.agreed
-            await self._condition.until(partial(self._is_news, others, known), self._left())
+            await self._condition.until(partial(self._has_changed, others, known), self._left())
         page.by(clock).withdraw()
         return Way.SIGNAL if others.by_signals else way
 
-    async def _find_common_way(self, others: StopTogether) -> Way:
-        """Offer the way that this node's ranks have, and learn which it is for all."""
+    async def _find_common_way(self, others: StopAgreement) -> Way:
+        """Offer the way that this node's ranks have, and find out which one all nodes have."""
         mine: Way | None = None
         while not self._is_over() and not others.by_signals:
             if mine is None and (way := self._way()) in _WORDS:
@@ -188,10 +188,10 @@ class TeamStop:
                 at = highest_reading(paths, clocks[0]) if clocks else 0
                 others.offer(_WORDS[way], at)
             if others.point is not None and mine is not None:
-                return mine  # a point has the way of all, or says that there is none
-            # Ranks that have not come to their first step announce nothing when they do.
+                return mine  # a point has the common way, or says that there is none
+            # No event says when ranks come to their first step.
             limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
-            await self._condition.until(partial(self._is_news, others, (None, False)), limit)
+            await self._condition.until(partial(self._has_changed, others, (None, False)), limit)
         return Way.SIGNAL if others.by_signals else Way.UNSETTLED
 
     def _has_begun(self) -> bool:
@@ -199,13 +199,13 @@ class TeamStop:
         stepped = any(page and (page.step is not None or page.updates) for page in pages)
         return stepped or bool(self._team.bootstrapped)
 
-    def _is_news(self, others: StopTogether, known: tuple[object, bool]) -> bool:
-        heard = (others.point, others.agreed) != known
-        return heard or self._is_over() or others.by_signals
+    def _has_changed(self, others: StopAgreement, known: tuple[object, bool]) -> bool:
+        changed = (others.point, others.agreed) != known
+        return changed or self._is_over() or others.by_signals
 
     async def _until_over(self) -> None:
         while not self._is_over():
-            # Another request may leave less time than the one that we began with.
+            # A later request may leave less time than the first one.
             known = self._stop.deadline
             changed = partial(lambda known: self._is_over() or self._stop.deadline < known, known)
             await self._condition.until(changed, self._left())
@@ -227,9 +227,9 @@ class TeamStop:
         assert self._page is not None
         ranks = [worker.rank for worker in self._team.running()]
         point = self._page.by(clock).agree(map(self._page_of, ranks))
-        self._tell_agreed(clock, point)
+        self._report_agreed(clock, point)
 
-    def _tell_agreed(self, clock: Clock, point: int) -> None:
+    def _report_agreed(self, clock: Clock, point: int) -> None:
         ranks = [worker.rank for worker in self._team.running()]
         if clock is Clock.STEPS:
             name, agreed = "step", StopAgreedEvent(step=point, ranks=ranks)
@@ -260,7 +260,7 @@ class TeamStop:
         self._job.run.add(StopForcedEvent(ranks=ranks, reason=why))
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
         team.asked_to_stop |= set(ranks)
-        asked = {worker.rank for worker in team.running() if worker.order("abort")}
+        asked = {worker.rank for worker in team.running() if worker.send_command("abort")}
         await self._condition.until(lambda: asked <= team.aborted | team.ranks_ended, _ABORT_LIMIT)
 
 
@@ -271,7 +271,7 @@ _CLOCKS = {
 }
 
 
-# What the agents of several nodes call those that they can agree on.
+# The names, in the agents' shared log, of the ways that several nodes can agree on.
 _WORDS = {Way.STEPS: "steps", Way.UPDATES: "updates", Way.SIGNAL: SIGNAL}
 
 

@@ -55,14 +55,14 @@ class Terminal:
     async def finish(self, condition: Condition, give_up: Callable[[], bool]) -> bool:
         """Show what is left; False if the terminal does not take it and ``give_up`` says so.
 
-        In a thread of its own that is not waited for: a terminal may block without end.
+        In a separate thread that is not waited for: a terminal may block without end.
         """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def finish() -> None:
             self._echo.finish()
             loop.call_soon_threadsafe(done.set)
-            loop.call_soon_threadsafe(condition.tell)
+            loop.call_soon_threadsafe(condition.notify)
 
         threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
         await condition.until(lambda: done.is_set() or give_up())

@@ -1,4 +1,4 @@
-"""What is told at the end of a run: the first failure in full, the outcome in a line."""
+"""What is printed at the end of a run: the first failure in full, the outcome in a line."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _is_ours_to_show(receipt: dict[str, Any], verdict: Verdict) -> bool:
 
 
 def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None:
-    """Tell the outcome on stderr, and print the document on stdout if ``as_json``."""
+    """Print the outcome on stderr, and the document on stdout if ``as_json``."""
     failure = verdict.first_failure
     why = verdict.reason if failure is None else failure.headline()
     lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
@@ -110,8 +110,8 @@ def print_verdict(verdict: Verdict, run: RunDirectory, *, as_json: bool) -> None
         lines += _classified(verdict.classification, run)
     if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
         lines.append(_receipt(verdict.receipt))
-    if verdict.goodput is not None and (told := verdict.goodput.line()) is not None:
-        lines.append(told)
+    if verdict.goodput is not None and (goodput := verdict.goodput.line()) is not None:
+        lines.append(goodput)
     lines.append(f"verdict: {run.shown(run.paths.verdict)}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))

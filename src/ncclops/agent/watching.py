@@ -47,7 +47,7 @@ class Watching:
     def on_printed(self, rank: int, seen: Sequence[Observation]) -> None:
         """The output of ``rank`` shows something."""
         for each in seen:
-            self._tell(self._watch.saw_line(rank, each, self._loop.time(), time.time()))
+            self._report(self._watch.saw_line(rank, each, self._loop.time(), time.time()))
         self._arm()
 
     def on_record(self, rank: int, record: ReceiptRecord) -> None:
@@ -57,19 +57,19 @@ class Watching:
             return
         now, step_time = self._loop.time(), step_time_in(record)
         found = self._watch.saw_record(rank, seen, step_time, record.iteration, now, record.ts)
-        self._tell(found)
+        self._report(found)
         self._arm()
 
     def flush(self) -> None:
-        """Something comes to an end: tell the last step before it."""
-        self._tell(self._watch.flush())
+        """An iteration or the attempt ends: report the last step before that."""
+        self._report(self._watch.flush())
 
     def steps_printed(self, rank: int) -> int:
         """How many steps the output of ``rank`` has shown."""
         return self._watch.steps_printed(rank)
 
     def close(self) -> None:
-        """No window is open any more; what the last lines and records show is still told."""
+        """No window is open any more; what the last lines and records show is still reported."""
         self._closed = True
         self._arm()
 
@@ -88,31 +88,31 @@ class Watching:
         deadline = self._watch.deadline
         if self._updates_silently():
             self._watch.trains(self._loop.time())
-        self._tell(self._watch.check(max(self._loop.time(), deadline or 0.0)))
+        self._report(self._watch.check(max(self._loop.time(), deadline or 0.0)))
         self._timer = None
         self._arm()
 
     def _updates_silently(self) -> bool:
-        """Whether the optimizers of a script at work are all that shows it."""
+        """Whether only the updates of its optimizers show that the script trains."""
         pages = (progress.read(self._job.run.paths.rank(r).progress) for r in self._ranks)
         return any(page is not None and page.updates > 0 for page in pages)
 
-    def _tell(self, found: Sequence[Event]) -> None:
+    def _report(self, found: Sequence[Event]) -> None:
         for event in found:
             if isinstance(event, StragglerEvent):
-                self._tell_straggler(event)
+                self._report_straggler(event)
                 continue
             self._job.run.add(event)
             if isinstance(event, StartupStallEvent | CompileStallEvent):
                 self._say(f"{name_of(event)}: {event.message}")
 
-    def _tell_straggler(self, event: StragglerEvent) -> None:
-        """With what the hardware says, which a driver may take its time for, or for ever."""
+    def _report_straggler(self, event: StragglerEvent) -> None:
+        """Report it with the GPU's readings; in a thread, because the driver may never answer."""
 
         def look() -> None:
             found = self._hardware(event)
             with suppress(RuntimeError):  # the run is over meanwhile
-                self._loop.call_soon_threadsafe(self._tell_found_straggler, event, found)
+                self._loop.call_soon_threadsafe(self._report_found_straggler, event, found)
 
         threading.Thread(target=look, name="ncclops-gpu", daemon=True).start()
 
@@ -122,7 +122,7 @@ class Watching:
         health = None if device is None else gpu_readings.read_gpu(device)
         return health if health is not None and health.available else None
 
-    def _tell_found_straggler(
+    def _report_found_straggler(
         self, event: StragglerEvent, health: gpu_readings.GpuHealth | None
     ) -> None:
         host = socket.gethostname()
@@ -130,7 +130,7 @@ class Watching:
         readings = None if health is None else health.to_json()
         self._job.run.add(replace(event, host=host, gpu=readings, hardware=complaints))
         if event.kind != "chronic":
-            return  # on the record; a person has nothing to do about a single episode
+            return  # recorded only: a single episode needs no action by a person
         device = "" if health is None else f", GPU {health.device}"
         since = time.strftime("%H:%M:%S", time.localtime(event.since))
         self._say(

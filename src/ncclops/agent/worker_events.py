@@ -1,4 +1,4 @@
-"""What the workers tell the agent, delivered in the agent's event loop as it is written."""
+"""What the workers report to the agent, delivered in the agent's event loop as it is written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerEvents(Generic[Record]):
             self._look_now_and_then()
 
     def collect(self) -> None:
-        """Deliver what is there now, such as the last words of a worker that has just ended."""
+        """Deliver what is there now, such as the last events of a worker that has just ended."""
         for rank, reader in self._readers.items():
             for record in reader.new():
                 self._deliver(rank, record)

@@ -37,7 +37,7 @@ _COPIED = (
 def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
     """Act on what the worker of ``rank`` has reported, which may be about another rank."""
     if isinstance(event, EscalationEvent) and team.escalation is not None:
-        return  # all ranks say it; once is enough
+        return  # all ranks report it; one event is enough
     about = rank if event.rank is None else event.rank
     match event:
         case EnteredEvent():

@@ -17,7 +17,7 @@ from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.agent.store import StoreAddress
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.record.run_directory import RunDirectory
-from ncclops.record.variables import ORDERS_FD
+from ncclops.record.variables import COMMANDS_FD
 
 _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
@@ -33,7 +33,7 @@ class WorkerAttempt:
 
 
 def identity(layout: Layout, attempt: WorkerAttempt, local_rank: int) -> dict[str, str]:
-    """The variables that tell a worker who it is: those of torchrun, and under the same names."""
+    """The variables that identify a worker: those of torchrun, under the same names."""
     rank, nproc, world = layout.rank(local_rank), layout.nproc, layout.world_size
     values: dict[str, object] = {
         "RANK": rank,
@@ -50,7 +50,7 @@ def identity(layout: Layout, attempt: WorkerAttempt, local_rank: int) -> dict[st
         "TORCHELASTIC_RUN_ID": attempt.job_id,
         "TORCHELASTIC_RESTART_COUNT": attempt.number,
         "TORCHELASTIC_MAX_RESTARTS": attempt.most,
-        # env:// then joins our store as a client, under a prefix of this attempt's own,
+        # env:// then joins our store as a client, under a prefix of this attempt,
         # instead of having rank 0 host one.
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
@@ -95,9 +95,11 @@ class Exit:
 class Worker:
     """A worker's process. ``exit`` is None while it runs."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], orders: socket.socket) -> None:
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], commands: socket.socket
+    ) -> None:
         self.rank = rank
-        self._orders = orders
+        self._commands = commands
         self.pid = process.pid
         self.exit: Exit | None = None
         self.started = time.monotonic()
@@ -126,19 +128,19 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environ | {ORDERS_FD: str(theirs.fileno())},
+                env=environ | {COMMANDS_FD: str(theirs.fileno())},
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )
         return cls(rank, process, ours)
 
-    def order(self, name: str, **fields: Any) -> bool:
+    def send_command(self, name: str, **fields: Any) -> bool:
         """Send a command (``ncclops.worker.agent_commands``); whether the worker will get it.
 
-        False if it has ended, or has not taken the last orders either.
+        False if it has ended, or does not read its commands.
         """
         try:
-            self._orders.send(json.dumps({"order": name, **fields}).encode())
+            self._commands.send(json.dumps({"command": name, **fields}).encode())
         except OSError:
             return False
         return True
@@ -158,5 +160,5 @@ class Worker:
         else:
             self.exit = Exit(None, signal_name(-code))
         os.close(self.pidfd)
-        self._orders.close()
+        self._commands.close()
         return self.exit

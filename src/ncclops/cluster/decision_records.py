@@ -29,7 +29,7 @@ def decision_in(record: Mapping[str, Any]) -> AttemptDecision:
 
 
 def nodes_in(round_state: RoundState) -> list[NodeEnd]:
-    """How the attempt ended on each node of the round, as far as its records tell."""
+    """How the attempt ended on each node of the round, as far as its records say."""
     return [_node(round_state, rank) for rank in range(round_state.size)]
 
 

@@ -1,8 +1,8 @@
-"""What a node is like where it matters to all others, and what differs between nodes.
+"""The properties of a node that all nodes of a job must share, and what differs between nodes.
 
-A variable is judged by the catalogue's word on it: what may differ between ranks or hosts may
-differ, everything else has to be alike. Of the rest, ``_JUDGED`` says which differences end the
-start and which are only worth a line.
+The catalogue says which variables may differ between ranks or hosts; all others have to be equal.
+Of the other properties, ``_JUDGED`` says which differences refuse the start and which are only
+reported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not alike: each value with the hosts that have it, the rarest last."""
+    """One property that is not equal: each value with the hosts that have it, the rarest last."""
 
     name: str
     weight: Weight
@@ -106,7 +106,7 @@ def relevant(environ: Mapping[str, str], planned: Sequence[str]) -> dict[str, st
 def compare(
     prints: Sequence[Fingerprint], *, allowed: Sequence[str] = (), lost_after: timedelta
 ) -> Comparison:
-    """What differs between ``prints``, what is refused first.
+    """What differs between ``prints``; differences that refuse the start come first.
 
     ``allowed`` are names that the operator lets differ. Clocks that are further apart than
     ``lost_after`` are refused: by their time stamps a living node would be taken for lost.
@@ -171,6 +171,6 @@ def _by_value(
     for each in prints:
         value = value_of(each)
         hosts.setdefault(_NOT_SET if value is None else value, []).append(each.host)
-    # The majority first: what stands alone is, as a rule, what is wrong.
+    # The majority first: a value of a single host is, as a rule, the wrong one.
     ranked = sorted(hosts.items(), key=lambda item: -len(item[1]))
     return tuple((value, tuple(names)) for value, names in ranked)

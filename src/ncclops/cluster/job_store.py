@@ -1,4 +1,4 @@
-"""The job's store, where the agents of several nodes meet: served here or elsewhere, and lost."""
+"""The job's store, which the agents of several nodes share: served here or elsewhere, or lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobStore:
     def answered(self) -> None:
         """Something has come from it."""
         if self._silence is not None:
-            self._silence.heard(time.monotonic())
+            self._silence.received(time.monotonic())
 
     def lose(self, why: str) -> None:
         """It is out of reach; only the first reason counts."""
@@ -55,9 +55,9 @@ class JobStore:
             self._on_lost(why)
 
     def watch(self, lost_after_s: float) -> None:
-        """Take it for lost when nothing comes from it for so long: until :meth:`pause`.
+        """Take it for lost when no message comes from it for so long: until :meth:`pause`.
 
-        Our rendezvous process passes on each heartbeat; there are none between two rounds.
+        The rendezvous process passes on each heartbeat; there are none between two rounds.
         """
         pause, loop = lost_after_s / 3, asyncio.get_running_loop()
         silence = self._silence = Silence(pause, time.monotonic())
@@ -67,12 +67,12 @@ class JobStore:
                 return
             quiet = silence.look(time.monotonic())
             if quiet > lost_after_s:
-                self.lose(f"nothing was heard of it for {quiet:.0f}s")
+                self.lose(f"no answer for {quiet:.0f}s")
                 return
             loop.call_later(pause, look)
 
         loop.call_later(pause, look)
 
     def pause(self) -> None:
-        """A round is over: silence means nothing until the next one is watched."""
+        """A round is over: missing messages mean nothing until the next one is watched."""
         self._silence = None

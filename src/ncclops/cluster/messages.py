@@ -1,4 +1,5 @@
-"""What a node's rendezvous process tells its agent: one JSON object a line, one type for each."""
+"""The messages from a node's rendezvous process to its agent: one JSON object a line, one type
+for each."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import msgspec
 
 
 class Message(msgspec.Struct, tag_field="is", frozen=True):
-    """What every message is. Each of them shows that the job's store answers."""
+    """Base of all messages. Each of them shows that the job's store answers."""
 
 
 class Tick(Message, tag="tick", frozen=True):
@@ -62,7 +63,7 @@ class StoreLost(Message, tag="store-lost", frozen=True):
 
 
 class ProcessEnded(Message, tag="ended", frozen=True):
-    """The rendezvous process has ended without having been asked to; from ``Peers`` itself."""
+    """The rendezvous process has ended, and not by a command; sent by ``Peers`` itself."""
 
 
 _decoder = msgspec.json.Decoder(Union[tuple(Message.__subclasses__())])  # noqa: UP007
@@ -74,6 +75,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of ``encode``. Raises ``msgspec.DecodeError`` for what is no message."""
+    """The inverse of ``encode``. Raises ``msgspec.DecodeError`` if ``line`` is no message."""
     message: Message = _decoder.decode(line)
     return message

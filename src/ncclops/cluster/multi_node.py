@@ -1,8 +1,8 @@
-"""The agents of several nodes, acting as one: they meet, start together, and decide once.
+"""The ``Coordinator`` of a job on several nodes: its agents meet, start together and decide once.
 
 Everything that all have to agree on goes through the shared log (``ncclops.cluster.shared_log``):
-who takes part, a failure that ends the attempt, the end of each node's part, the decision. So each
-agent knows the same, and any of them can take over from the one that decides.
+which nodes take part, a failure that ends the attempt, the end of each node's part, the decision.
+So all agents know the same, and any of them can take over from the one that decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ncclops.agent.coordinator import AgentSide
 from ncclops.agent.job import Job
 from ncclops.agent.rendezvous_result import Place
-from ncclops.agent.stop_agreement import StopTogether
+from ncclops.agent.stop_agreement import StopAgreement
 from ncclops.agent.workers import Worker
 from ncclops.cluster import decision_records, messages, round_start, stop_vote
 from ncclops.cluster.job_store import JobStore
@@ -27,15 +27,16 @@ from ncclops.cluster.peers import Peers
 from ncclops.cluster.rendezvous import Rendezvous
 from ncclops.cluster.round import Round
 from ncclops.cluster.shared_log import Record
-from ncclops.cluster.stop_agreement import SharedStop
+from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
 from ncclops.record.events import FaultEvent
 from ncclops.record.tail import last_lines
 
-# What of a worker's output every terminal gets: a traceback's last frames and its exception.
-_TOLD_LINES = 12
+# How much of a failed worker's output the terminals of all nodes show: the last frames of a
+# traceback and its exception.
+_SHOWN_LINES = 12
 _LAST_FAILURE = "cannot recover from another failure"
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
@@ -75,13 +76,13 @@ class MultiNode:
         lost = [rank for rank in state.lost if rank not in state.idle]
         return f"{state.name(lost[0])} was lost" if lost else None
 
-    def tell_failure(self, worker: Worker, *, fatal: bool) -> None:
+    def share_failure(self, worker: Worker, *, fatal: bool) -> None:
         if self._peers is None or worker.exit is None:
             return
-        # The first one tells what happened; a node that goes down has many that tell the same.
+        # The first failure shows what happened; on a node that goes down many show the same.
         is_first = self._round.is_first_failure()
         own = self._job.run.paths.rank(worker.rank)
-        lines = last_lines(own.stderr_log, _TOLD_LINES) or last_lines(own.stdout_log, _TOLD_LINES)
+        lines = last_lines(own.stderr_log, _SHOWN_LINES) or last_lines(own.stdout_log, _SHOWN_LINES)
         self._post(
             "failed" if fatal else "fault",
             rank=worker.rank,
@@ -89,7 +90,7 @@ class MultiNode:
             lines=lines if fatal or is_first else [],
         )
 
-    def tell_stop(self, request: StopRequest) -> None:
+    def share_stop(self, request: StopRequest) -> None:
         if self._round.rank is not None:
             self._post(
                 "stop",
@@ -98,11 +99,11 @@ class MultiNode:
                 grace_s=request.grace.total_seconds(),
             )
 
-    def tell_limits(self, record: Mapping[str, Any]) -> bool:
+    def share_limits(self, record: Mapping[str, Any]) -> bool:
         self._post("limits", **record)
         return True
 
-    def stop_together(self) -> StopTogether | None:
+    def stop_agreement(self) -> StopAgreement | None:
         return SharedStop(self._round.state, self._post, lambda: self._job_store.lost is not None)
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:
@@ -144,7 +145,7 @@ class MultiNode:
             self._peers.post(kind, node=self._round.rank, **fields)
 
     def deliver(self, message: Message) -> None:
-        """What the rendezvous process has to say; in the agent's event loop."""
+        """A message of the rendezvous process; in the agent's event loop."""
         self._job_store.answered()
         current = self._round
         match message:
@@ -154,7 +155,7 @@ class MultiNode:
                 self._job_store.is_connected = True
             case messages.Waiting(here, begun):
                 current.others_have_begun = begun
-                self._say(round_start.roll_call(self._config, here, begun))
+                self._say(round_start.describe_missing(self._config, here, begun))
                 return
             case messages.Met(rank, size):
                 current.meet(rank, size)
@@ -173,7 +174,7 @@ class MultiNode:
                 where = self._job.run.shown(self._job.run.paths.nodes_log)
                 current.no_round = f"the process that meets the other nodes ended: {where}"
                 self._job_store.lose(current.no_round)
-        self._condition.tell()
+        self._condition.notify()
 
     def _on_record(self, record: Record) -> None:
         current, state = self._round, self._round.state
@@ -184,9 +185,11 @@ class MultiNode:
         match kind:
             case "waiting" if (
                 current.rank not in record["missing"]
-            ):  # else it is of before our time
+            ):  # else it is of the time before this node came
                 self._say(
-                    round_start.ranked_roll_call(self._config, record["here"], record["missing"])
+                    round_start.describe_missing_ranks(
+                        self._config, record["here"], record["missing"]
+                    )
                 )
             case "failed" | "fault" if node != current.rank:
                 self._on_failure_elsewhere(record)
@@ -221,18 +224,18 @@ class MultiNode:
         if node != self._round.rank:
             self._say(f"{name} is lost: {record['why']}")
         elif self._job.restarts_in_process and self._round.end is None:
-            # We were late, and our workers know nothing of it: no reason to end them.
+            # Our heartbeat was late, which does not affect our workers: they need not end.
             self._post("back")
 
     def _on_store_lost(self, why: str) -> None:
         state = self._round.state
         self._job.run.add(FaultEvent(cause="store-lost", why=why))
         if state.start is not None and state.decision is None:
-            # Workers of another store may well go on without this one; a restart cannot.
+            # Workers that use another store may go on without this one; a restart cannot.
             shared = state.start["external"]
             follows = "the workers meet there too, and end" if shared else _LAST_FAILURE
             self._say(f"{self._job_store.lost}: {follows}")
-        self._condition.tell()
+        self._condition.notify()
 
     # --- decisions ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The agent's end of its member process: orders out, messages in, in the agent's event loop."""
+"""The agent's side of its rendezvous process: starts it, sends commands, receives messages."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from typing import Any
 
 from ncclops.cluster import messages
 from ncclops.cluster.messages import Message
-from ncclops.cluster.rendezvous_process import Config
+from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.shared_log import Record
 
-# A member that was told to leave has at most a rendezvous to close.
+# A rendezvous process that was sent ``leave`` has at most a rendezvous to close.
 _LEAVES_WITHIN_S = 5.0
 
 
 class Peers:
-    """A running member. ``deliver`` gets its messages, and ``ProcessEnded`` when it has ended
-    without having been told to leave."""
+    """A running rendezvous process, to be used in the agent's event loop.
+
+    ``deliver`` gets its messages, and ``ProcessEnded`` when it ends without a command to leave.
+    """
 
     def __init__(self, config: Config, log: Path, deliver: Callable[[Message], None]) -> None:
         self._deliver = deliver
         self._rest = b""
         self._leaving = False
         self._socket, theirs = socket.socketpair()
-        environ = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # a wait that ends is no news
+        environ = {
+            **os.environ,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }  # no line for each wait that times out
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    "-P",  # what lies in the current directory is none of its business
+                    "-P",  # no modules from the current directory
                     "-m",
                     "ncclops.cluster.rendezvous_process",
                     str(theirs.fileno()),
@@ -60,7 +65,7 @@ class Peers:
         self._order(op="post", record={"kind": kind, **fields})
 
     async def leave(self, *, over: bool) -> None:
-        """End the member gracefully; with ``over`` no node may join the job any more."""
+        """End the process gracefully; with ``over`` no node may join the job any more."""
         self._leaving = True
         self._order(op="leave", over=over)
         await asyncio.to_thread(self._wait_for_end)
@@ -75,7 +80,7 @@ class Peers:
             self.process.wait()
 
     def _order(self, **order: Any) -> None:
-        # The member has a thread that does nothing but read: this does not block.
+        # The process has a thread that only reads commands: this does not block.
         with suppress(OSError):
             self._socket.sendall(json.dumps(order).encode() + b"\n")
 

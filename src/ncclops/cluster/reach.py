@@ -13,7 +13,7 @@ from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError
 from ncclops.host import interfaces
 
-# Nobody tells when a host far away begins to listen, so this is how often we ask.
+# No event says when another host begins to listen, so this is how often we try.
 _RETRY = timedelta(seconds=1)
 _ANSWERS_WITHIN_S = 5.0
 _SAY_EVERY_S = 30.0
@@ -27,8 +27,8 @@ async def wait_for_store(
 ) -> None:
     """Return when ``rendezvous``'s store accepts connections.
 
-    ``pause`` waits for a moment; True when we are to give up. Raises ``NcclopsError`` then, and
-    after the time that the nodes have to come.
+    ``pause`` waits for a moment and returns True when this is to stop. Raises ``NcclopsError``
+    then, and after the time that the nodes have to come.
     """
     began = time.monotonic()
     deadline, say_at = began + rendezvous.pace.join.total_seconds(), began + 2.0

@@ -17,7 +17,7 @@ from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
-from ncclops.cluster.rendezvous_process import Config
+from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.round import Round
 from ncclops.cluster.shared_log import Record
 from ncclops.durations import format_duration
@@ -38,7 +38,8 @@ class Rendezvous:
         self._address = node_info.rendezvous.local_addr or ""
 
     async def join(self, deliver: Callable[[Message], None]) -> Peers:
-        """Serve the job's store if it is ours, wait until it is there, start the member.
+        """Serve the job's store if this node hosts it, wait until it can be reached, and start the
+        rendezvous process.
 
         Raises ``NcclopsError`` when the store cannot be reached in time.
         """
@@ -102,7 +103,7 @@ class Rendezvous:
         }
 
     def _give_the_start(self, peers: Peers, current: Round, gathered: list[Record]) -> None:
-        """On node 0, with everybody's facts: compare them, and start or refuse for all."""
+        """On node 0, with the facts of all nodes: compare them, and start or refuse for all."""
         found = round_start.compare_hosts(gathered, self._node_info)
         if refused := found.of_weight("refused"):
             lines = [line for difference in refused for line in difference.lines()]
@@ -129,7 +130,7 @@ class Rendezvous:
         return listener, store.StoreAddress(self._address, listener.getsockname()[1])
 
     def _place(self, current: Round) -> Place:
-        """What came of the rendezvous. Raises ``NcclopsError`` if that was nothing."""
+        """The result of the rendezvous. Raises ``NcclopsError`` if it failed."""
         state, config = current.state, self._config
         if state.refused is not None:
             for line in state.refused["lines"]:
@@ -165,7 +166,7 @@ class Rendezvous:
         active = self._config.active
         nodes = round_start.nodes_of(start, active)
         self._job.run.add(NodesEvent(attempt=start["attempt"], nodes=nodes))
-        self._say(round_start.introduction(start, rank, active))
+        self._say(round_start.describe_round(start, rank, active))
         for line in start["remarks"]:
             self._say(line)
 

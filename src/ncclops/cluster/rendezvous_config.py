@@ -38,8 +38,8 @@ class RendezvousPace:
     """``--rdzv-conf``, as values.
 
     ``join``: by when all nodes are to be there. ``last_call``: how much longer spares may come
-    once there are enough. A node that nothing is heard of for ``lost_after`` is lost.
-    ``hosts_store`` is what the operator says of this node, None where it is found out.
+    once there are enough. A node that sends no heartbeat for ``lost_after`` is lost.
+    ``hosts_store``: whether this node hosts the store, by option; None where it is found out.
     """
 
     join: timedelta = timedelta(seconds=_JOIN)
@@ -59,7 +59,7 @@ class RendezvousConfig:
 
     ``host`` and ``port`` are the job's store, ``rank`` this node's place (None: the rendezvous
     gives it). ``external`` says that no node of the job hosts the store. ``expected`` are the
-    nodes' names, in the order of their ranks, where a scheduler has told.
+    nodes' names, in the order of their ranks, where a scheduler gives them.
     """
 
     backend: Backend
@@ -164,7 +164,7 @@ def parse_rendezvous(
 
 
 def _backend(named: str | None, endpoint: str | None, node_rank: int | None) -> Backend:
-    """The backend that is named, or the one that the other options ask for."""
+    """The backend that is named, or the one that the other options require."""
     if named in ("static", "c10d"):
         return "c10d" if named == "c10d" else "static"
     if named:

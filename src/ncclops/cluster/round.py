@@ -12,7 +12,7 @@ from ncclops.decision.node_end import NodeEnd
 class Round:
     """From the rendezvous for attempt ``number`` until the rendezvous for the next one.
 
-    ``state`` is what the shared log says, the same on all nodes; the rest is this node's own:
+    ``state`` is what the shared log says, the same on all nodes; the rest is known here only:
     its ``rank`` once the nodes have met, on node 0 the facts that were ``gathered`` and the
     ``listener`` of the workers' store; ``no_round``: why there is none; ``not_needed``: the job has
     ended without us; ``others_have_begun``: in a round without us; ``end``: how the attempt ended
@@ -39,7 +39,7 @@ class Round:
 
     @property
     def is_over_before_start(self) -> bool:
-        """Whether there will be no start, by all that is known."""
+        """Whether it is known that there will be no start."""
         state = self.state
         return bool(state.refused or state.lost or state.stop or self.no_round or self.not_needed)
 

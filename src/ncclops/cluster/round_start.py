@@ -1,4 +1,4 @@
-"""What node 0 makes of everybody's facts, and what each node makes of the start. Pure."""
+"""The start of a round: what node 0 decides from the facts of all nodes, and what follows. Pure."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def workers_environ(
     """What workers have to know beyond their identity: the restart core's store, and spares."""
     if not in_process:
         return {}
-    told = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
+    environ = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
     if start["external"]:
-        told["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
+        environ["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
     if rendezvous.local_addr:
-        told["NCCLOPS_RESTART_HOST"] = rendezvous.local_addr
+        environ["NCCLOPS_RESTART_HOST"] = rendezvous.local_addr
     if len(start["names"]) > rendezvous.active:
-        told[ACTIVE_RANKS] = str(rendezvous.active * nproc)
-    return told
+        environ[ACTIVE_RANKS] = str(rendezvous.active * nproc)
+    return environ
 
 
 def nodes_of(start: Record, active: int) -> list[NodeEntry]:
@@ -70,15 +70,15 @@ def nodes_of(start: Record, active: int) -> list[NodeEntry]:
     ]
 
 
-def introduction(start: Record, rank: int, active: int) -> str:
-    """Who takes part, in a line."""
+def describe_round(start: Record, rank: int, active: int) -> str:
+    """Which nodes take part, in a line."""
     names = start["names"]
     spare = f", in reserve: {' '.join(names[active:])}" if names[active:] else ""
     return f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}"
 
 
-def roll_call(rendezvous: RendezvousConfig, here: Sequence[str], begun: bool) -> str:
-    """Who is there and who is not, where ranks are not given yet.
+def describe_missing(rendezvous: RendezvousConfig, here: Sequence[str], begun: bool) -> str:
+    """Which nodes are there and which are missing, before ranks are given.
 
     ``begun``: a round is under way without us.
     """
@@ -91,10 +91,10 @@ def roll_call(rendezvous: RendezvousConfig, here: Sequence[str], begun: bool) ->
     return f"{present}; waiting for {' '.join(missing) or rendezvous.active - len(here)}"
 
 
-def ranked_roll_call(
+def describe_missing_ranks(
     rendezvous: RendezvousConfig, here: Sequence[str], missing: Sequence[int]
 ) -> str:
-    """The same, where everybody knows its rank."""
+    """The same, where each node was given its rank."""
     expected = rendezvous.expected
     rest = " ".join(expected[rank] if expected else f"node {rank}" for rank in missing)
     size = len(here) + len(missing)

@@ -1,4 +1,4 @@
-"""How a round stands, from the records of the shared log. Pure.
+"""The state of a round, computed from the records of the shared log. Pure.
 
 All agents read the same records in the same order, so all compute the same state. One of them,
 the first that is left, decides what comes next, and its decision is a record like any other: if
@@ -14,7 +14,7 @@ from ncclops.cluster.shared_log import Record
 
 @dataclass
 class RoundState:
-    """Who is left of ``size`` nodes, how they ended, and what was decided.
+    """Which of ``size`` nodes are left, how they ended, and what was decided.
 
     ``failed`` is the first failure that ends the attempt everywhere, ``stop`` the first request
     to end the job (what follows from it: ``stop_vote``). ``names`` are the nodes' names by rank,
@@ -76,11 +76,11 @@ class RoundState:
 
     @property
     def living(self) -> list[int]:
-        """Nodes that nothing bad is known of, in the order in which they decide."""
+        """Nodes that are neither lost nor gone, in the order in which they decide."""
         return [rank for rank in range(self.size) if rank not in self.lost]
 
     def decider(self) -> int | None:
-        """Who decides what comes next; None when none is left.
+        """The node that decides what comes next; None when none is left.
 
         A node that was asked to stop leaves without waiting for a decision.
         """

@@ -1,8 +1,8 @@
 """One log for all agents of a round, in the job's store: the same records in the same order.
 
-A record is written where the log ends, by a comparison: only one writer gets the place, the
-others try the next. So a writer may die at any moment and leaves no gap, and what was decided
-first is decided for all. Waiting for the next record is a blocking ``wait`` in the store.
+A record is written at the end of the log by compare-and-set: one writer succeeds, the others try
+the next number. So a writer may die at any moment and leaves no gap, and what was decided first is
+decided for all. Waiting for the next record is a blocking ``wait`` in the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 class Store(Protocol):
-    """What is needed of torch's store; one thread at a time."""
+    """The methods of torch's store that are used here; one thread at a time."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
@@ -23,7 +23,7 @@ class Store(Protocol):
 
 
 class SharedLog:
-    """The log under ``prefix``. Reading and writing may each go over a connection of its own."""
+    """The log under ``prefix``. Reading and writing may use separate connections."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store

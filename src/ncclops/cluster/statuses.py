@@ -1,4 +1,4 @@
-"""What each node knows of its ranks, brought to the node whose server shows the whole run.
+"""The status of each node's ranks, copied to the node whose server shows the whole run.
 
 Each member puts its node's status into the store every few seconds. The first node that is left
 takes those of the others from there and keeps them where its server finds them
@@ -18,12 +18,12 @@ from ncclops.status import merge
 from ncclops.status.model import RunStatus, from_json
 from ncclops.status.reading import RunReader
 
-# Steps are slower, and who looks at a run of many nodes can wait as long.
+# Steps take longer, and a status of many nodes need not be newer.
 _EVERY_S = 2.0
 
 
 class Statuses:
-    """The exchange of one round over ``store``, a connection of its own, until ``over``.
+    """The exchange of one round over ``store``, a separate connection, until ``over``.
 
     ``living`` gives the ranks of the nodes that are left, with this one.
     """
@@ -34,7 +34,7 @@ class Statuses:
         self._store, self._prefix, self._rank, self._living = store, prefix, rank, living
 
     def exchange(self, run_dir: Path, over: threading.Event) -> None:
-        """Send, and take what there is, again and again. Raises what the store raises."""
+        """Send and fetch statuses periodically. Raises what the store raises."""
         reader = RunReader(run_dir)
         try:
             while not over.wait(_EVERY_S):

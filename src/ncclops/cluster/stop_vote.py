@@ -21,7 +21,7 @@ _MARGIN = 2
 
 
 def next_record(round_state: RoundState) -> Record | None:
-    """What the decider has to say next; None while it waits for a node."""
+    """The decider's next record; None while it waits for a node."""
     asked = [
         r for r in round_state.living if r not in round_state.idle and r not in round_state.ended
     ]

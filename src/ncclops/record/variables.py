@@ -3,7 +3,7 @@
 # PID of the agent, which the worker must not outlive (``tether``); removed once read.
 AGENT_PID = "NCCLOPS_AGENT_PID"
 # The worker's end of the socket for what the agent asks of it (``orders``); removed once read.
-ORDERS_FD = "NCCLOPS_ORDERS_FD"
+COMMANDS_FD = "NCCLOPS_COMMANDS_FD"
 # Absolute path and name of the run, for scripts that want to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"
 RUN_ID = "NCCLOPS_RUN_ID"
@@ -24,7 +24,7 @@ ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 
 OURS = (
     AGENT_PID,
-    ORDERS_FD,
+    COMMANDS_FD,
     RUN_DIR,
     RUN_ID,
     RESTART,

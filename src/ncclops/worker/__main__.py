@@ -53,7 +53,7 @@ phases = None
 if given is not None and group_timeouts is not None:
     phases = TimeoutPhases(given[0], group_timeouts)
     phases.follow(recorder.current())
-    agent_commands.on("tighten", phases.on_order)
+    agent_commands.on("tighten", phases.on_command)
 if os.environ.get(RESTART) == "in-process" and given is not None and phases is not None:
     from ncclops.worker import in_process
 

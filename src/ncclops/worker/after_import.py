@@ -21,7 +21,7 @@ def act(name: str, action: Action) -> None:
 
 
 class _Finder:
-    """Runs ``action`` on one module right after its code has run, then gets out of the way."""
+    """Runs ``action`` on one module right after its code has run, then removes itself."""
 
     def __init__(self, name: str, action: Action) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""What the agent asks of a running worker: JSON messages over a socket that the worker inherits.
+"""The agent's commands to a running worker: JSON messages over a socket that the worker inherits.
 
-A thread waits for them. Handlers run in it: they must be quick, and they cannot count on the main
+A thread waits for them. Handlers run in it: they must be quick, and must not depend on the main
 thread, which may hang.
 
     restart   have all ranks start the script again (``in_process``)
@@ -18,37 +18,37 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ncclops.record.variables import ORDERS_FD
+from ncclops.record.variables import COMMANDS_FD
 
-Order = Mapping[str, Any]
-Handler = Callable[[Order], object]
+Command = Mapping[str, Any]
+Handler = Callable[[Command], object]
 
 _MOST_BYTES = 64 << 10
 _handlers: dict[str, Handler] = {}
 
 
 def on(name: str, handler: Handler) -> None:
-    """Have ``handler`` carry out the order ``name`` from now on, instead of any other one."""
+    """Have ``handler`` carry out the command ``name``, in place of an earlier handler."""
     _handlers[name] = handler
 
 
 def listen() -> None:
-    """Start to listen; outside `launch` nothing happens. Call before anything may fork."""
-    fd = os.environ.pop(ORDERS_FD, None)
+    """Start the thread; outside `launch` nothing happens. Call before anything may fork."""
+    fd = os.environ.pop(COMMANDS_FD, None)
     if fd is None:
         return
     os.set_inheritable(int(fd), False)
     connection = socket.socket(fileno=int(fd))
-    threading.Thread(target=_run, args=(connection,), name="ncclops-orders", daemon=True).start()
+    threading.Thread(target=_run, args=(connection,), name="ncclops-commands", daemon=True).start()
 
 
 def _run(connection: socket.socket) -> None:
-    while message := connection.recv(_MOST_BYTES):  # empty: the agent is gone
-        order = json.loads(message)
-        handler = _handlers.get(order["order"])
+    while message := connection.recv(_MOST_BYTES):  # empty: the agent has ended
+        command = json.loads(message)
+        handler = _handlers.get(command["command"])
         if handler is None:
             continue
         try:
-            handler(order)
+            handler(command)
         except Exception as error:  # noqa: BLE001 - the next command must still be read
-            sys.stderr.write(f"ncclops: could not {order['order']}: {error!r}\n")
+            sys.stderr.write(f"ncclops: command {command['command']!r} failed: {error!r}\n")

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ncclops.worker import store_barrier
 
-_NAMED = 8  # ranks in a message; of thousands, the first few are enough
+_NAMED = 8  # most ranks in a message
 
 
 class BootstrapTimeoutError(RuntimeError):

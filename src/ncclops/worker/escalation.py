@@ -38,8 +38,8 @@ _MISTAKE_NAMES = frozenset(
 )
 _UNKNOWN = "unknown place"
 _EARLY_S = 300.0
-# NCCL's words for a communicator that did not come up: the list of what a new process
-# with lazy communicators gets over.
+# NCCL's messages for a communicator that did not come up: those after which a new process with
+# lazy communicators works.
 _STARTUP_WORDS = (
     "ncclRemoteError",
     "remote process exited",
@@ -69,7 +69,7 @@ def as_exception(escalation: Escalation) -> RestartAbort:
 
 
 class Repetition:
-    """Takes note of incidents; ``escalation`` is None as long as restarts in place may help.
+    """Judges incidents; ``escalation`` is None as long as restarts in place may help.
 
     ``started`` is when this attempt began, in seconds since the epoch. ``respawned_for`` is the
     failure for which an earlier attempt has asked for new processes, as the variable

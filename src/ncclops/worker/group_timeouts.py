@@ -108,7 +108,7 @@ def _change(group: Any, limit: timedelta | None, *, longer: bool = False) -> Non
         return
     if before is not None and (before < limit) != longer:
         if not longer:
-            _tell(group, before, limit, applied=False, why="it is shorter already")
+            _report(group, before, limit, applied=False, why="it is shorter already")
         return
     why = _set(group, limit)
     after = _read(group)
@@ -117,11 +117,11 @@ def _change(group: Any, limit: timedelta | None, *, longer: bool = False) -> Non
         why = why or "torch does not expose the timeout of this backend"
     elif not applied:
         why = _DETAIL if _is_wrapped(group) else why or f"torch has left it at {after}"
-    _tell(group, before, limit, applied=applied, why=None if applied else why)
+    _report(group, before, limit, applied=applied, why=None if applied else why)
 
 
 def _set(group: Any, limit: timedelta) -> str | None:
-    """Through torch's public function where there is one (2.14); what it has to say against it."""
+    """Use torch's public function where there is one (2.14); returns its error, if any."""
     module: Any = sys.modules[_MODULE]
     change = getattr(module, "set_timeout", None) or module._set_pg_timeout
     with warnings.catch_warnings(record=True) as said:
@@ -154,7 +154,7 @@ def _backends(group: Any) -> list[Any]:
     return found
 
 
-def _tell(
+def _report(
     group: Any, before: timedelta | None, limit: timedelta, *, applied: bool | None, why: str | None
 ) -> None:
     worker_record.report(

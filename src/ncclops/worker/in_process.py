@@ -39,7 +39,7 @@ def run(
     """Run the script with ``start`` until it ends well on all ranks.
 
     Raises what this rank leaves with. ``SystemExit`` with code 0 is a good end. With another code,
-    and for exceptions that no restart can mend, the rank leaves and its exit code says so.
+    and for exceptions that no restart can recover from, the rank leaves with that exit code.
     """
     recorder.current()  # starts a thread, which an interruption must not meet half-way
     leftovers.watch()
@@ -95,7 +95,7 @@ class _Attempts:
         self._stop.watch()
 
     def run_wrapped(self) -> bool:
-        """Under the restart core; True if the script turned out to bring a wrapper of its own."""
+        """Run under the restart core; True if the script turned out to wrap itself."""
         wrapper = restart.Wrapper(
             **_of_restart_core(self._timeouts),
             initialize=spares.Entered(),
@@ -148,7 +148,7 @@ class _Attempts:
         return False
 
     def _check_resources(self, call: restart.CallWrapper) -> None:
-        """Leave without a monitor process, or when too much has piled up over restarts."""
+        """Leave without a monitor process, or when resources have grown too much over restarts."""
         if call.iteration > 0 and not call.is_monitored:
             _escalate(Escalation("respawn", "monitor process lost"))
         usage = measure()
@@ -168,18 +168,18 @@ class _Attempts:
 
     def _on_incident(self, incident: Incident) -> None:
         if self._repetition.escalation is not None:
-            return  # our own leaving, and no news
+            return  # this rank leaves because of it
         self._repetition.count(incident, recorder.current().highest_step)
         incidents.report(incident)
 
 
 def _obey(call: restart.CallWrapper) -> None:
-    """Do what the agent asks, by means of ``call``."""
+    """Carry out the agent's commands through ``call``."""
     agent_commands.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
 
 
 def _escalate(escalation: Escalation) -> NoReturn:
-    """Take this rank out of restarts in place, and ask the agent for what can help."""
+    """End restarts in place on this rank, and request from the agent what can help."""
     worker_record.report(
         EscalationEvent(to=escalation.to, reason=escalation.reason, failure=escalation.failure)
     )

@@ -1,4 +1,4 @@
-"""Aborting all process groups of a worker that is about to be ended by a signal."""
+"""Aborts all process groups of a worker that is about to be ended by a signal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Counts the updates of the script's optimizers, for scripts that report no steps.
 
 Between an update and the next one lies what a stop needs: a point that all ranks pass equally
-often, with the same collectives before it. The count also shows that such a script gets on.
+often, with the same collectives before it. The count also shows that such a script makes progress.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notices a script that wraps its function itself, so that it is not wrapped a second time.
 
-Ours and the one it is compatible with. Decorating is the sign: a module that merely imports the
-wrapper, for an option that is off, is not taken for a user of it.
+This covers our wrapper and the one it is compatible with. What counts is that it is applied: a
+script that merely imports the wrapper, for an option that is off, does not use it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from ncclops.host.prctl import die_with_parent
-from ncclops.record.variables import AGENT_PID, ORDERS_FD
+from ncclops.record.variables import AGENT_PID, COMMANDS_FD
 
 
 def tie_to_agent() -> None:
@@ -28,8 +28,8 @@ def tie_to_agent() -> None:
 
 if __name__ == "__main__":
     tie_to_agent()
-    if (orders := os.environ.pop(ORDERS_FD, None)) is not None:
-        os.close(int(orders))  # no program other than ours knows what to do with it
+    if (commands := os.environ.pop(COMMANDS_FD, None)) is not None:
+        os.close(int(commands))  # no program other than ours knows what to do with it
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by other programs
         signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[1], sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What a process holds at the start of an iteration, and whether restarts in place pile it up."""
+"""What a process holds when an iteration starts, and whether it grows over restarts in place."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _gpu_memory_gib() -> tuple[float | None, float | None]:
     try:
         free, total = torch.cuda.mem_get_info()
         reserved, tensors = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
-    except RuntimeError:  # a context that is beyond use; the script will meet the same error
+    except RuntimeError:  # the context is unusable; the script will get the same error
         return None, None
     return round((total - free - (reserved - tensors)) / _GIB, 3), round(tensors / _GIB, 3)
 

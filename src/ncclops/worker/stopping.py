@@ -1,4 +1,4 @@
-"""Lets a script's own SIGTERM handler finish: a stop is no fault, and no restart may cut it.
+"""Lets a script's own SIGTERM handler finish: a stop is no fault, and no restart may interrupt it.
 
 When the launcher stops a job, each worker gets SIGTERM, and one that exits at once would have the
 restart core interrupt another that is still writing its last checkpoint. So a handler that ends

@@ -42,7 +42,7 @@ class TimeoutPhases:
         self._is_phase_open = False
         self._warmups = 0  # in this iteration
         self._steps_left: int | None = None  # until the steady window without a meeting
-        self._wish: Window | None = None  # of an operator, not granted yet
+        self._requested: Window | None = None  # of an operator, not granted yet
 
     def follow(self, recorder: Silent) -> None:
         """Follow the phases that ``recorder`` reports."""
@@ -52,13 +52,13 @@ class TimeoutPhases:
         recorder.on_update(self._grant)
         recorder.on_phase(self._declare)
 
-    def on_order(self, order: Mapping[str, Any]) -> None:
-        """An operator asks for shorter timeouts: the steady window from now on. From any thread.
+    def on_command(self, command: Mapping[str, Any]) -> None:
+        """An operator requests shorter timeouts: the steady window from now on. From any thread.
 
         It holds from the next step or update on, which shows that no rank compiles: their
         collectives need all ranks. After a restart, when warm-up is over again.
         """
-        self._wish = Window.from_json(order["window"])
+        self._requested = Window.from_json(command["window"])
 
     def begin_iteration(self, call: CallWrapper | None = None) -> None:
         """The script starts (again), under ``call`` if in-process restart looks after it."""
@@ -73,7 +73,7 @@ class TimeoutPhases:
         if self._timeouts.steady is None or not self._groups.is_steady:
             return
         self._groups.widen()
-        self._tell_restart_core()
+        self._set_restart_core()
 
     def _end_warmup(self, taken: timedelta | None) -> None:
         if self._timeouts.steady is None or self._groups.is_steady:
@@ -105,12 +105,12 @@ class TimeoutPhases:
             self._declared.append(limit)
         elif self._declared:
             self._declared.pop()
-        self._tell_restart_core()
+        self._set_restart_core()
 
     def _grant(self) -> None:
-        if self._wish is None:
+        if self._requested is None:
             return
-        wish, self._wish = self._wish, None
+        wish, self._requested = self._requested, None
         self._timeouts = self._timeouts.tightened(wish)
         self._groups.use(self._timeouts)
         self._be_steady()
@@ -129,9 +129,9 @@ class TimeoutPhases:
     def _be_steady(self) -> None:
         self._steps_left = None
         self._groups.tighten()
-        self._tell_restart_core()
+        self._set_restart_core()
 
-    def _tell_restart_core(self) -> None:
+    def _set_restart_core(self) -> None:
         """Set soft and hard to what holds now: the window's, or more in a declared phase.
 
         As a phase of the restart core, which ends with its iteration: a restart has the long

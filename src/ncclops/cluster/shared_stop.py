@@ -10,9 +10,9 @@ from ncclops.cluster.round_state import RoundState
 
 
 class SharedStop:
-    """What this agent says and hears on the way to a point. ``cluster.stop_vote`` has the protocol.
+    """This agent's part in agreeing on a point. ``cluster.stop_vote`` has the protocol.
 
-    ``post`` puts a record into the agents' log; ``is_cut_off`` tells that the log is out of reach.
+    ``post`` puts a record into the agents' log; ``is_cut_off`` is true if it cannot be reached.
     """
 
     def __init__(

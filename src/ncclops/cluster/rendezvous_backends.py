@@ -1,0 +1,140 @@
+"""How the nodes of a round find each other: the two backends of the rendezvous process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from ncclops.cluster import messages
+from ncclops.cluster.rendezvous_link import Link, NotNeeded, Refused, first_line
+from ncclops.cluster.round_member import RoundMember
+
+# Between two looks at which nodes are there. torch's rendezvous keeps that in one value that
+# changes with each heartbeat: there is no key to wait for.
+_LOOK_S = 2.0
+
+
+class StaticBackend:
+    """Each node was given its rank: there is nothing to negotiate, and torch is not needed."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def meet(self, attempt: int) -> RoundMember:
+        config = self._link.config
+        assert config.rank is not None
+        prefix = f"ncclops/{config.job_id}/attempt{attempt}"
+        return RoundMember(self._link, prefix, config.rank, config.most)
+
+    def close(self) -> None:
+        return
+
+
+class TorchBackend:
+    """torch.distributed.elastic's c10d rendezvous; each attempt is a round of it."""
+
+    def __init__(self, link: Link) -> None:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters
+        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+        config = link.config
+        self._link = link
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=f"[{config.host}]:{config.port}"
+            if ":" in config.host
+            else f"{config.host}:{config.port}",
+            run_id=config.job_id,
+            min_nodes=config.active,
+            max_nodes=config.most,
+            # Only a name here: torch orders the nodes by it, and messages show it.
+            local_addr=config.name,
+            # The store is hosted by the agent of one node, in a separate process.
+            is_host=False,
+            join_timeout=round(config.join_s),
+            last_call_timeout=round(config.last_call_s),
+            keep_alive_interval=round(config.beat_s),
+            keep_alive_max_attempt=config.missed_beats,
+        )
+        backend, store = create_backend(parameters)
+        self._handler = create_handler(store, backend, parameters)
+        self._seen: list[str] = []  # who was here when a node last came or went
+
+    def meet(self, attempt: int) -> RoundMember:  # noqa: ARG002 - torch counts the rounds itself
+        from torch.distributed.elastic.rendezvous.api import (
+            RendezvousClosedError,
+            RendezvousConnectionError,
+            RendezvousGracefulExitError,
+            RendezvousTimeoutError,
+        )
+
+        config, met = self._link.config, threading.Event()
+        ended_before = self._handler.is_closed()
+        threading.Thread(target=self._report_who_is_here, args=(met,), daemon=True).start()
+        try:
+            joined = self._next_round()
+        except RendezvousTimeoutError:
+            # By now torch has removed us from its list, and other nodes that gave up.
+            here = " ".join(sorted({config.name, *self._seen}))
+            raise Refused(
+                f"fewer than {config.active} nodes came within {config.join_s:.0f}s; here: {here};"
+                f" the others need the same --rdzv-endpoint and --rdzv-id ({config.job_id})"
+            ) from None
+        except RendezvousConnectionError as error:
+            raise RuntimeError(first_line(error.__cause__ or error)) from None
+        except RendezvousClosedError:
+            if not ended_before:
+                raise NotNeeded from None
+            raise Refused(
+                f"the job with --rdzv-id {config.job_id} has ended in this store: give this one"
+                " another --rdzv-id"
+            ) from None
+        except RendezvousGracefulExitError:
+            raise NotNeeded from None
+        finally:
+            met.set()
+        if joined.rank == 0:
+            joined.store.set("ncclops", os.urandom(8).hex())
+        prefix = f"ncclops/{config.job_id}/{joined.store.get('ncclops').decode()}"
+        return RoundMember(self._link, prefix, joined.rank, joined.world_size)
+
+    def _next_round(self) -> Any:
+        """The next round, for as long as it takes where one is under way without us."""
+        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+        while True:
+            try:
+                return self._handler.next_rendezvous()
+            except RendezvousTimeoutError:
+                if not self._has_begun():
+                    raise
+
+    def close(self) -> None:
+        """End the rendezvous: no node may join any more, and spare nodes that wait are released."""
+        self._handler.shutdown()
+
+    def _report_who_is_here(self, met: threading.Event) -> None:
+        reported: tuple[list[str], bool] | None = None
+        while not met.wait(_LOOK_S):
+            here, begun = self._here(), self._has_begun()
+            if (here, begun) != reported and here:
+                reported, self._seen = (here, begun), here
+                self._link.send(messages.Waiting(here, begun))
+
+    def _has_begun(self) -> bool:
+        """Whether a round is under way without us: we wait for the next one."""
+        complete = bool(getattr(self._state, "complete", False))
+        return complete and self._link.config.name not in self._here()
+
+    @property
+    def _state(self) -> Any:
+        # Not public; where a torch has it differently, we cannot say who is there.
+        return getattr(getattr(self._handler, "_state_holder", None), "state", None)
+
+    def _here(self) -> list[str]:
+        try:
+            return sorted(node.addr for node in list(getattr(self._state, "participants", ())))
+        except (AttributeError, RuntimeError):
+            return []

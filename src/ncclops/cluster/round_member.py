@@ -1,0 +1,169 @@
+"""One round, as the rendezvous process takes part in it: exchange of facts, log, heartbeats."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Collection
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ncclops.cluster import messages
+from ncclops.cluster.heartbeat import HeartbeatWatch, watched_by
+from ncclops.cluster.rendezvous_link import Link, Refused, first_line
+from ncclops.cluster.shared_log import Record, SharedLog, is_lost
+from ncclops.cluster.statuses import Statuses
+
+# Between two reports of which nodes have come.
+_LOOK_S = 2.0
+
+
+class RoundMember:
+    """This node as a member of one round, until the next one: facts, the log, heartbeats.
+
+    ``prefix`` is the round's name space in the store, ``rank`` this node's number of ``size``.
+    """
+
+    def __init__(self, link: Link, prefix: str, rank: int, size: int) -> None:
+        self.prefix, self.rank, self.size = prefix, rank, size
+        self.over = threading.Event()
+        self._link = link
+        self._store = link.connect()
+        self.log = SharedLog(self._store, prefix)
+        # For the record that our agent has ended. Its own connection, made now: by then making one
+        # may take too long (a name server that does not answer), and the others are in use.
+        self.final_log = SharedLog(link.connect(), prefix)
+        self._nodes_left = set(range(size))
+
+    def begin(self, facts: Record) -> None:
+        """Register this node, and start the threads. Raises ``Refused`` if its rank is taken."""
+        link, key = self._link, f"{self.prefix}/node/{self.rank}"
+        mine = f"{facts['name']} {os.getpid()} {time.time()}"
+        owner = self._store.compare_set(key, "", mine).decode()
+        if owner != mine:
+            raise Refused(
+                f"node {self.rank} of job {link.config.job_id} is there already"
+                f" ({owner.partition(' ')[0]}): give each node its own --node-rank, and each job"
+                " in a store its own --rdzv-id"
+            )
+        self._store.set(self._heartbeat_key(self.rank), "0")
+        link.send(messages.Met(self.rank, self.size))
+        for work in (self._read, self._beat, self._exchange_statuses):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        self._exchange(facts)
+
+    # --- facts --------------------------------------------------------------------------------
+
+    def _exchange(self, facts: Record) -> None:
+        """Node 0 gets the facts of all nodes, and each node the offset of its clock.
+
+        Node 0 publishes its time once all nodes wait for it: so the difference between that time
+        and a node's own is the offset of the clocks plus one message.
+        """
+        if self.rank == 0:
+            self._store.set(self._facts_key(0), json.dumps(facts))
+            gathered = self._gather()
+            self._store.set(f"{self.prefix}/clock", repr(time.time()))
+            self._wait_for([self._offset_key(rank) for rank in range(1, self.size)])
+            for rank in range(1, self.size):
+                gathered[rank]["clock_offset_s"] = float(self._store.get(self._offset_key(rank)))
+            self._link.send(messages.Gathered(gathered))
+            return
+        self._store.set(self._facts_key(self.rank), json.dumps(facts))
+        self._wait_for([f"{self.prefix}/clock"])
+        now = time.time()
+        offset = now - float(self._store.get(f"{self.prefix}/clock"))
+        self._store.set(self._offset_key(self.rank), f"{offset:.6f}")
+
+    def _gather(self) -> list[Record]:
+        deadline = time.monotonic() + self._link.config.join_s
+        missing = list(range(1, self.size))
+        reported: list[int] = []
+        while missing:
+            try:
+                self._store.wait([self._facts_key(missing[0])], timedelta(seconds=_LOOK_S))
+            except RuntimeError as error:
+                if is_lost(error):
+                    raise
+            missing = [rank for rank in missing if not self._store.check([self._facts_key(rank)])]
+            if missing and missing != reported:
+                reported = missing
+                names = [facts["name"] for facts in self._facts_but(missing)]
+                self.log.post({"kind": "waiting", "missing": missing, "here": names})
+            if missing and time.monotonic() > deadline:
+                raise Refused(self._why_missing(missing))
+        return self._facts_but(())
+
+    def _facts_but(self, missing: Collection[int]) -> list[Record]:
+        here = (rank for rank in range(self.size) if rank not in missing)
+        return [json.loads(self._store.get(self._facts_key(rank))) for rank in here]
+
+    def _why_missing(self, missing: list[int]) -> str:
+        nodes = f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        here = " ".join(facts["name"] for facts in self._facts_but(missing))
+        return f"{nodes} did not come within {self._link.config.join_s:.0f}s; here: {here}"
+
+    def _wait_for(self, keys: list[str]) -> None:
+        limit_s = self._link.config.join_s
+        try:
+            if keys:
+                self._store.wait(keys, timedelta(seconds=limit_s))
+        except RuntimeError as error:
+            if is_lost(error):
+                raise
+            raise Refused(f"the other nodes were not all there within {limit_s:.0f}s") from None
+
+    # --- threads ------------------------------------------------------------------------------
+
+    def _guarded(self, work: Any) -> None:
+        try:
+            work(self._link.connect())
+        except RuntimeError as error:  # torch's store errors are
+            if not self.over.is_set():
+                self._link.send(messages.StoreLost(first_line(error)))
+
+    def _read(self, store: Any) -> None:
+        log, number = SharedLog(store, self.prefix), 0
+        limit = timedelta(seconds=self._link.config.beat_s)
+        while not self.over.is_set():
+            record = log.read(number, limit)
+            if record is None:
+                continue
+            number += 1
+            if record["kind"] in ("lost", "bye"):
+                self._nodes_left.discard(record.get("node", -1))
+            self._link.send(messages.Logged(record))
+
+    def _beat(self, store: Any) -> None:
+        config, count = self._link.config, 0
+        watch = HeartbeatWatch(config.beat_s * config.missed_beats)
+        log = SharedLog(store, self.prefix)
+        while not self.over.wait(config.beat_s / 2):  # nothing to wait for: a heartbeat is periodic
+            count += 1
+            store.set(self._heartbeat_key(self.rank), str(count))
+            ranks = watched_by(self.rank, self._nodes_left)
+            keys = [self._heartbeat_key(rank) for rank in ranks]
+            # A node that has met and sent no heartbeat yet cannot be judged.
+            if keys and store.check(keys):
+                counts = dict(zip(ranks, map(int, store.multi_get(keys)), strict=True))
+                for rank in watch.look(time.monotonic(), counts):
+                    why = f"no heartbeat for {config.beat_s * config.missed_beats:g}s"
+                    log.post({"kind": "lost", "node": rank, "why": why, "by": self.rank})
+                    self._nodes_left.discard(rank)
+            self._link.send(messages.Tick())
+
+    def _exchange_statuses(self, store: Any) -> None:
+        statuses = Statuses(store, self.prefix, self.rank, self._nodes_left.copy)
+        statuses.exchange(Path(self._link.config.run_dir), self.over)
+
+    def _heartbeat_key(self, rank: int) -> str:
+        return f"{self.prefix}/heartbeat/{rank}"
+
+    def _facts_key(self, rank: int) -> str:
+        return f"{self.prefix}/facts/{rank}"
+
+    def _offset_key(self, rank: int) -> str:
+        return f"{self.prefix}/offset/{rank}"
