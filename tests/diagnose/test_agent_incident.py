@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from ncclops.diagnose.agent_incident import record_end
+from ncclops.diagnose.agent_incident import ProcessEnd, record_end
 from ncclops.record import snapshots
 from ncclops.record.paths import INCIDENT
+
+FAILED, KILLED = ProcessEnd(1, None), ProcessEnd(None, "SIGKILL")
 
 
 @pytest.fixture
@@ -29,7 +31,9 @@ def test_a_rank_that_left_an_exception_is_blamed_with_it(run: Path) -> None:
     """In torchelastic's form, which scripts write, too."""
     message = {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback: there"}}
     (run / "ranks" / "1" / "error-2.json").write_text(json.dumps({"message": message}))
-    made = record(record_end(run, ended={1: "exit code 1", 0: "SIGTERM"}, running=[], attempt=2))
+    made = record(
+        record_end(run, ended={1: FAILED, 0: ProcessEnd(None, "SIGTERM")}, running=[], attempt=2)
+    )
     assert (made["cause"], made["summary"]) == ("exception", "ValueError: bad")
     assert (made["exception"], made["traceback"]) == ("ValueError: bad", "Traceback: there")
     assert (made["first_faulty_rank"], made["faulty_ranks"]) == (1, [1, 0])
@@ -40,14 +44,20 @@ def test_a_rank_that_left_an_exception_is_blamed_with_it(run: Path) -> None:
 def test_without_an_exception_it_is_how_the_process_ended(run: Path, left: str | None) -> None:
     if left is not None:
         (run / "ranks" / "0" / "error-0.json").write_text(left)
-    made = record(record_end(run, ended={0: "SIGKILL"}, running=[], attempt=0))
+    made = record(record_end(run, ended={0: KILLED}, running=[], attempt=0))
     assert (made["cause"], made["exception"]) == ("died", None)
     assert made["summary"] == "rank 0: the process ended (SIGKILL)"
 
 
 def test_a_rank_that_hangs_is_blamed_before_those_that_ended(run: Path) -> None:
     made = record(
-        record_end(run, ended={0: "SIGABRT"}, running=[], attempt=0, hung={1: "no step for 9m"})
+        record_end(
+            run,
+            ended={0: ProcessEnd(None, "SIGABRT")},
+            running=[],
+            attempt=0,
+            hung={1: "no step for 9m"},
+        )
     )
     assert (made["cause"], made["first_faulty_rank"]) == ("hung", 1)
     assert made["summary"] == "rank 1 hangs: no step for 9m"
@@ -55,8 +65,25 @@ def test_a_rank_that_hangs_is_blamed_before_those_that_ended(run: Path) -> None:
 
 
 def test_incidents_are_numbered_and_say_why_a_snapshot_is_missing(run: Path) -> None:
-    first = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=0)
-    second = record_end(run, ended={0: "SIGKILL"}, running=[], attempt=1)
+    first = record_end(run, ended={0: KILLED}, running=[], attempt=0)
+    second = record_end(run, ended={0: KILLED}, running=[], attempt=1)
     assert [first.name, second.name] == ["0", "1"]
     missing = json.loads((snapshots.rank_dir(second, 0) / snapshots.MISSING).read_text())
     assert missing["reason"] == "its process has ended (SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("how", "fields"),
+    [
+        (KILLED, (True, False, "SIGKILL")),
+        (FAILED, (True, False, None)),
+        (ProcessEnd(0, None), (True, True, None)),
+    ],
+)
+def test_how_a_process_ended_is_in_fields(
+    run: Path, how: ProcessEnd, fields: tuple[bool, bool, str | None]
+) -> None:
+    """A rank that finished, while its peers wait for it, did not die."""
+    made = record_end(run, ended={0: FAILED, 1: how}, running=[], attempt=0)
+    missing = json.loads((snapshots.rank_dir(made, 1) / snapshots.MISSING).read_text())
+    assert (missing["ended"], missing["ended_well"], missing["ended_signal"]) == fields

@@ -295,6 +295,30 @@ def test_a_rank_that_gloo_ended_comes_after_what_the_survivors_disagree_about() 
     assert judge(made).findings[0].kind == "shape-mismatch"
 
 
+@pytest.mark.parametrize(
+    ("signal", "kind"), [("SIGABRT", "op-mismatch"), ("SIGKILL", "rank-died"), (None, "rank-died")]
+)
+def test_an_abort_comes_after_what_the_survivors_disagree_about_and_no_other_death(
+    signal: str | None, kind: str
+) -> None:
+    """By the signal, whatever is said of the end: Gloo aborts on a message it has no room for."""
+    ranks = {0: [*done(1, 4), entry(5, state="scheduled")]}
+    ranks[1] = [*done(1, 4), entry(5, op="nccl:barrier", sizes=[], state="scheduled")]
+    made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
+    made.rank(2).ended, made.rank(2).ended_signal = "its process was aborted", signal
+    assert judge(made).findings[0].kind == kind
+
+
+def test_what_several_ranks_say_of_themselves_is_shown_as_they_said_it() -> None:
+    made = dumps.evidence({0: [*done(1, 4), entry(5, state="scheduled")]}, {WORLD: [0, 1, 2]})
+    made.faults = {1: "ValueError: it is empty", 2: "ValueError: it is empty"}
+    for rank in (1, 2):
+        made.rank(rank).place = RankPlace(Frame("/home/user/data.py", 3, "load"))
+    sentence = judge(made).sentence
+    assert sentence is not None
+    assert sentence.endswith("it reported ValueError: it is empty; they are in data.py:3 load")
+
+
 def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     """That its monitor process ended it came of that; where it stood, a signal has told."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)}
@@ -307,13 +331,13 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     assert found.sentence.endswith("it is in data.py:3 load; its monitor process ended it")
     about.deaf_s = 8.4
     assert "it is in data.py:3 load and has run no Python for 8 s" in judge(made).sentence
-    about.process = "stopped, in do_signal_stop"
+    about.stopped = True
     assert "it is in data.py:3 load, stopped by a signal" in judge(made).sentence
     about.place = None  # a stopped process takes no signal for its stacks
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
     assert "it was stopped by a signal" in found.sentence
-    about.process = about.deaf_s = None
+    about.stopped, about.deaf_s = False, None
     assert judge(made).findings[0].kind == "rank-died"
 
 

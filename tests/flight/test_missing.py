@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,43 @@ def test_a_rank_that_was_silent_and_then_ended_is_both(tmp_path: Path) -> None:
     snapshots.add_missing(tmp_path, "over", [snapshots.STACKS], ended=True, ended_well=True)
     rank = read(tmp_path)
     assert (rank.ended, rank.ended_well, rank.silent) == ("no answer; over", True, True)
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGKILL", None])
+def test_the_signal_that_ended_a_rank_is_a_field(tmp_path: Path, signal: str | None) -> None:
+    snapshots.add_missing(tmp_path, "no answer", [snapshots.FLIGHT], silent=True)
+    snapshots.add_missing(
+        tmp_path, "over (signal 6, aborted)", [snapshots.STACKS], ended=True, ended_signal=signal
+    )
+    snapshots.add_missing(tmp_path, "py-spy failed", [snapshots.NATIVE])
+    assert read(tmp_path).ended_signal == signal
+
+
+@pytest.mark.parametrize(
+    ("view", "signal", "well"),
+    [
+        ({"state": "Z", "ended_by": "SIGABRT", "ended_signal": "SIGABRT"}, "SIGABRT", False),
+        ({"state": "Z", "ended_by": "exit code 0", "ended_well": True}, None, True),
+        ({"state": "Z", "ended_by": "SIGABRT", "ended_signal": 6}, None, False),
+        ({"state": "Z", "ended_by": "SIGABRT"}, None, False),  # of an older version
+    ],
+)
+def test_how_the_kernel_saw_a_rank_end(
+    tmp_path: Path, view: dict[str, Any], signal: str | None, well: bool
+) -> None:
+    (tmp_path / snapshots.PROCESS).write_text(json.dumps(view))
+    rank = read(tmp_path)
+    assert (rank.ended_signal, rank.ended_well) == (signal, well)
+    assert rank.ended is not None
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped"), [("T", True), ("S", False), ("t", False), (None, False)]
+)
+def test_whether_a_process_was_stopped(tmp_path: Path, state: str | None, stopped: bool) -> None:
+    view = {"state": state, "state_name": "stopped in words", "wchan": "do_signal_stop"}
+    (tmp_path / snapshots.PROCESS).write_text(json.dumps(view))
+    assert read(tmp_path).stopped is stopped
 
 
 def test_words_alone_prove_neither(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from ncclops.flight.model import RankEvidence
+from ncclops.capture import python_stacks
+from ncclops.flight import rank_files
+from ncclops.flight.model import FlightEvidence, RankEvidence
 from ncclops.flight.rank_files import read_stacks
 from ncclops.flight.rank_place import place_in
+from ncclops.record import snapshots
 from ncclops.stacks.frame import Frame
 
 WAITING = "done with the script, waiting for the others"
@@ -25,6 +29,12 @@ Current thread 0x00007f3c9c3f7740 (most recent call first):
   File "/home/user/train.py", line 90 in <module>
   File "<frozen runpy>", line 88 in _run_code
 """
+
+
+def read_snapshot(folder: Path) -> RankEvidence:
+    rank = RankEvidence(2)
+    rank_files.read(FlightEvidence("run"), rank, folder)
+    return rank
 
 
 def short(frame: Frame | None) -> str | None:
@@ -94,18 +104,51 @@ def test_what_a_rank_is_busy_with(below: str, what: str) -> None:
     assert (place.what, place.inside, short(place.frame)) == (what, None, "train.py:4 load")
 
 
-def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path) -> None:
-    """Our own snapshots say that it left, and show where it raised."""
-    left = (
-        "# the main thread has left the script by RuntimeError: connection closed; it was raised at"
-    )
-    (tmp_path / "stacks.txt").write_text(f"# rank 2 on n, pid 7\n{left}\n{FAULTHANDLER}")
-    rank = RankEvidence(2)
-    read_stacks(rank, tmp_path / "stacks.txt")
+@pytest.mark.parametrize("head", ["", "# the main thread has left the script, in other words\n"])
+def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path, head: str) -> None:
+    """Our own snapshots say that it left, in a field, and show where it raised."""
+    snapshots.write_stacks(tmp_path, head + FAULTHANDLER, "RuntimeError: connection closed")
+    rank = read_snapshot(tmp_path)
     assert rank.place is not None
     assert rank.place.inside is None
     assert rank.place.left == "RuntimeError: connection closed"
     assert short(rank.place.frame) == "train.py:57 step"
+
+
+def test_later_stacks_of_a_rank_replace_what_was_said_of_earlier_ones(tmp_path: Path) -> None:
+    """A signal has the stacks dumped of a rank that has raised and then answers no more."""
+    snapshots.write_stacks(tmp_path, FAULTHANDLER, "RuntimeError: connection closed")
+    snapshots.write_stacks(tmp_path, FAULTHANDLER)
+    place = read_snapshot(tmp_path).place
+    assert place is not None and (place.left, place.inside) == (None, "all_reduce")
+
+
+@pytest.mark.parametrize("left", [None, "", "[]", '{"exception": 3}', "{}"])
+def test_stacks_without_a_readable_word_on_leaving_are_read(
+    tmp_path: Path, left: str | None
+) -> None:
+    """Runs of older versions said so in a line of the stacks, which is for people."""
+    line = "# the main thread has left the script by RuntimeError: over; it was raised at\n"
+    (tmp_path / snapshots.STACKS).write_text(line + FAULTHANDLER)
+    if left is not None:
+        (tmp_path / snapshots.LEFT).write_text(left)
+    place = read_snapshot(tmp_path).place
+    assert place is not None and (place.left, place.inside) == (None, "all_reduce")
+
+
+def test_what_a_process_that_has_raised_writes_of_itself_is_read_back(tmp_path: Path) -> None:
+    try:
+        raise RuntimeError("connection\n  closed")
+    except RuntimeError as raised:
+        error = raised
+    written: list[python_stacks.OwnStacks] = []
+    # From another thread: a process shows all but the one that asks.
+    other = threading.Thread(target=lambda: written.append(python_stacks.render_own(None, error)))
+    other.start()
+    other.join()
+    snapshots.write_stacks(tmp_path, written[0].text, written[0].left_by)
+    place = read_snapshot(tmp_path).place
+    assert place is not None and place.left == "RuntimeError: connection closed"
 
 
 def test_waiting_in_c_is_read_off_the_users_line(tmp_path: Path) -> None:

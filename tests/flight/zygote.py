@@ -100,10 +100,12 @@ def _finish(
                 "state_name": "ended",
                 "ended_by": how,
                 "ended_well": how == "exit code 0",
+                "ended_signal": how if how in signal.Signals.__members__ else None,
             }
             (folder / "process.json").write_text(json.dumps(view))
             reason = f"the process ended ({dead[rank]})"
-            (folder / "missing.json").write_text(json.dumps({"reason": reason, "ended": True}))
+            missing = {"reason": reason, "ended": True, "ended_signal": view["ended_signal"]}
+            (folder / "missing.json").write_text(json.dumps(missing))
         elif rank in waiting:
             (folder / "missing.json").write_text(
                 json.dumps({"reason": "it did not answer", "silent": True})

@@ -60,7 +60,7 @@ def test_own_stacks_are_in_the_same_form_with_names() -> None:
     running.wait()
     try:
         current = dict(sys._current_frames())
-        threads = parse(python_stacks.render_own(current))
+        threads = parse(python_stacks.render_own(current).text)
     finally:
         done.set()
         thread.join()

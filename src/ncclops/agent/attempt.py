@@ -26,7 +26,7 @@ from ncclops.agent.stopping import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.team_stop import TeamStop
 from ncclops.agent.watching import Watching
-from ncclops.diagnose.agent_incident import record_end
+from ncclops.diagnose.agent_incident import ProcessEnd, record_end
 from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
@@ -190,7 +190,11 @@ class RunningAttempt:
             await asyncio.to_thread(
                 record_end,
                 self._run.path,
-                ended={worker.rank: str(worker.exit) for worker in failed},
+                ended={
+                    worker.rank: ProcessEnd(worker.exit.code, worker.exit.signal)
+                    for worker in failed
+                    if worker.exit is not None
+                },
                 running=[worker.rank for worker in self.team.running()],
                 attempt=self.number,
                 hung=hung,

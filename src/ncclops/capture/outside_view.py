@@ -16,7 +16,7 @@ from typing import Any
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.record import snapshots
-from ncclops.record.documents import read_document, write_document, write_whole
+from ncclops.record.documents import read_document, write_document
 from ncclops.restart.snapshots import LastProgress
 
 log = logging.getLogger("ncclops.restart.monitor")
@@ -97,7 +97,7 @@ class Observer:
             before = read_document(directory / snapshots.PROCESS)
             write_document(directory / snapshots.PROCESS, (before or view) | last)
             if stacks is not None:
-                write_whole(directory / snapshots.STACKS, stacks.encode())
+                snapshots.write_stacks(directory, stacks)
             if reason is not None:
                 have = {path.name for path in directory.iterdir()}
                 snapshots.add_missing(
@@ -107,6 +107,7 @@ class Observer:
                     silent=silent,
                     ended=ended,
                     ended_well=ended and bool(view.get("ended_well")),
+                    ended_signal=view.get("ended_signal"),
                 )
 
         threading.Thread(target=_reported(write)).start()

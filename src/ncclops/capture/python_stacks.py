@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType
 
 from ncclops.stacks.parsing import MAIN_THREAD
@@ -26,9 +27,17 @@ _PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
 _OURS = re.compile(r"/ncclops/(worker|restart)/\w+\.py$")
 
 
+@dataclass(frozen=True)
+class OwnStacks:
+    """The stacks as ``text``; ``left_by`` (type and text) if the main thread's is a traceback's."""
+
+    text: str
+    left_by: str | None = None
+
+
 def render_own(
     frames: Mapping[int, FrameType] | None = None, left_by: BaseException | None = None
-) -> str:
+) -> OwnStacks:
     """The stacks of all threads of this process but the caller's own, the main thread's first.
 
     ``left_by`` is an exception by which the main thread has left the script: shown is where it
@@ -44,8 +53,10 @@ def render_own(
     if left_by is None and main in current:
         left_by = _leaving_by(current[main])
     if left_by is not None and left_by.__traceback__ is not None and main in order:
-        rendered[0] = _render_traceback(main or 0, left_by)
-    return "\n".join(rendered)
+        said = " ".join("".join(traceback.format_exception_only(left_by)).split())[:_SUMMARY_CHARS]
+        rendered[0] = _render_traceback(main or 0, left_by, said)
+        return OwnStacks("\n".join(rendered), said)
+    return OwnStacks("\n".join(rendered))
 
 
 def _leaving_by(frame: FrameType | None) -> BaseException | None:
@@ -59,9 +70,8 @@ def _leaving_by(frame: FrameType | None) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def _render_traceback(main: int, error: BaseException) -> str:
-    what = " ".join("".join(traceback.format_exception_only(error)).split())[:_SUMMARY_CHARS]
-    lines = [f"# the main thread has left the script by {what}; it was raised at"]
+def _render_traceback(main: int, error: BaseException, said: str) -> str:
+    lines = [f"# the main thread has left the script by {said}; it was raised at"]
     lines.append(f"Thread 0x{main:016x} [{MAIN_THREAD}] (most recent call first):")
     places = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines += [_line(frame, number) for frame, number in places]

@@ -20,7 +20,7 @@ from typing import Any
 
 from ncclops.capture import flight_recorder, process_groups, python_stacks
 from ncclops.record import snapshots
-from ncclops.record.documents import write_document, write_whole
+from ncclops.record.documents import write_document
 
 _LOGS = ("stdout.log", "stderr.log")
 # A recorder with as little in it is dumped at once; that takes a millisecond or two.
@@ -56,7 +56,7 @@ class RankSnapshot:
         self.who = who
         self.at = time.time()
         self.left_by: BaseException | None = None  # what the main thread left the script with
-        self.stacks = ""
+        self.stacks = python_stacks.OwnStacks("")
         self.groups: list[dict[str, Any]] = []
         self.dumps: list[flight_recorder.RawDump] = []
         self.logs: dict[str, int] = {}
@@ -127,8 +127,8 @@ class RankSnapshot:
     def write(self, directory: Path) -> None:
         """Write the files below ``directory``. Raises ``OSError`` on a disk that is full."""
         stamp = self.who.stamp
-        text = f"# rank {self.who.rank} on {self.who.host}, pid {self.who.pid}\n{self.stacks}"
-        write_whole(directory / snapshots.STACKS, text.encode())
+        text = f"# rank {self.who.rank} on {self.who.host}, pid {self.who.pid}\n{self.stacks.text}"
+        snapshots.write_stacks(directory, text, self.stacks.left_by)
         self._write_dumps(directory)
         write_document(directory / snapshots.GROUPS, self.groups)
         if self.logs:

@@ -158,7 +158,7 @@ def _do_without(
     text = None if stopped else dump_stacks(read_dumper(contact), _DUMP_WITHIN_S)
     if text is not None:
         head = f"# rank {contact['rank']} on {contact['host']}, pid {contact['pid']}, by signal\n"
-        write_whole(directory / snapshots.STACKS, (head + text).encode())
+        snapshots.write_stacks(directory, head + text)
     stamp = {name: view[name] for name in ("rank", "host", "pid", "taken_at")}
     gpu = stamp | {"source": "nvml"} | gpu_view(contact.get("device", {}))
     write_document(directory / snapshots.GPU, gpu)

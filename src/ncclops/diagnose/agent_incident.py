@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from ncclops.capture.run_snapshots import collect_run
+from ncclops.classify.wording import exit_status
 from ncclops.record import incident_record, snapshots
 from ncclops.record.error_file import read_error
 from ncclops.record.incident_record import FaultRecord, IncidentRecord
@@ -17,10 +19,21 @@ from ncclops.record.paths import RunPaths
 LIMIT = timedelta(seconds=4)
 
 
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended: with ``exit_code``, or by ``signal`` (its name)."""
+
+    exit_code: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        return exit_status(self.exit_code, self.signal)
+
+
 def record_end(
     run: Path,
     *,
-    ended: Mapping[int, str],
+    ended: Mapping[int, ProcessEnd],
     running: Sequence[int],
     attempt: int,
     hung: Mapping[int, str] | None = None,
@@ -28,10 +41,10 @@ def record_end(
 ) -> Path:
     """Take snapshots of the ranks that still run, and write the incident; its directory.
 
-    ``ended`` are the initial ranks that have failed, the one to blame first, and how each ended
-    (``exit code 1``, ``SIGKILL``); ``hung`` are those that still run and are to blame, with the
-    evidence. Blocks for ``limit`` at most; call it in a thread, before the
-    others get SIGTERM. Raises ``OSError`` when the run directory cannot be written.
+    ``ended`` are the initial ranks whose processes have ended, the one to blame first; ``hung`` are
+    those that still run and are to blame, with the evidence. Blocks for ``limit`` at most; call it
+    in a thread, before the others get SIGTERM. Raises ``OSError`` when the run directory cannot be
+    written.
     """
     at, started = time.time(), time.monotonic()
     paths = RunPaths(run)
@@ -41,7 +54,14 @@ def record_end(
     for rank, how in ended.items():
         reason = f"its process has ended ({how})"
         where = snapshots.rank_dir(directory, rank)
-        snapshots.add_missing(where, reason, list(snapshots.COMPLETE), ended=True)
+        snapshots.add_missing(
+            where,
+            reason,
+            list(snapshots.COMPLETE),
+            ended=True,
+            ended_well=how.exit_code == 0,
+            ended_signal=how.signal,
+        )
     collect_ms = round(1000 * (time.monotonic() - started), 3)
     faults = [_hang(rank, how, at) for rank, how in (hung or {}).items()]
     faults += [
@@ -83,7 +103,7 @@ def _hang(rank: int, evidence: str, at: float) -> FaultRecord:
     )
 
 
-def _fault(error_file: Path, rank: int, how: str, at: float) -> FaultRecord:
+def _fault(error_file: Path, rank: int, how: ProcessEnd, at: float) -> FaultRecord:
     error = read_error(error_file)
     said = None if error is None else error.message
     return FaultRecord(

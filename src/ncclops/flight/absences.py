@@ -30,7 +30,7 @@ def absences(context: AnalysisContext) -> list[FlightFinding]:
 
 def _absence_kind(context: AnalysisContext, rank: int) -> str:
     about = context.about(rank)
-    stood_still = about.deaf_s is not None or _is_stopped(about)
+    stood_still = about.deaf_s is not None or about.stopped
     if about.silent and (stood_still if about.place is None else about.place.inside is None):
         return "never-arrived"  # that it was ended came of it
     if about.ended is not None:
@@ -137,8 +137,9 @@ def _frames_of(about: RankEvidence) -> tuple[Frame, ...]:
     return frames
 
 
-def doing(evidence: FlightEvidence, rank: int) -> str:
-    """What a rank that waits for no other rank does, in words."""
+def doing(evidence: FlightEvidence, rank: int, *, several: bool = False) -> str:
+    """What a rank that waits for no other rank does, in words; ``several`` do the same."""
+    it_is = "they are" if several else "it is"
     about = evidence.ranks.get(rank)
     if about is None or (about.record is None and about.place is None and not about.ended):
         reason = f": {about.missing}" if about is not None and about.missing else ""
@@ -149,7 +150,7 @@ def doing(evidence: FlightEvidence, rank: int) -> str:
     place = about.place
     if about.ended is not None and about.silent:
         frame = None if place is None else place.frame
-        return f"{_silence(about, frame)}; its monitor process ended it"
+        return f"{_silence(about, frame, it_is)}; its monitor process ended it"
     if about.ended is not None:
         return about.ended
     if place is not None and place.left is not None:
@@ -158,25 +159,21 @@ def doing(evidence: FlightEvidence, rank: int) -> str:
     fault = evidence.faults.get(rank)
     said = f"it reported {fault}; " if fault else ""
     if place is not None and place.frame is None and place.inside is None and place.what:
-        return f"{said}it is {place.what}"
+        return f"{said}{it_is} {place.what}"
     if place is None or (place.frame is None and place.inside is None):
         return said + _last_done(about)
     if place.frame is None:
-        return f"{said}it is inside {place.inside}"
+        return f"{said}{it_is} inside {place.inside}"
     if place.inside is not None:
-        return f"{said}it is inside {place.inside}, called in {place.frame.short}"
-    where = f"{said}it is in {place.frame.short}"
+        return f"{said}{it_is} inside {place.inside}, called in {place.frame.short}"
+    where = f"{said}{it_is} in {place.frame.short}"
     return f"{where} ({place.what})" if place.what else where
 
 
-def _is_stopped(about: RankEvidence) -> bool:
-    return about.process is not None and about.process.startswith("stopped")
-
-
-def _silence(about: RankEvidence, frame: Frame | None) -> str:
+def _silence(about: RankEvidence, frame: Frame | None, it_is: str) -> str:
     """Where a rank is that does not answer, and why it does not."""
-    there = f"it is in {frame.short}" if frame is not None else ""
-    if _is_stopped(about):
+    there = f"{it_is} in {frame.short}" if frame is not None else ""
+    if about.stopped:
         return (there + ", " if there else "it was ") + "stopped by a signal (SIGSTOP, a debugger)"
     if about.deaf_s is None:
         return there or "it did not answer"

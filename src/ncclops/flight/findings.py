@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absences
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
@@ -26,8 +24,6 @@ KINDS = (
     "never-arrived",
     "stalled",
 )
-# Gloo ends the process when a peer's message is larger than its own buffer.
-_ABORTED = re.compile(r"abrt|abort|signal 6\b|code -6\b", re.IGNORECASE)
 
 
 def find(
@@ -74,8 +70,9 @@ def _weight(context: AnalysisContext, finding: FlightFinding) -> tuple[object, .
 
 
 def _ended_by_gloo(context: AnalysisContext, rank: int) -> bool:
+    """Whether it may be so: Gloo aborts when a peer's message is larger than its own buffer."""
     about = context.about(rank)
-    return about.overrun is not None or bool(about.ended and _ABORTED.search(about.ended))
+    return about.overrun is not None or about.ended_signal == "SIGABRT"
 
 
 def _disagree(context: AnalysisContext) -> bool:

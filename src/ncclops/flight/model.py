@@ -186,7 +186,8 @@ class GroupState:
 
 @dataclass(slots=True)
 class RankEvidence:
-    """All there is about one rank. ``ended`` says how its process ended, if it is known to have;
+    """All there is about one rank. ``ended`` says how its process ended, if it is known to have,
+    ``ended_signal`` by which signal (``SIGABRT``), and ``stopped`` that one has stopped it;
     ``missing`` why it could not say more. ``overrun``: it received so many bytes into a buffer of
     so many, which is how Gloo ends a process whose call does not fit its peer's. ``silent``: it
     did not answer while it lived, and was ended for that. ``deaf_s``: for so many seconds no Python
@@ -198,7 +199,8 @@ class RankEvidence:
     groups: tuple[GroupState, ...] = ()
     ended: str | None = None
     ended_well: bool = False
-    process: str | None = None
+    ended_signal: str | None = None
+    stopped: bool = False
     missing: str | None = None
     overrun: tuple[int, int] | None = None
     silent: bool = False

@@ -15,6 +15,7 @@ from typing import Any
 
 from ncclops.flight.model import FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
+from ncclops.record import snapshots
 from ncclops.record.paths import INCIDENT, RunPaths
 from ncclops.record.snapshots import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
 
@@ -25,9 +26,7 @@ _MOST_BYTES = 8 << 20
 _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1,15})")
 _TAIL_BYTES = 256 << 10
 _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
-# What our own snapshots of a rank say that has raised; it stands in no collective any more.
-_LEFT = re.compile(r"^# the main thread has left the script by (.+); it was raised at$", re.M)
-_HEAD_CHARS = 4000
+_STOPPED_STATES = {"T", "stopped"}
 # Our threads run every second; on a machine that is drowning in work a little less often.
 _DEAF_S = 3.0
 # Kinds of faults that a rank does not report itself.
@@ -39,6 +38,10 @@ _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
 def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
     """Add what the small files in a rank's ``folder`` say."""
     read_stacks(rank, folder / STACKS)
+    left_by = snapshots.left_by(folder)
+    if rank.place is not None and left_by is not None:
+        # It stands in no collective any more.
+        rank.place = replace(rank.place, inside=None, left=left_by[:400])
     groups = _load(folder / GROUPS)
     if isinstance(groups, dict):
         groups = groups.get("groups")
@@ -54,6 +57,7 @@ def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
         if rank.ended is None and has_ended:
             rank.ended = rank.missing
             rank.ended_well = missing.get("ended_well") is True
+            rank.ended_signal = _text_in(missing, "ended_signal")
     elif (folder / MISSING).exists():
         evidence.notes.append(f"{folder / MISSING} cannot be read")
 
@@ -64,8 +68,6 @@ def read_stacks(rank: RankEvidence, path: Path) -> None:
     if text is not None:
         place = place_in(text)
         rank.place = place and _with_wait(place)
-        if rank.place is not None and (left := _LEFT.search(text[:_HEAD_CHARS])):
-            rank.place = replace(rank.place, inside=None, left=left.group(1)[:400])
 
 
 def _with_wait(place: RankPlace) -> RankPlace:
@@ -177,14 +179,17 @@ def _read_process(rank: RankEvidence, view: Any) -> None:
     if state in _ENDED_STATES or (state is None and how is not None):
         rank.ended = f"its process has ended ({how})" if how is not None else "its process is gone"
         rank.ended_well = how == 0 or view.get("ended_well") is True
+        rank.ended_signal = _text_in(view, "ended_signal")
         return
     ran_s_ago = view.get("python_ran_s_ago")
     if isinstance(ran_s_ago, int | float) and ran_s_ago > _DEAF_S:
         rank.deaf_s = float(ran_s_ago)
-    said = [str(view.get("state_name") or view.get("state") or "")]
-    if isinstance(view.get("wchan"), str) and view["wchan"] not in ("", "0"):
-        said.append(f"in {view['wchan'][:80]}")
-    rank.process = ", ".join(filter(None, said)) or None
+    rank.stopped = state in _STOPPED_STATES
+
+
+def _text_in(document: dict[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _load(path: Path) -> Any:

@@ -45,8 +45,7 @@ def _where(evidence: FlightEvidence, finding: FlightFinding) -> str:
     for rank in finding.culprits:
         by_place.setdefault(doing(evidence, rank), []).append(rank)
     if len(by_place) == 1:
-        words = next(iter(by_place))
-        return words if len(finding.culprits) == 1 else words.replace("it is ", "they are ")
+        return doing(evidence, finding.culprits[0], several=len(finding.culprits) > 1)
     parts = [
         f"{others_text(tuple(ranks))}: {words}"
         for words, ranks in list(by_place.items())[:_SHOWN_PLACES]

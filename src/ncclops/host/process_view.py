@@ -87,14 +87,20 @@ def view(pid: int) -> dict[str, Any] | None:
     if stat.state == "Z" and stat.wait_status is not None:
         seen["ended_by"] = describe_end(stat.wait_status)
         seen["ended_well"] = stat.wait_status == 0
+        seen["ended_signal"] = ending_signal(stat.wait_status)
     return seen | {"threads": _threads(root)}
 
 
 def describe_end(wait_status: int) -> str:
     """A wait status in words: ``SIGKILL`` or ``exit code 1``."""
+    return ending_signal(wait_status) or f"exit code {os.waitstatus_to_exitcode(wait_status)}"
+
+
+def ending_signal(wait_status: int) -> str | None:
+    """The name of the signal that ended a process; None if it exited."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
-        return f"exit code {code}"
+        return None
     try:
         return signal.Signals(-code).name
     except ValueError:

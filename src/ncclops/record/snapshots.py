@@ -3,6 +3,8 @@
 <run>/incidents/<n>/rank<r>/flight.json    the flight recorder; flight-gloo.json where NCCL has
                                            one of its own
 <run>/incidents/<n>/rank<r>/stacks.txt     Python stacks of all threads
+<run>/incidents/<n>/rank<r>/left.json      the exception by which the main thread had left the
+                                           script, if it had: its stack is of where that was raised
 <run>/incidents/<n>/rank<r>/native.txt     native stacks, by py-spy
 <run>/incidents/<n>/rank<r>/groups.json    the process groups
 <run>/incidents/<n>/rank<r>/process.json   the process from outside
@@ -16,11 +18,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclops.record.documents import read_document, write_document
+from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.record.paths import numbered
 
 FLIGHT, FLIGHT_GLOO = "flight.json", "flight-gloo.json"
-STACKS, NATIVE = "stacks.txt", "native.txt"
+STACKS, LEFT, NATIVE = "stacks.txt", "left.json", "native.txt"
 GROUPS, PROCESS, GPU = "groups.json", "process.json", "gpu.json"
 LOGS, MISSING = "logs.json", "missing.json"
 
@@ -44,6 +46,25 @@ def ranks_in(snapshots: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def write_stacks(directory: Path, text: str, left_by: str | None = None) -> None:
+    """Write a rank's stacks, in place of earlier ones. Raises ``OSError``.
+
+    ``left_by`` is the exception (type and text) by which the main thread had left the script: the
+    stack shown for it is then of where that was raised, and not of where it stood.
+    """
+    write_whole(directory / STACKS, text.encode())
+    if left_by is not None:
+        write_document(directory / LEFT, {"exception": left_by})
+    else:
+        (directory / LEFT).unlink(missing_ok=True)
+
+
+def left_by(directory: Path) -> str | None:
+    """What ``write_stacks`` was given with the stacks; None in runs of older versions."""
+    exception = read_document(directory / LEFT).get("exception")
+    return exception if isinstance(exception, str) else None
+
+
 def add_missing(
     directory: Path,
     reason: str,
@@ -52,11 +73,13 @@ def add_missing(
     silent: bool = False,
     ended: bool = False,
     ended_well: bool = False,
+    ended_signal: str | None = None,
 ) -> None:
     """Say why ``files`` of a rank's snapshot are not there; several may have something to say.
 
     ``silent``: the rank lived and did not answer; ``ended``: its process has ended, ``ended_well``:
-    with exit code 0. ``reason`` is for people.
+    with exit code 0, or by ``ended_signal`` (its name, such as ``SIGKILL``). ``reason`` is for
+    people.
     """
     path = directory / MISSING
     before = read_document(path)
@@ -71,5 +94,6 @@ def add_missing(
             "reason": "; ".join(reasons),
             "files": list(dict.fromkeys(known)),
             **{name: bool(value or before.get(name)) for name, value in facts.items()},
+            "ended_signal": ended_signal or before.get("ended_signal"),
         },
     )
