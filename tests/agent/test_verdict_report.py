@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ncclops.agent.verdict_report import first_failure
-from ncclops.decision.outcome import Ending
 from ncclops.record.run_directory import RunDirectory
+from ncclops.record.verdict_record import WorkerEnding
 
 
 @pytest.fixture
@@ -22,15 +22,17 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def ending(
     rank: int, code: int | None, *, signal: str | None = None, asked: bool = False
-) -> Ending:
-    return Ending(rank=rank, pid=1, exit_code=code, signal=signal, seconds=1.0, asked_to_stop=asked)
+) -> WorkerEnding:
+    return WorkerEnding(
+        rank=rank, pid=1, exit_code=code, signal=signal, seconds=1.0, asked_to_stop=asked
+    )
 
 
 def test_it_is_the_first_that_failed_by_itself(run: RunDirectory) -> None:
     order = [ending(0, 0), ending(2, 143, asked=True), ending(1, 7), ending(2, 1)]
     failure = first_failure(run, order, 0)
     assert failure is not None
-    assert (failure.ending.rank, failure.host) == (1, "n1")
+    assert (failure.rank, failure.host) == (1, "n1")
 
 
 def test_nobody_who_ended_well_or_was_asked_to_has_failed(run: RunDirectory) -> None:

@@ -15,9 +15,10 @@ from ncclops.classify.policy import PastAttempt, default_rules
 from ncclops.cluster.decision_records import decision_fields, decision_in
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
-from ncclops.decision.outcome import Ending, FirstFailure, StopRequest
+from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 PLAN = RetryPlan(lane="generic", rules=default_rules(), granted=0)
 RULES = JobRules(retry=PLAN)
@@ -34,32 +35,32 @@ SIGINT = StopRequest(reason="SIGINT", grace=timedelta(seconds=9), signum=signal.
 DRAIN = StopRequest(reason="drain", grace=timedelta(seconds=9))
 
 
-def ending(rank: int, code: int | None = 0, **more: Any) -> Ending:
-    return Ending(
+def ending(rank: int, code: int | None = 0, **more: Any) -> WorkerEnding:
+    return WorkerEnding(
         **{"rank": rank, "pid": 100 + rank, "exit_code": code, "signal": None, "seconds": 1.0}
         | more
     )
 
 
-def killed(rank: int, name: str = "SIGKILL", **more: Any) -> Ending:
+def killed(rank: int, name: str = "SIGKILL", **more: Any) -> WorkerEnding:
     return ending(rank, None, signal=name, **more)
 
 
 def node(
-    *endings: Ending, name: str = "n0", found: Classification = MISTAKE, **more: Any
+    *endings: WorkerEnding, name: str = "n0", found: Classification = MISTAKE, **more: Any
 ) -> NodeEnd:
     """How a node ended; with the failure that a bad ending is, where it has failed."""
     bad = [each for each in endings if not each.ok and not each.asked_to_stop]
     if bad and more.get("failed") and "failure" not in more:
-        more["failure"] = FirstFailure(
-            ending=bad[0], message=None, tail=[], log="stderr.log", host=name
+        more["failure"] = FirstFailure.of(
+            bad[0], message=None, tail=[], log="stderr.log", host=name
         )
     return NodeEnd(
         name=name, endings=endings, classification=found.as_json() | {"evidence": []}, **more
     )
 
 
-def failed(*endings: Ending, **more: Any) -> NodeEnd:
+def failed(*endings: WorkerEnding, **more: Any) -> NodeEnd:
     return node(*endings, failed=True, fatal=True, **more)
 
 

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclops.decision.outcome import Ending, FirstFailure, Verdict
+from ncclops.decision.outcome import headline
+from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord, WorkerEnding
 
 
-def ending(rank: int, exit_code: int | None = 0, **more: Any) -> Ending:
+def ending(rank: int, exit_code: int | None = 0, **more: Any) -> WorkerEnding:
     defaults = {"pid": 100 + rank, "signal": None, "seconds": 1.0}
-    return Ending(rank=rank, exit_code=exit_code, **(defaults | more))
+    return WorkerEnding(rank=rank, exit_code=exit_code, **(defaults | more))
 
 
 def test_the_headline_names_rank_and_signal_and_what_it_often_means() -> None:
-    failure = FirstFailure(
-        ending=ending(3, None, signal="SIGKILL"),
+    failure = FirstFailure.of(
+        ending(3, None, signal="SIGKILL"),
         message=None,
         tail=["last words"],
         log="r/3.log",
         host="n1",
     )
-    assert "rank 3 was killed by SIGKILL after 1.0s" in failure.headline()
-    assert "out-of-memory" in failure.headline()
+    assert "rank 3 was killed by SIGKILL after 1.0s" in headline(failure)
+    assert "out-of-memory" in headline(failure)
 
 
 def test_the_document_carries_the_failure_flat() -> None:
     failed = ending(1, 1)
-    document = Verdict(
+    verdict = VerdictRecord(
         run_id="r",
         outcome="failed",
         exit_code=1,
         reason="rank 1 exited with code 1",
         attempts=1,
         seconds=2.0,
-        first_failure=FirstFailure(
-            ending=failed, message="KeyError: 'x'", tail=[], log="l", host="n1"
-        ),
+        first_failure=FirstFailure.of(failed, message="KeyError: 'x'", tail=[], log="l", host="n1"),
         workers=[ending(0), failed],
-    ).to_json()
+    )
+    document = VERDICT.to_json(verdict)
     assert document["schema"] == "ncclops.verdict/1"
     assert document["first_failure"]["rank"] == 1
     assert document["first_failure"]["message"] == "KeyError: 'x'"

@@ -37,7 +37,8 @@ def run_with(tmp_path: Path, verdict: dict[str, Any] | None, *events: dict[str, 
     lines = [json.dumps({"rank": None, "node": "n0", **each}) for each in (started, *events)]
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
     if verdict is not None:
-        document = {"schema": "ncclops.verdict/1", "run_id": "a-run", **verdict}
+        settled = {"run_id": "a-run", "attempts": 1, "seconds": 40.0}
+        document = {"schema": "ncclops.verdict/1", **settled, **verdict}
         (run / "verdict.json").write_text(json.dumps(document))
     return run
 

@@ -13,6 +13,8 @@ import pytest
 from ncclops.env.explain import explain
 from ncclops.env.snapshot import EnvSnapshot, compare, load, take
 from ncclops.errors import UsageError
+from ncclops.record.event_values import EnvChange
+from ncclops.record.run_record import RUN, RunRecord
 from ncclops.redaction.redactor import REDACTED, is_secret, redact_variables
 
 
@@ -99,8 +101,11 @@ def test_two_ranks_of_a_run_and_a_run_without_them(tmp_path: Path) -> None:
     assert load(str(tmp_path)).variables["NCCL_ALGO"] == "Ring"
     older = tmp_path / "older"
     older.mkdir()
-    plan = [{"name": "NCCL_ALGO", "after": "Ring"}, {"name": "NCCL_NET", "after": None}]
-    (older / "run.json").write_text(json.dumps({"plan": plan}), encoding="utf-8")
+    changes = [
+        EnvChange(name="NCCL_ALGO", action="set", after="Ring"),
+        EnvChange(name="NCCL_NET", action="unset", before="Socket"),
+    ]
+    RUN.write(older / "run.json", RunRecord(plan=changes))
     assert load(str(older)).variables == {"NCCL_ALGO": "Ring"}
 
 
@@ -128,7 +133,7 @@ def test_a_running_process() -> None:
         ("missing.json", "missing.json: cannot be read"),
         ("pid:x", "write a process as pid:1234"),
         ("pid:4194304999", "there is no such process"),
-        ("other.json", "not a snapshot: write one with"),
+        ("other.json", "not ncclops.env-snapshot/1: write one with"),
         ("broken.json", "not a snapshot but other text .Expecting"),
         ("empty", "holds neither environment.json nor run.json"),
     ],

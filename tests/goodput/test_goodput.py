@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.goodput import Span, measure, spans
+from ncclops.goodput import Span, describe, measure, spans
 from ncclops.record.events import (
     BootstrappedEvent,
     CompileWarmupEvent,
@@ -145,7 +145,7 @@ def test_without_signs_of_training_nothing_is_claimed() -> None:
     events = [*START, BootstrappedEvent(ts=5), VerdictEvent(ts=60, outcome="completed")]
     assert told(events) == [("start-up", 0, 5), ("unmeasured", 5, 60)]
     assert measure(spans(events)).ratio is None
-    assert measure(spans(events)).line() is None
+    assert describe(measure(spans(events)).to_record()) is None
 
 
 def test_a_run_that_goes_on_is_counted_until_now() -> None:
@@ -160,7 +160,7 @@ def test_goodput_adds_up() -> None:
     assert document["total_s"] == 100
     assert document["seconds"]["redone"] == 10
     assert document["seconds"]["cool-down"] == 0
-    line = goodput.line()
+    line = describe(goodput.to_record())
     assert line == "goodput: 80.0% (start-up 10.0s, steps 80.0s, redone 10.0s)"
 
 

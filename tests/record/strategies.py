@@ -19,6 +19,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
     bool: st.booleans(),
     Rank: st.integers(0, 2**31),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     Any: st.none() | TEXT | NUMBERS,
     type(None): st.none(),
 }
@@ -29,6 +30,9 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     if kind in SCALARS:
         return SCALARS[kind]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        limits = next(each for each in arguments if isinstance(each, msgspec.Meta))
+        return st.floats(limits.ge, limits.le)
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):

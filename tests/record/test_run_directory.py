@@ -12,6 +12,8 @@ import pytest
 from ncclops.errors import UsageError
 from ncclops.record.events import BootstrappedEvent, FaultEvent, StepEvent
 from ncclops.record.run_directory import RunDirectory
+from ncclops.record.run_record import RunRecord
+from ncclops.record.verdict_record import VerdictRecord
 
 
 def create(path: Path) -> RunDirectory:
@@ -33,7 +35,7 @@ def test_events_are_whole_lines_as_soon_as_they_are_written(tmp_path: Path) -> N
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
-    create(tmp_path / "run").write_run({})
+    create(tmp_path / "run").write_run(RunRecord())
     with pytest.raises(UsageError, match="already holds a run"):
         create(tmp_path / "run")
 
@@ -57,7 +59,16 @@ def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
         run.add(StepEvent(step=1))
         run.add(StepEvent(step=1))
-        run.write_verdict({"long": "x" * 10_000})
+        run.write_verdict(
+            VerdictRecord(
+                run_id="r",
+                outcome="failed",
+                exit_code=1,
+                reason="x" * 10_000,
+                attempts=1,
+                seconds=1,
+            )
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, earlier)

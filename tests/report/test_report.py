@@ -90,6 +90,8 @@ def run_dir(starts_processes: None, tmp_path: Path) -> Path:
     for number, record in (("0", incident), ("1", left), ("2", {"cause": "nobody knows"})):
         write(run / "incidents" / number / "incident.json", record)
     verdict = {
+        "schema": "ncclops.verdict/1",
+        "run_id": "20260101-abc",
         "outcome": "completed",
         "exit_code": 0,
         "reason": "3 workers exited 0; token=abc123def",
@@ -97,7 +99,9 @@ def run_dir(starts_processes: None, tmp_path: Path) -> Path:
         "attempts": 1,
         "workers": [],
     }
-    (run / "run.json").write_text(json.dumps({"run_id": "20260101-abc", "world_size": 4}))
+    (run / "run.json").write_text(
+        json.dumps({"schema": "ncclops.run/1", "run_id": "20260101-abc", "world_size": 4})
+    )
     (run / "verdict.json").write_text(json.dumps(verdict))
     return run
 

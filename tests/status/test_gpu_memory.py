@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     for rank, variables in enumerate(settings):
         (tmp_path / "ranks" / str(rank)).mkdir(parents=True)
         path = tmp_path / "ranks" / str(rank) / "environment.json"
-        path.write_text(json.dumps({"variables": variables}))
+        path.write_bytes(ENVIRONMENT.encode(EnvSnapshot("environment", variables)))
     return tmp_path
 
 

@@ -54,6 +54,7 @@ from ncclops.receipts.observation import Observation
 from ncclops.record import events, receipt_records, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
 from ncclops.record.receipt_records import ReceiptRecord
+from ncclops.record.verdict_record import JudgedReceipt
 
 log = logging.getLogger(__name__)
 
@@ -279,8 +280,8 @@ class _Agent:
             escalated=team.escalation,
         )
 
-    async def _judge_receipt(self) -> dict[str, Any] | None:
-        """``ncclops.receipt/1``; None where it cannot be judged, by a mistake of ours."""
+    async def _judge_receipt(self) -> JudgedReceipt | None:
+        """The receipt; None where it cannot be judged, by a mistake of ours."""
         return await asyncio.to_thread(
             self._errors.value_of,
             "judging the receipt",

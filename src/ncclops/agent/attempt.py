@@ -31,6 +31,7 @@ from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.events import (
     Event,
     FaultEvent,
@@ -306,7 +307,8 @@ class RunningAttempt:
             STARTED: started,
         }
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
-            snapshot.write(full, self._run.paths.rank(rank).environment)
+            path = self._run.paths.rank(rank).environment
+            ENVIRONMENT.write(path, snapshot.take(full, label=path.stem))
         worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ncclops.agent.job import Job
 from ncclops.classify import Report
 from ncclops.classify.model import Evidence
 from ncclops.decision.deciding import AttemptDecision
-from ncclops.decision.outcome import Ending, Verdict
 from ncclops.goodput import Goodput
 from ncclops.record.events import VerdictEvent
 from ncclops.record.run_directory import RunDirectory
+from ncclops.record.verdict_record import FailureClass, JudgedReceipt, VerdictRecord, WorkerEnding
 
 _EVIDENCE_LINES = 5
 
@@ -24,23 +26,23 @@ _EVIDENCE_LINES = 5
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """A run of which nothing runs any more. ``attempts`` is how many there were, ``endings`` how
-    this node's workers of the last one ended, ``decision`` what was decided on that; ``receipt``
-    is ``ncclops.receipt/1``, if it could be judged, ``goodput`` if it could be measured."""
+    this node's workers of the last one ended, ``decision`` what was decided on that; ``receipt`` is
+    there if it could be judged, ``goodput`` if it could be measured."""
 
     job: Job
     attempts: int
-    endings: Sequence[Ending]
+    endings: Sequence[WorkerEnding]
     decision: AttemptDecision
-    receipt: dict[str, Any] | None
+    receipt: JudgedReceipt | None
     goodput: Goodput | None
     seconds: float
 
 
-def conclude(ended: Ended) -> Verdict:
+def conclude(ended: Ended) -> VerdictRecord:
     """The verdict, in ``verdict.json`` and ``events.jsonl``."""
     job, decision = ended.job, ended.decision
     classification = decision.classification
-    verdict = Verdict(
+    verdict = VerdictRecord(
         run_id=job.run.run_id,
         outcome=decision.outcome,
         exit_code=decision.exit_code,
@@ -51,19 +53,24 @@ def conclude(ended: Ended) -> Verdict:
         workers=sorted(ended.endings, key=lambda ending: ending.rank),
         classification=None
         if classification is None
-        else classification | {"decision": decision.retry},
+        else msgspec.convert(classification | {"decision": decision.retry}, FailureClass),
         receipt=ended.receipt,
-        goodput=ended.goodput,
+        goodput=None if ended.goodput is None else ended.goodput.to_record(),
     )
     return _write(job.run, verdict)
 
 
 def conclude_crash(
-    run: RunDirectory, error: Exception, *, attempts: int, endings: Sequence[Ending], seconds: float
-) -> Verdict:
+    run: RunDirectory,
+    error: Exception,
+    *,
+    attempts: int,
+    endings: Sequence[WorkerEnding],
+    seconds: float,
+) -> VerdictRecord:
     """The verdict where ``error``, an internal error, ended the agent before there was one."""
     where = run.shown(run.paths.agent_log)
-    verdict = Verdict(
+    verdict = VerdictRecord(
         run_id=run.run_id,
         outcome="failed",
         exit_code=1,
@@ -76,8 +83,8 @@ def conclude_crash(
     return verdict if run.paths.verdict.exists() else _write(run, verdict)
 
 
-def _write(run: RunDirectory, verdict: Verdict) -> Verdict:
-    run.write_verdict(verdict.to_json())
+def _write(run: RunDirectory, verdict: VerdictRecord) -> VerdictRecord:
+    run.write_verdict(verdict)
     run.add(
         VerdictEvent(outcome=verdict.outcome, exit_code=verdict.exit_code, reason=verdict.reason)
     )
@@ -94,6 +101,6 @@ def proofs(found: Report) -> Sequence[Evidence]:
     return found.evidence[:_EVIDENCE_LINES]
 
 
-def is_healthy(receipt: dict[str, Any] | None) -> bool | None:
+def is_healthy(receipt: JudgedReceipt | None) -> bool | None:
     """Whether ``receipt`` is healthy; None where it could not be judged."""
-    return None if receipt is None else bool(receipt["verdict"] == "healthy")
+    return None if receipt is None else receipt.healthy

@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
-from ncclops.decision.outcome import Ending
 from ncclops.decision.retrying import Escalated
+from ncclops.record.verdict_record import WorkerEnding
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Team:
         """
         return not self.restarts_in_process or worker.rank not in self.entered
 
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[WorkerEnding]:
         """How the workers ended: first those that did, in their order, then the rest."""
         rest = [worker for worker in self.workers if worker not in self.ended]
         return [self._ending(worker) for worker in (*self.ended, *rest)]
@@ -80,12 +80,12 @@ class Team:
             and worker.rank not in self.asked_to_stop | self.hung
         }
 
-    def blamed_first(self) -> list[Ending]:
+    def blamed_first(self) -> list[WorkerEnding]:
         """The endings, with the rank in front that the restart core blames."""
         return sorted(self.endings(), key=lambda ending: ending.rank != self.last_faulty)
 
-    def _ending(self, worker: Worker) -> Ending:
-        return Ending(
+    def _ending(self, worker: Worker) -> WorkerEnding:
+        return WorkerEnding(
             rank=worker.rank,
             pid=worker.pid,
             exit_code=worker.exit.code if worker.exit else None,

@@ -21,9 +21,10 @@ from ncclops.classify import wording
 from ncclops.classify.model import Classification
 from ncclops.classify.policy import PastAttempt
 from ncclops.decision.node_end import JobRules, NodeEnd
-from ncclops.decision.outcome import SIGNAL_EXIT_BASE, Ending, FirstFailure, Outcome
+from ncclops.decision.outcome import SIGNAL_EXIT_BASE, describe_ending
 from ncclops.decision.retrying import NextAttempt, next_attempt
 from ncclops.errors import EXIT_INTERNAL_ERROR, ReceiptMissing
+from ncclops.record.verdict_record import FirstFailure, Outcome, WorkerEnding
 
 Random = Callable[[], float]
 
@@ -111,7 +112,7 @@ def _completed(
         if node.lost is not None:
             reason += f"; {wording.describe_loss(node.name, node.lost)}, the others went on"
         for ending in node.bad:
-            reason += f"; rank {ending.rank} {ending.how()}, the others went on"
+            reason += f"; rank {ending.rank} {describe_ending(ending)}, the others went on"
     if rules.require_receipt and not any(node.healthy for node in present):
         # Not judged is neither healthy nor missing, and has an exit code of its own.
         unjudged = any(node.healthy is None for node in present)
@@ -210,10 +211,9 @@ def _what_failed(blamed: NodeEnd, nodes: Sequence[NodeEnd]) -> str:
         return f"{blamed.cannot_start.reason}{_on(blamed, nodes)}"
     if blamed.hang is not None:
         return f"hang: {blamed.hang}{_on(blamed, nodes)}"
-    ending = None if blamed.failure is None else blamed.failure.ending
     unasked = [each for each in blamed.bad if not each.asked_to_stop]
-    ending = ending or next(iter([*unasked, *blamed.bad]), None)
-    what = "a worker failed" if ending is None else f"rank {ending.rank} {ending.how()}"
+    ending = blamed.failure or next(iter([*unasked, *blamed.bad]), None)
+    what = "a worker failed" if ending is None else f"rank {ending.rank} {describe_ending(ending)}"
     return f"{what}{_on(blamed, nodes)}"
 
 
@@ -222,6 +222,6 @@ def _on(node: NodeEnd, nodes: Sequence[NodeEnd]) -> str:
     return f" on {node.name}" if len(nodes) > 1 else ""
 
 
-def _ranks(endings: Sequence[Ending]) -> str:
+def _ranks(endings: Sequence[WorkerEnding]) -> str:
     numbers = ", ".join(str(ending.rank) for ending in endings)
     return f"rank{'s' * (len(endings) != 1)} {numbers}"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclops.classify.policy import PastAttempt
-from ncclops.decision.outcome import Ending, FirstFailure, StopRequest
+from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class NodeEnd:
     """
 
     name: str
-    endings: Sequence[Ending] = ()
+    endings: Sequence[WorkerEnding] = ()
     failed: bool = False
     fatal: bool = False
     failed_first: bool = False
@@ -73,7 +74,7 @@ class NodeEnd:
         return sum(ending.ok and not ending.asked_to_stop for ending in self.endings)
 
     @property
-    def bad(self) -> list[Ending]:
+    def bad(self) -> list[WorkerEnding]:
         """Workers that did not exit 0."""
         return [ending for ending in self.endings if not ending.ok]
 

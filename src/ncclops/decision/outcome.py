@@ -1,17 +1,13 @@
-"""How workers, attempts and runs end, as values; ``verdict.json``."""
+"""How workers end and runs are stopped, in words and as values; the types are of the record."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
 
 from ncclops.classify import wording
-from ncclops.goodput import Goodput
-
-Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
+from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 # 128 + number is the shell's way to say "ended by a signal"; SIGINT gives the contract's 130.
 SIGNAL_EXIT_BASE = 128
@@ -29,69 +25,18 @@ class StopRequest:
     signum: signal.Signals | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How one worker ended in the last attempt. Both codes are None if it did not end at all."""
-
-    rank: int
-    pid: int
-    exit_code: int | None
-    signal: str | None
-    seconds: float | None
-    asked_to_stop: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-    def how(self) -> str:
-        """In words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
-        return wording.describe_exit(self.exit_code, self.signal)
+def describe_ending(ending: WorkerEnding | FirstFailure) -> str:
+    """How a worker ended, in words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
+    return wording.describe_exit(ending.exit_code, ending.signal)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstFailure:
-    """The worker that failed first, and what it left to read. ``log`` is a file of ``host``."""
-
-    ending: Ending
-    message: str | None
-    tail: Sequence[str]
-    log: str
-    host: str
-
-    def headline(self) -> str:
-        """Which rank, how and why, in one line."""
-        ending = self.ending
-        headline = f"rank {ending.rank} {ending.how()}"
-        if ending.seconds is not None:
-            headline += f" after {ending.seconds:.1f}s"
-        if self.message:
-            headline += f": {self.message}"
-        elif hint := wording.signal_hint(ending.signal):
-            headline += f" ({hint})"
-        return headline
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What ``verdict.json`` says."""
-
-    run_id: str
-    outcome: Outcome
-    exit_code: int
-    reason: str
-    attempts: int
-    seconds: float
-    first_failure: FirstFailure | None
-    workers: Sequence[Ending]
-    classification: dict[str, Any] | None = None  # of ncclops.classify/1, with the decision taken
-    receipt: dict[str, Any] | None = None  # ncclops.receipt/1
-    goodput: Goodput | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        document = asdict(self)
-        failure = document.pop("first_failure")
-        if failure is not None:
-            failure |= failure.pop("ending")
-        document["goodput"] = None if self.goodput is None else self.goodput.to_json()
-        return {"schema": "ncclops.verdict/1", **document, "first_failure": failure}
+def headline(failure: FirstFailure) -> str:
+    """Which rank failed, how and why, in one line."""
+    line = f"rank {failure.rank} {describe_ending(failure)}"
+    if failure.seconds is not None:
+        line += f" after {failure.seconds:.1f}s"
+    if failure.message:
+        line += f": {failure.message}"
+    elif hint := wording.signal_hint(failure.signal):
+        line += f" ({hint})"
+    return line

@@ -12,21 +12,25 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.places import describe_operation
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import event_log, runs
-from ncclops.record.documents import read_document
+from ncclops.record.document_kind import DocumentKind
 from ncclops.record.events import EscalationEvent, Event, RestartEvent, RetryEvent
 from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frame
 from ncclops.stacks.parsing import traceback_frames
 
 SCHEMA = "ncclops.diagnose/1"
+
+Record = TypeVar("Record")
 
 # running: its agent answers. lost: no verdict, and no agent on this machine.
 State = Literal["running", "ended", "lost"]
@@ -117,21 +121,23 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     Reads only. Raises ``UsageError`` if there is no run.
     """
     run = Path(run_dir).resolve()
-    paths, notes = RunPaths(run), []
+    paths = RunPaths(run)
+    notes: list[str] = []
     if not paths.holds_run():
         raise UsageError(f"{run} holds no run (no {EVENTS}): name a run directory")
-    verdict = read_document(paths.verdict)
-    if paths.verdict.exists() and not verdict:
-        notes.append(f"{paths.verdict} is damaged and was left out")
+    verdict = _document(VERDICT, paths.verdict, notes)
+    started = _document(RUN, paths.run, notes)
     events = sorted(event_log.read(paths.events), key=lambda event: event.ts)
-    state: State = "ended" if verdict else "running" if runs.is_live(run) else "lost"
+    state: State = "ended" if verdict is not None else "running" if runs.is_live(run) else "lost"
     report = _incident(run, notes)
     recovered = report is not None and _went_on(report, events)
-    failed = verdict.get("outcome") == "failed" or state == "lost"
-    explains = report is not None and not recovered and verdict.get("outcome") != "completed"
+    outcome = None if verdict is None else verdict.outcome
+    failed = outcome == "failed" or state == "lost"
+    explains = report is not None and not recovered and outcome != "completed"
     recorded = report.recorded if report is not None else analyse(run) if failed else None
-    first = verdict.get("first_failure") or {}
-    found = verdict.get("classification")
+    first = None if verdict is None else verdict.first_failure
+    classified = None if verdict is None else verdict.classification
+    found = None if classified is None else classified.to_json()
     if found is None and report is not None and explains:
         found = report.classification
     if found is None and failed:
@@ -139,11 +145,11 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     rank, host, frame, operation = _where(report if explains else None, first, found)
     return Diagnosis(
         run_dir=run,
-        run_id=verdict.get("run_id") or read_document(paths.run).get("run_id") or run.name,
+        run_id=_run_id(verdict) or _run_id(started) or run.name,
         state=state,
-        outcome=verdict.get("outcome"),
-        exit_code=verdict.get("exit_code"),
-        reason=verdict.get("reason"),
+        outcome=outcome,
+        exit_code=None if verdict is None else verdict.exit_code,
+        reason=None if verdict is None else verdict.reason,
         what=_sentence(state, verdict, report if explains else None, recorded),
         rank=rank,
         host=host,
@@ -159,9 +165,21 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
         next_steps=_next_steps(
             report if explains else None, found, paths, rank if failed else None
         ),
-        next_command=_next_command(run, state, verdict, report if explains else None, found),
+        next_command=_next_command(run, state, outcome, report if explains else None, found),
         notes=tuple(notes),
     )
+
+
+def _document(kind: DocumentKind[Record], path: Path, notes: list[str]) -> Record | None:
+    try:
+        return kind.read(path)
+    except UsageError as error:
+        notes.append(f"left out: {error}")
+        return None
+
+
+def _run_id(record: VerdictRecord | RunRecord | None) -> str | None:
+    return None if record is None else record.run_id
 
 
 def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
@@ -198,7 +216,7 @@ def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:
 
 
 def _where(
-    report: IncidentReport | None, first: Mapping[str, Any], found: Mapping[str, Any] | None
+    report: IncidentReport | None, first: FirstFailure | None, found: Mapping[str, Any] | None
 ) -> tuple[int | None, str | None, Frame | None, str | None]:
     """Rank, host, line of the user's code and operation, from the best that knows."""
     if report is not None:
@@ -206,15 +224,16 @@ def _where(
         last = next((view.last for view in report.views if view.rank == culprit.rank), None)
         operation = None if last is None else describe_operation(last)
         return culprit.rank, culprit.host, culprit.frame, operation
-    tail = [_RANK_PREFIX.sub("", line) for line in first.get("tail") or ()]
+    if first is None:
+        return (found or {}).get("rank"), None, None, None
+    tail = [_RANK_PREFIX.sub("", line) for line in first.tail]
     frame = user_frame(traceback_frames("\n".join(tail)))
-    rank = first.get("rank")
-    return (found or {}).get("rank") if rank is None else rank, first.get("host"), frame, None
+    return first.rank, first.host or None, frame, None
 
 
 def _sentence(
     state: State,
-    verdict: Mapping[str, Any],
+    verdict: VerdictRecord | None,
     report: IncidentReport | None,
     recorded: Recorded | None,
 ) -> str:
@@ -222,10 +241,9 @@ def _sentence(
         return report.sentence
     if state == "running":
         return "the run is under way, and nothing is wrong that is on record"
-    if verdict:
-        reason = str(verdict.get("reason") or "no reason is on record")
-        first = verdict.get("first_failure") or {}
-        message = first.get("message")
+    if verdict is not None:
+        reason = verdict.reason or "no reason is on record"
+        message = None if verdict.first_failure is None else verdict.first_failure.message
         return f"{reason}: {message}" if message and message not in reason else reason
     if recorded is not None:
         return recorded.sentence
@@ -246,9 +264,8 @@ def _tried(events: Sequence[Event]) -> Iterator[Step]:
                 yield Step(event.ts, f"attempt {event.attempt} in new processes", event.reason)
 
 
-def _receipt(verdict: Mapping[str, Any]) -> str | None:
-    receipt = verdict.get("receipt")
-    return None if receipt is None else str(receipt.get("verdict"))
+def _receipt(verdict: VerdictRecord | None) -> str | None:
+    return None if verdict is None or verdict.receipt is None else verdict.receipt.verdict
 
 
 def _next_steps(
@@ -268,7 +285,7 @@ def _next_steps(
 def _next_command(
     run: Path,
     state: State,
-    verdict: Mapping[str, Any],
+    outcome: str | None,
     report: IncidentReport | None,
     found: Mapping[str, Any] | None,
 ) -> str:
@@ -278,8 +295,8 @@ def _next_command(
         return f"ncclops {'status' if report is None else 'stacks'} {name}"
     if report is not None:
         return f"ncclops incident {name} {report.number}"
-    if verdict.get("outcome") == "no-receipt":
+    if outcome == "no-receipt":
         return f"ncclops receipt check {name}"
-    if verdict.get("outcome") == "failed" or state == "lost":
+    if outcome == "failed" or state == "lost":
         return f"ncclops {'classify' if found else 'bundle'} {name}"
     return f"ncclops report {name}"

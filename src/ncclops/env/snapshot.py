@@ -6,15 +6,13 @@ and the versions that decide what is read.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -22,33 +20,14 @@ from ncclops.env.catalogue import catalogue
 from ncclops.env.host import installed_nccl, installed_torch
 from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
-from ncclops.record.paths import ENVIRONMENT, RunPaths
+from ncclops.record import documents
+from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
+from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE
+from ncclops.record.paths import RunPaths
+from ncclops.record.run_record import RUN
 from ncclops.redaction.redactor import redact_variables
 
-SCHEMA = "ncclops.env-snapshot/1"
-# What a run directory keeps for each rank.
-
-
-@dataclass(frozen=True)
-class EnvSnapshot:
-    """One environment. ``files`` is what NCCL adds to it from its configuration files."""
-
-    label: str
-    variables: Mapping[str, str]
-    files: Mapping[str, str] = field(default_factory=dict)
-    host: str | None = None
-    taken: float | None = None
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    redacted: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """The document ``ncclops.env-snapshot/1``."""
-        return {"schema": SCHEMA, **asdict(self)}
-
-    @property
-    def effective(self) -> dict[str, str]:
-        """What NCCL and everything else sees: the files never overrule the environment."""
-        return {**self.files, **self.variables}
+__all__ = ["EnvSnapshot", "VariableDifference", "compare", "load", "take", "write"]
 
 
 @dataclass(frozen=True)
@@ -84,13 +63,12 @@ def take(
 
 
 def write(environ: Mapping[str, str], path: Path, *, keep_secrets: bool = False) -> EnvSnapshot:
-    """Take a snapshot of ``environ`` and write it to ``path``. Raises ``OSError``.
+    """Take a snapshot of ``environ`` and write it to ``path``, which may be a device or a pipe.
 
-    A rank's directory holds its own as ``environment.json``; ``load`` finds it there.
+    Raises ``OSError``. A rank's directory holds its own; ``load`` finds it there.
     """
     taken = take(environ, label=path.stem, keep_secrets=keep_secrets)
-    text = json.dumps(taken.to_json(), indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_bytes(ENVIRONMENT.encode(taken))
     return taken
 
 
@@ -108,11 +86,10 @@ def load(what: str) -> EnvSnapshot:
     if path.is_dir():
         path = _in_directory(path)
     try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"{what}: cannot be read: {reason}") from None
-    except json.JSONDecodeError as error:
+        document = documents.load(path)
+    except OSError as error:
+        raise UsageError(f"{what}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(
             f"{path}: not a snapshot but other text ({error}): write one with"
             " `ncclops env snapshot`, or look at a job script with `ncclops env lint`"
@@ -122,23 +99,19 @@ def load(what: str) -> EnvSnapshot:
 
 def _in_directory(directory: Path) -> Path:
     run = RunPaths(directory)
-    for candidate in (directory / ENVIRONMENT, run.rank(0).environment, run.run):
+    for candidate in (directory / ENVIRONMENT_FILE, run.rank(0).environment, run.run):
         if candidate.is_file():
             return candidate
-    raise UsageError(f"{directory}: holds neither {ENVIRONMENT} nor {run.run.name}")
+    raise UsageError(f"{directory}: holds neither {ENVIRONMENT_FILE} nor {run.run.name}")
 
 
-def _from_document(document: Any, what: str, path: Path) -> EnvSnapshot:
-    if isinstance(document, dict) and document.get("schema") == SCHEMA:
-        known = {
-            name: document[name] for name in EnvSnapshot.__dataclass_fields__ if name in document
-        }
-        return EnvSnapshot(**{**known, "label": what})
+def _from_document(document: object, what: str, path: Path) -> EnvSnapshot:
     if isinstance(document, dict) and isinstance(document.get("plan"), list):
-        rows = {row["name"]: row["after"] for row in document["plan"]}
-        present = {name: value for name, value in rows.items() if value is not None}
+        # run.json, or what a dry run has printed
+        plan = RUN.parse(document | {"schema": RUN.schema}, path).plan
+        present = {row.name: row.after for row in plan if row.after is not None}
         return EnvSnapshot(what, redact_variables(present))
-    raise UsageError(f"{path}: not a snapshot: write one with `ncclops env snapshot`")
+    return replace(ENVIRONMENT.parse(document, path), label=what)
 
 
 def _of_process(what: str) -> EnvSnapshot:

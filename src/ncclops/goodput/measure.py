@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ncclops.goodput.spans import KINDS, Span
+from ncclops.record.verdict_record import GoodputFigures
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,26 @@ class Goodput:
         """Seconds from the start to the verdict."""
         return sum(self.seconds.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """As in ``verdict.json``: ``{ratio, total_s, seconds: {kind: s}}``."""
-        rounded = {kind: round(seconds, 3) for kind, seconds in self.seconds.items()}
-        ratio = None if self.ratio is None else round(self.ratio, 4)
-        return {"ratio": ratio, "total_s": round(self.total, 3), "seconds": rounded}
+    def to_record(self) -> GoodputFigures:
+        """As in ``verdict.json``, rounded."""
+        return GoodputFigures(
+            ratio=None if self.ratio is None else round(self.ratio, 4),
+            total_s=round(self.total, 3),
+            seconds={kind: round(seconds, 3) for kind, seconds in self.seconds.items()},
+        )
 
-    def line(self) -> str | None:
-        """The figures in one line, None where no training was seen."""
-        if self.ratio is None:
-            return None
-        parts = [f"{kind} {seconds:.1f}s" for kind, seconds in self.seconds.items() if seconds]
-        return f"goodput: {self.ratio:.1%} ({', '.join(parts)})"
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON: ``{ratio, total_s, seconds: {kind: s}}``."""
+        document: dict[str, Any] = msgspec.to_builtins(self.to_record())
+        return document
+
+
+def describe(figures: GoodputFigures) -> str | None:
+    """The figures in one line, None where no training was seen."""
+    if figures.ratio is None:
+        return None
+    parts = [f"{kind} {seconds:.1f}s" for kind, seconds in figures.seconds.items() if seconds]
+    return f"goodput: {figures.ratio:.1%} ({', '.join(parts)})"
 
 
 def measure(spans: Iterable[Span]) -> Goodput:

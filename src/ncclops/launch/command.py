@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from ncclops.agent import store, supervisor, workers
 from ncclops.agent.history import JobHistory
 from ncclops.agent.job import Job
@@ -37,7 +39,6 @@ from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
-from ncclops.record.event_values import EnvChange
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.schedulers import affinity
@@ -161,12 +162,12 @@ def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Pa
 
 
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
-    described = prepared.to_json()
-    run.write_run({"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd()), **described})
+    record = prepared.to_record()
+    began = {"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd())}
+    run.write_run(msgspec.structs.replace(record, **began))
     run.add(RunStartedEvent(run_id=run.run_id, world_size=prepared.layout.world_size))
     run.add(StackEvent(**asdict(prepared.stack)))
-    changes = [EnvChange(**asdict(change)) for change in prepared.plan.changes]
-    run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=changes))
+    run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=record.plan))
 
 
 def _greet(run: RunDirectory, prepared: Prepared, say: Callable[[str], None]) -> None:

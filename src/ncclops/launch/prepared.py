@@ -15,6 +15,8 @@ from ncclops.env import Overrides, Plan
 from ncclops.launch.stack import Stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.receipts.log_formats import Form
+from ncclops.record.event_values import EnvChange
+from ncclops.record.run_record import NodesPlanned, ProfileUsed, RunRecord
 from ncclops.timeouts.model import Timeouts
 
 
@@ -71,29 +73,33 @@ class Prepared:
 
     def to_json(self) -> dict[str, Any]:
         """What ``run.json`` and ``--dry-run --json`` share."""
-        profile = self.request.profile
-        return {
-            "profile": {"name": profile.name, "files": list(profile.sources)},
-            "restart": self.request.mode,
-            "max_restarts": self.request.max_restarts,
-            "nodes": self._nodes_json(),
-            "nproc_per_node": self.layout.nproc,
-            "world_size": self.layout.world_size,
-            "command": self.argv,
-            "stack": asdict(self.stack),
-            "timeouts": self.timeouts.to_json(),
-            "plan": self.plan.to_json()["changes"],
-        }
+        return self.to_record().settled()
 
-    def _nodes_json(self) -> dict[str, Any]:
+    def to_record(self) -> RunRecord:
+        """``run.json``, without what only a run has that has begun."""
+        profile = self.request.profile
+        return RunRecord(
+            profile=ProfileUsed(name=profile.name, files=list(profile.sources)),
+            restart=self.request.mode,
+            max_restarts=self.request.max_restarts,
+            nodes=self._nodes(),
+            nproc_per_node=self.layout.nproc,
+            world_size=self.layout.world_size,
+            command=self.argv,
+            stack=asdict(self.stack),
+            timeouts=self.timeouts.to_json(),
+            plan=[EnvChange(**asdict(change)) for change in self.plan.changes],
+        )
+
+    def _nodes(self) -> NodesPlanned:
         rendezvous, nodes = self.request.rendezvous, self.layout.nodes
         if rendezvous is None:
-            return {"count": nodes.count, "rank": nodes.rank}
-        return {
-            "count": rendezvous.active,
-            "spares": rendezvous.most - rendezvous.active,
-            "rank": rendezvous.rank,
-            "backend": rendezvous.backend,
-            "store": rendezvous.address,
-            "id": rendezvous.job_id,
-        }
+            return NodesPlanned(count=nodes.count, rank=nodes.rank)
+        return NodesPlanned(
+            count=rendezvous.active,
+            spares=rendezvous.most - rendezvous.active,
+            rank=rendezvous.rank,
+            backend=rendezvous.backend,
+            store=rendezvous.address,
+            id=rendezvous.job_id,
+        )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.record.document_kind import load_object
 from ncclops.record.paths import RunPaths
+from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord
 
-Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
-_SCHEMA = "ncclops.verdict/1"
+__all__ = ["Outcome", "RunVerdict", "read_verdict"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,38 +50,32 @@ class RunVerdict:
 def read_verdict(run_dir: str | PathLike[str]) -> RunVerdict:
     """The verdict of the run in ``run_dir``; any thread.
 
-    Raises ``UsageError`` where there is none: the run has not ended, or its agent was killed.
+    Raises ``UsageError`` where there is none (the run has not ended, or its agent was killed), and
+    where it cannot be read or is damaged.
     """
-    path = Path(run_dir)
-    try:
-        document = json.loads(RunPaths(path).verdict.read_bytes())
-        if document["schema"] != _SCHEMA:
-            raise UsageError(f"{path}/verdict.json is {document['schema']}, not {_SCHEMA}")
-        return _of_document(path.resolve(), document)
-    except FileNotFoundError:
+    path = RunPaths(Path(run_dir)).verdict
+    document = load_object(path, VERDICT.advice)
+    if document is None:
         raise UsageError(
-            f"{path} has no verdict: `ncclops status {path}` shows whether the run goes on"
-        ) from None
-    except OSError as error:
-        raise UsageError(f"cannot read the verdict of {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}/verdict.json is damaged: {error!r}") from error
+            f"{run_dir} has no verdict: `ncclops status {run_dir}` shows whether the run goes on"
+        )
+    return _of_record(path.parent.resolve(), VERDICT.parse(document, path), document)
 
 
-def _of_document(run_dir: Path, document: Mapping[str, Any]) -> RunVerdict:
-    found = document.get("classification") or {}
+def _of_record(run_dir: Path, record: VerdictRecord, document: Mapping[str, Any]) -> RunVerdict:
+    found = record.classification
     return RunVerdict(
         run_dir=run_dir,
-        run_id=document["run_id"],
-        outcome=document["outcome"],
-        exit_code=document["exit_code"],
-        reason=document["reason"],
-        attempts=document["attempts"],
-        duration=timedelta(seconds=document["seconds"]),
-        failed_rank=(document.get("first_failure") or {}).get("rank"),
-        failure_class=found.get("class"),
-        remedy=tuple(found.get("remedy") or ()),
-        receipt=(document.get("receipt") or {}).get("verdict"),
-        goodput=(document.get("goodput") or {}).get("ratio"),
+        run_id=record.run_id,
+        outcome=record.outcome,
+        exit_code=record.exit_code,
+        reason=record.reason,
+        attempts=record.attempts,
+        duration=timedelta(seconds=record.seconds),
+        failed_rank=None if record.first_failure is None else record.first_failure.rank,
+        failure_class=None if found is None else found.class_,
+        remedy=() if found is None else tuple(found.remedy),
+        receipt=None if record.receipt is None else record.receipt.verdict,
+        goodput=None if record.goodput is None else record.goodput.ratio,
         document=document,
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ncclops.receipts.observation import Where
 from ncclops.receipts.receipt_facts import Facts
+from ncclops.record.verdict_record import JudgedReceipt, RuleOutcome
 
 Verdict = Literal["healthy", "startup-stall", "compile-stall", "rumour", "incomplete"]
 RuleName = Literal[
@@ -53,28 +54,31 @@ class Receipt:
     rules: Sequence[Rule]
     facts: Facts
 
-    def to_json(self) -> dict[str, Any]:
-        """The document ``ncclops.receipt/1``."""
+    def to_record(self) -> JudgedReceipt:
+        """As in ``verdict.json``."""
         facts = self.facts
-        return {
-            "schema": "ncclops.receipt/1",
-            "verdict": self.verdict,
-            "rules": [
-                {
-                    "rule": rule.rule,
-                    "ok": rule.ok,
-                    "evidence": None if rule.evidence is None else str(rule.evidence),
-                    "note": rule.note,
-                }
+        return JudgedReceipt(
+            verdict=self.verdict,
+            rules=[
+                RuleOutcome(
+                    rule=rule.rule,
+                    ok=rule.ok,
+                    evidence=None if rule.evidence is None else str(rule.evidence),
+                    note=rule.note,
+                )
                 for rule in self.rules
             ],
-            "compile_warmup_s": facts.warmup_seconds,
-            "steps": facts.steps,
-            "first_real_step": facts.first_real_step,
-            "steady_rate": facts.steady_rate,
-            "rate_unit": facts.rate_unit,
-            "peak_memory_gib": facts.peak_gib,
-        }
+            compile_warmup_s=facts.warmup_seconds,
+            steps=facts.steps,
+            first_real_step=facts.first_real_step,
+            steady_rate=facts.steady_rate,
+            rate_unit=facts.rate_unit,
+            peak_memory_gib=facts.peak_gib,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``ncclops.receipt/1``."""
+        return self.to_record().to_json()
 
 
 def judge(facts: Facts) -> Receipt:

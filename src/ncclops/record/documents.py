@@ -22,7 +22,12 @@ def write_document(path: Path, document: Any, indent: int | None = 1) -> None:
 
     Raises ``OSError``.
     """
-    write_whole(path, json.dumps(document, indent=indent, default=str).encode() + b"\n")
+    write_whole(path, encode(document, indent))
+
+
+def encode(document: Any, indent: int | None = 1) -> bytes:
+    """``document`` as the text of a JSON file; what has no form in JSON as its text."""
+    return json.dumps(document, indent=indent, default=str).encode() + b"\n"
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -39,10 +44,21 @@ def read_list(path: Path) -> list[dict[str, Any]]:
     )
 
 
-def _read(path: Path) -> Any:
+def load(path: Path) -> Any:
+    """The JSON value in ``path``; numbers that are not finite are null.
+
+    Raises ``OSError`` if it cannot be read, ``ValueError`` if it holds no JSON.
+    """
     try:
         return json.loads(path.read_bytes(), parse_float=_finite, parse_constant=lambda _: None)
-    except (OSError, ValueError, RecursionError):
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return load(path)
+    except (OSError, ValueError):
         return None
 
 

@@ -7,13 +7,15 @@ import secrets
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ncclops.errors import UsageError
 from ncclops.record import event_log
-from ncclops.record.documents import write_document
 from ncclops.record.events import Event
 from ncclops.record.paths import DEFAULT_PARENT, RunPaths
+from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.verdict_record import VERDICT, VerdictRecord
 
 
 class RunDirectory:
@@ -83,15 +85,14 @@ class RunDirectory:
             self._complained = True
             sys.stderr.write(f"ncclops: cannot write {self.shown(path)}: {error.strerror}\n")
 
-    def write_run(self, document: dict[str, Any]) -> None:
-        write_document(
-            self.paths.run, {"schema": "ncclops.run/1", "run_id": self.run_id, **document}, indent=2
-        )
+    def write_run(self, record: RunRecord) -> None:
+        """Write what is started, under this run's id. Raises ``OSError``."""
+        RUN.write(self.paths.run, msgspec.structs.replace(record, run_id=self.run_id))
 
-    def write_verdict(self, document: dict[str, Any]) -> None:
+    def write_verdict(self, verdict: VerdictRecord) -> None:
         """Write the last word; if the disk is full, the terminal and the exit code still say it."""
         try:
-            write_document(self.paths.verdict, document, indent=2)
+            VERDICT.write(self.paths.verdict, verdict)
         except OSError as error:
             self._complain(self.paths.verdict, error)
 

@@ -29,7 +29,7 @@ from ncclops.record.incident_record import IncidentRecord
 from ncclops.report import incidents
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
-from ncclops.report.records import Record, Records
+from ncclops.report.records import Records
 from ncclops.report.units import moment, spell
 
 # What the events table shows: a run of weeks has more than a browser likes.
@@ -57,7 +57,7 @@ def render(records: Records) -> str:
         _failure(records),
         _restarts(records),
         _heat(heat),
-        _receipt(records.verdict.get("receipt")),
+        _receipt(records),
         _workers(records),
         _environment(records),
         _events(records),
@@ -76,15 +76,14 @@ def render(records: Records) -> str:
 
 def _head(records: Records) -> str:
     verdict, run = records.verdict, records.run
-    outcome = str(verdict.get("outcome", "still running, or its end is not on record"))
+    outcome = "still running, or its end is not on record" if verdict is None else verdict.outcome
     good = outcome in _GOOD_OUTCOMES
     badge = f'<span class="badge {"good" if good else "bad"}">{escape(outcome)}</span>'
-    stack = run.get("stack") or {}
-    versions = " | ".join(f"{name} {value}" for name, value in stack.items() if value)
+    versions = " | ".join(f"{name} {value}" for name, value in run.stack.items() if value)
     lines = [
         f"<h1>{escape(_run_id(records))}{badge}</h1>",
-        f"<p>{escape(str(verdict.get('reason', '')))}</p>",
-        f'<p class="dim mono">{escape(" ".join(map(str, run.get("argv") or [])))}</p>',
+        f"<p>{escape('' if verdict is None else verdict.reason)}</p>",
+        f'<p class="dim mono">{escape(" ".join(run.argv))}</p>',
         f'<p class="dim">{escape(versions)}</p>',
         f'<div class="facts">{"".join(_fact(*fact) for fact in _facts(records))}</div>',
     ]
@@ -93,19 +92,23 @@ def _head(records: Records) -> str:
 
 def _facts(records: Records) -> Iterable[tuple[str, str]]:
     verdict, run = records.verdict, records.run
-    yield "started", moment(run.get("started"))
-    yield "took", spell(verdict.get("seconds"))
-    yield "ranks", str(run.get("world_size", "?"))
-    yield "profile", str((run.get("profile") or {}).get("name", "?"))
-    yield "attempts", str(verdict.get("attempts", "?"))
+    yield "started", moment(run.started)
+    yield "took", spell(None if verdict is None else verdict.seconds)
+    yield "ranks", _known(run.world_size)
+    yield "profile", _known(None if run.profile is None else run.profile.name)
+    yield "attempts", _known(None if verdict is None else verdict.attempts)
     yield "restarts in process", str(len(records.of(RestartEvent)))
-    ratio = (verdict.get("goodput") or {}).get("ratio")
-    if ratio is not None:
-        yield "goodput", f"{ratio:.1%}"
-    receipt = verdict.get("receipt") or {}
-    if receipt.get("steady_rate") is not None:
-        rate = receipt["steady_rate"]
-        yield "steady rate", f"{rate:,.{0 if rate >= 100 else 2}f} {receipt.get('rate_unit', '')}"
+    if verdict is None:
+        return
+    if verdict.goodput is not None and verdict.goodput.ratio is not None:
+        yield "goodput", f"{verdict.goodput.ratio:.1%}"
+    if verdict.receipt is not None and verdict.receipt.steady_rate is not None:
+        rate, unit = verdict.receipt.steady_rate, verdict.receipt.rate_unit or ""
+        yield "steady rate", f"{rate:,.{0 if rate >= 100 else 2}f} {unit}"
+
+
+def _known(value: object) -> str:
+    return "?" if value is None else str(value)
 
 
 def _fact(name: str, value: str) -> str:
@@ -139,21 +142,22 @@ def _incidents(records: Records) -> str:
 
 
 def _failure(records: Records) -> str:
-    failure = records.verdict.get("first_failure")
-    found = records.verdict.get("classification")
-    if not failure and not found:
+    verdict = records.verdict
+    failure = None if verdict is None else verdict.first_failure
+    found = None if verdict is None else verdict.classification
+    if failure is None and found is None:
         return ""
     lines = ["<h2>What failed first</h2>"]
-    if failure:
-        said = failure.get("message") or failure.get("signal") or "no message"
-        lines.append(f"<p>rank {escape(str(failure.get('rank')))}: {escape(str(said))}</p>")
-    if found:
-        lines.append(f"<p><b>{escape(str(found.get('class')))}</b>: {escape(found['summary'])}</p>")
-        lines += [f"<p>remedy: {escape(remedy)}</p>" for remedy in found.get("remedy", ())]
-        proof = "\n".join(f"{e['file']}:{e['line']}: {e['text']}" for e in found["evidence"])
+    if failure is not None:
+        said = failure.message or failure.signal or "no message"
+        lines.append(f"<p>rank {failure.rank}: {escape(said)}</p>")
+    if found is not None:
+        lines.append(f"<p><b>{escape(found.class_)}</b>: {escape(found.summary)}</p>")
+        lines += [f"<p>remedy: {escape(remedy)}</p>" for remedy in found.remedy]
+        proof = "\n".join(f"{line.file}:{line.line}: {line.text}" for line in found.evidence)
         lines.append(f"<pre>{escape(proof)}</pre>" if proof else "")
-    if failure and failure.get("tail"):
-        lines.append(f"<pre>{escape(chr(10).join(failure['tail']))}</pre>")
+    if failure is not None and failure.tail:
+        lines.append(f"<pre>{escape(chr(10).join(failure.tail))}</pre>")
     return "\n".join(lines)
 
 
@@ -209,27 +213,28 @@ Slowest, as a ratio to the median of the ranks: {escape(slow)}.</p>
 <p class="tip dim" id="heat-tip">&nbsp;</p>"""
 
 
-def _receipt(receipt: Record | None) -> str:
-    if not receipt:
+def _receipt(records: Records) -> str:
+    receipt = None if records.verdict is None else records.verdict.receipt
+    if receipt is None:
         return ""
     rows = [
-        ("ok" if rule["ok"] else "broken", rule["rule"], rule.get("note"), rule.get("evidence"))
-        for rule in receipt.get("rules", ())
+        ("ok" if rule.ok else "broken", rule.rule, rule.note, rule.evidence)
+        for rule in receipt.rules
     ]
-    head = f"<h2>Receipt: {escape(str(receipt.get('verdict')))}</h2>"
+    head = f"<h2>Receipt: {escape(receipt.verdict)}</h2>"
     return head + _table(("", "rule", "because", "line"), rows)
 
 
 def _workers(records: Records) -> str:
     rows = [
         (
-            ending.get("rank"),
-            ending.get("pid"),
-            ending.get("signal") or ending.get("exit_code"),
-            spell(ending.get("seconds")),
-            "asked to stop" if ending.get("asked_to_stop") else "",
+            ending.rank,
+            ending.pid,
+            ending.signal or ending.exit_code,
+            spell(ending.seconds),
+            "asked to stop" if ending.asked_to_stop else "",
         )
-        for ending in records.verdict.get("workers", ())
+        for ending in (() if records.verdict is None else records.verdict.workers)
     ]
     titles = ("rank", "pid", "exit code or signal", "ran", "")
     return _folded(f"Workers ({len(rows)})", _table(titles, rows)) if rows else ""
@@ -237,9 +242,9 @@ def _workers(records: Records) -> str:
 
 def _environment(records: Records) -> str:
     rows = [
-        tuple(change.get(key) for key in ("name", "action", "before", "after", "reason"))
-        for change in records.run.get("plan") or ()
-        if change.get("action") != "keep"
+        (change.name, change.action, change.before, change.after, change.reason)
+        for change in records.run.plan
+        if change.action != "keep"
     ]
     titles = ("variable", "", "before", "after", "why")
     return _folded(f"Environment ({len(rows)} changed)", _table(titles, rows)) if rows else ""
@@ -292,7 +297,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _run_id(records: Records) -> str:
-    return str(records.run.get("run_id") or records.path.resolve().name)
+    return records.run.run_id or records.path.resolve().name
 
 
 def _asset(name: str) -> str:

@@ -11,12 +11,14 @@ import msgspec
 
 from ncclops.errors import UsageError
 from ncclops.record import event_log, incident_record, receipt_records
-from ncclops.record.documents import read_document
+from ncclops.record.document_kind import DocumentKind
 from ncclops.record.events import Event
 from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.lines import read_records
 from ncclops.record.paths import EVENTS, RunPaths, numbered
 from ncclops.record.receipt_records import StepRecord
+from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
 
@@ -49,8 +51,8 @@ class Records:
     """
 
     path: Path
-    run: Record
-    verdict: Record
+    run: RunRecord
+    verdict: VerdictRecord | None
     events: tuple[Event, ...]
     incidents: tuple[IncidentRecord, ...]
     incident_reports: tuple[Record, ...] = ()
@@ -73,13 +75,21 @@ def read(path: Path) -> Records:
     events = [_without_secrets(event, redactor) for event in event_log.read(paths.events)]
     return Records(
         path=path,
-        run=redactor.document(read_document(paths.run)),
-        verdict=redactor.document(read_document(paths.verdict)),
+        run=_document(RUN, paths.run, redactor) or RunRecord(),
+        verdict=_document(VERDICT, paths.verdict, redactor),
         events=tuple(sorted(events, key=lambda event: event.ts)),
         incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
         incident_reports=tuple(redactor.document(each) for each in incidents.newest_reports(path)),
         steps=dict(_steps(paths)),
     )
+
+
+def _document(kind: DocumentKind[AnyStruct], path: Path, redactor: Redactor) -> AnyStruct | None:
+    try:
+        record = kind.read(path)
+    except UsageError:
+        return None
+    return None if record is None else _without_secrets(record, redactor)
 
 
 def _without_secrets(record: AnyStruct, redactor: Redactor) -> AnyStruct:

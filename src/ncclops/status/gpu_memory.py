@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ncclops.errors import UsageError
 from ncclops.host import nvml
 from ncclops.host.gpu_readings import visible_device
-from ncclops.record.documents import read_document
+from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.paths import RunPaths
 
 
@@ -29,10 +29,10 @@ class GpuMemory:
         return _used_gib(self._nvml, self._devices[rank])
 
     def _device(self, rank: int) -> int | str | None:
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            path = RunPaths(self._run_dir).rank(rank).environment
-            environ: Mapping[str, str] = read_document(path)["variables"]
-            return visible_device(int(environ["LOCAL_RANK"]), environ)
+        with suppress(UsageError, OSError, ValueError, KeyError):
+            found = ENVIRONMENT.read(RunPaths(self._run_dir).rank(rank).environment)
+            if found is not None:
+                return visible_device(int(found.variables["LOCAL_RANK"]), found.variables)
         return None
 
 

@@ -1,0 +1,39 @@
+"""``environment.json`` of a rank, and other snapshots of an environment: one reader, one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ncclops.record.document_kind import DocumentKind
+
+
+@dataclass(frozen=True)
+class EnvSnapshot:
+    """One environment. ``files`` is what NCCL adds to it from its configuration files.
+
+    ``taken`` is in seconds since the epoch; ``redacted``: secrets have been taken out.
+    """
+
+    label: str
+    variables: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    host: str | None = None
+    taken: float | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    redacted: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``ncclops.env-snapshot/1``."""
+        return ENVIRONMENT.to_json(self)
+
+    @property
+    def effective(self) -> dict[str, str]:
+        """What NCCL and everything else sees: the files never overrule the environment."""
+        return {**self.files, **self.variables}
+
+
+ENVIRONMENT = DocumentKind(
+    "ncclops.env-snapshot/1", EnvSnapshot, "write one with `ncclops env snapshot`"
+)

@@ -1,0 +1,66 @@
+"""``run.json``: what was started. Written once, at the start, and read here alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from ncclops.record.document_kind import DocumentKind
+from ncclops.record.event_values import EnvChange
+
+# What a run has and a dry run has not.
+_BEGUN = ("run_id", "started", "argv", "cwd")
+_LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
+
+
+class ProfileUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """The profile, and the files that it was combined from."""
+
+    name: str
+    files: list[str] = []
+
+
+class NodesPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes that train and this one's place; where there are several, how they meet."""
+
+    count: int
+    spares: int | msgspec.UnsetType = msgspec.UNSET
+    rank: int | None
+    backend: str | msgspec.UnsetType = msgspec.UNSET
+    store: str | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``ncclops.run/1``. What an older run does not say has its default.
+
+    ``started`` is in seconds since the epoch, ``argv`` and ``cwd`` are the launcher's; ``command``
+    is what each worker runs. ``stack`` has the versions by name, ``timeouts`` each limit as text
+    (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
+    """
+
+    run_id: str | None = None
+    started: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)] | None = None
+    argv: list[str] = []
+    cwd: str | None = None
+    profile: ProfileUsed | None = None
+    restart: str | None = None
+    max_restarts: int | None = None
+    nodes: NodesPlanned | None = None
+    nproc_per_node: int | None = None
+    world_size: int | None = None
+    command: list[str] = []
+    stack: dict[str, str | None] = {}
+    timeouts: dict[str, str | None] = {}
+    plan: list[EnvChange] = []
+
+    def settled(self) -> dict[str, Any]:
+        """What a dry run shows of it, as JSON."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in document.items() if name not in _BEGUN}
+
+
+RUN = DocumentKind(
+    "ncclops.run/1", RunRecord, "`ncclops diagnose` shows what else the run has left"
+)
