@@ -147,6 +147,18 @@ def raising(worker: Worker) -> Any:
 
 
 @scenario
+def all_raise_much(worker: Worker) -> Any:
+    """Every rank raises a long exception in iteration 0; rank 1 leaves with it."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        if call.iteration == 0:
+            raise (SystemExit if worker.rank == 1 else ValueError)("x" * 10_000)
+        return f"iteration {call.iteration}"
+
+    return worker.wrap(main, **FAST)()
+
+
+@scenario
 def leaving(worker: Worker) -> Any:
     """Rank ``on`` leaves with a BaseException, or ends by a signal it sends itself."""
 

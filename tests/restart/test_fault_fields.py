@@ -60,7 +60,7 @@ def test_an_escalation_travels_with_the_fault_to_every_ranks_incident() -> None:
     assert fault.escalation == escalation
     assert fault.stops_restarting
     other = fault_of(RuntimeError("closed by peer"), rank=0)
-    agreement = Agreement(0, frozenset({1}), frozenset({1}), (other, fault), (0, 1))
+    agreement = Agreement(0, frozenset({1}), frozenset({1}), frozenset({1}), (other, fault), (0, 1))
     state = State(rank=0, world_size=2)
     incident = describe(agreement, state, state, {})
     assert incident.escalation == escalation

@@ -42,6 +42,21 @@ def test_all_ranks_agree_on_the_incident(job: Job) -> None:
     assert len(agreed) == 1
 
 
+def test_where_all_would_read_too_much_one_rank_and_those_that_leave_know_everything(
+    job: Job,
+) -> None:
+    ranks = 16
+    job.start(ranks, "all_raise_much").wait()
+    assert returned_from(job, 1) == sorted({*range(ranks)} - {1})
+    incidents = {e["initial_rank"]: e for e in job.events("incident")}
+    assert len({e["first_faulty_rank"] for e in incidents.values()}) == 1
+    assert {tuple(e["ranks_lost"]) for e in incidents.values()} == {(1,)}
+    for rank, incident in incidents.items():
+        knows_all = rank in (0, 1)
+        assert (incident["traceback"] is not None) == knows_all
+        assert len(incident["faulty_ranks"]) == (ranks if knows_all else 1)
+
+
 def test_an_exception_in_the_first_line_of_the_next_iterations(job: Job) -> None:
     assert set(job.start(2, "raising", on=[1], at=[0, 1, 2], first_line=True).wait().values()) == {
         0

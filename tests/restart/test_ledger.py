@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ncclops.restart import ledger as ledgers
 from ncclops.restart._planning import PlannedAssigner
+from ncclops.restart._world import Place, Placement
 from ncclops.restart.agreement import INITIAL, Arrival, numbers_claimed_and_left
 from ncclops.restart.attribution import Fault, FaultKind, condense, find_cause, without_repeats
 from ncclops.restart.compose import Compose
@@ -105,7 +106,7 @@ def test_the_rank_that_completes_the_barrier_plans_for_all(
     connect: Callable[[], dist.Store],
 ) -> None:
     planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
-    found: dict[int, str | None] = {}
+    found: dict[int, Place | None] = {}
 
     def rank(number: int) -> None:
         ledger = Ledger(connect(), 4, planner)
@@ -122,7 +123,12 @@ def test_the_rank_that_completes_the_barrier_plans_for_all(
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {0: "[0,3,3]", 1: None, 2: "[1,3,3]", 3: "[2,3,3]"}
+    assert found == {
+        0: Placement(0, 3, 3),
+        1: None,
+        2: Placement(1, 3, 3),
+        3: Placement(2, 3, 3),
+    }
 
 
 def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
@@ -135,7 +141,9 @@ def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
     assert store.check(["-1/done"])
     ledger.record_gone(0, fault(1), NOBODY)
     ledger.record_gone(INITIAL, fault(1), NOBODY)
-    assert ledger.wait_for_agreement(INITIAL, 0, SOON)[1] == "[0,2,2]", "as agreed before the death"
+    assert ledger.wait_for_agreement(INITIAL, 0, SOON)[1] == Placement(0, 2, 2), (
+        "as before the death"
+    )
 
 
 def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:

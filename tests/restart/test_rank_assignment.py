@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ncclops.restart._planning import PlannedAssigner
-from ncclops.restart._world import AssignmentFailed, NoPlace, decode_place, encode_place
+from ncclops.restart._world import AssignmentFailed, NoPlace, Place, decode_place, encode_places
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.compose import Compose
 from ncclops.restart.exception import RestartError
@@ -288,27 +291,28 @@ def test_worlds_survive_the_store() -> None:
     assert World.from_json(EIGHT.to_json()) == EIGHT
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        Placement(rank=3, world_size=8, active_world_size=4),
-        NoPlace(),
-        AssignmentFailed("ValueError: no"),
-        AssignmentFailed("null"),
-        AssignmentFailed("[0, 1, 1]"),
-        AssignmentFailed(""),
-    ],
+PLACES = st.one_of(
+    st.builds(Placement, st.integers(0, 9), st.just(9), st.integers(7, 8)),
+    st.just(NoPlace()),
+    st.builds(AssignmentFailed, st.sampled_from(["ValueError: no", "null", "[0, 1, 1]", ""])),
 )
-def test_what_a_rank_becomes_survives_the_store_whatever_an_error_says(
-    place: Placement | NoPlace | AssignmentFailed,
-) -> None:
-    assert decode_place(encode_place(place).encode()) == place
 
 
-@pytest.mark.parametrize("text", ["3/8/4", "[1, 2]", '[1, 2, "3"]', "{}", "7"])
-def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        decode_place(text)
+@given(st.dictionaries(st.integers(0, 20), PLACES))
+def test_what_ranks_become_survives_the_store(places: dict[int, Place]) -> None:
+    runs = json.loads(json.dumps(encode_places(places)))
+    assert {rank: decode_place(runs, rank) for rank in places} == places
+
+
+def test_ranks_that_stay_in_their_order_take_one_entry() -> None:
+    places: dict[int, Place] = {rank: Placement(rank - 1, 40, 40) for rank in range(8, 41)}
+    assert encode_places(places) == [[8, 40, [7, 40, 40]]]
+
+
+@pytest.mark.parametrize("runs", [[], [[0, 1, [1, 2]]], [[0, 1, [1, 2, "3"]]], [[0, 1, 7]]])
+def test_what_is_no_place_is_refused(runs: list[list[object]]) -> None:
+    with pytest.raises(ValueError, match="no place"):
+        decode_place(runs, 1)
 
 
 def test_an_assignment_that_fails_is_raised_on_every_rank_whatever_it_says() -> None:
@@ -318,7 +322,7 @@ def test_an_assignment_that_fails_is_raised_on_every_rank_whatever_it_says() -> 
     assignment = Compose(ShiftRanks(), FilterCountGroupedByKey(lambda state: state.rank, refuse))
     assigner = PlannedAssigner(assignment)
     assert assigner.planner is not None
-    nothing = Agreement(0, frozenset(), frozenset(), (), ())
+    nothing = Agreement(0, frozenset(), frozenset(), frozenset(), (), ())
     planned = assigner.planner(None, nothing, {0: ("0",), 1: ("1",)})
     for rank in (0, 1):
         with pytest.raises(RestartError, match="rank assignment failed: ValueError: discarded"):

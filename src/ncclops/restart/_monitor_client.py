@@ -90,8 +90,8 @@ class MonitorClient:
     def add_successors(self, ledger: Ledger, gone: Iterable[int]) -> None:
         """Give it the addresses of a few more successors, now that all have published theirs."""
         lost = set(gone)
-        following = [rank for rank in self._following(self._rank) if rank not in lost]
-        more = ledger.known_addresses(following[1:_KNOWN_SUCCESSORS])
+        following = (rank for rank in self._following(self._rank) if rank not in lost)
+        more = ledger.known_addresses(itertools.islice(following, 1, _KNOWN_SUCCESSORS))
         self._addresses += more
         if more:  # an empty message would mean that no other rank is left
             self._send_addresses(more)
@@ -144,7 +144,6 @@ class MonitorClient:
         elif fault.gone:
             self._reported[fault.initial_rank] = fault
             iteration = self.iteration  # read after the note for ``begin`` is made
-            ledger.record_fault(iteration, fault)
             ledger.record_gone(iteration, fault, self.gone)
         elif fault.iteration == iteration:
             ledger.record_fault(iteration, fault)

@@ -23,11 +23,10 @@ from ncclops.restart._assignment import (
 from ncclops.restart._world import (
     AssignmentFailed,
     NoPlace,
+    Place,
     Placement,
     World,
     activate_all,
-    decode_place,
-    encode_place,
     placements,
 )
 from ncclops.restart.agreement import INITIAL, Agreement, Planner, RestartPlan
@@ -176,7 +175,7 @@ class Assigner(Protocol):
     def keys(self, state: State, iteration: int) -> tuple[str, ...]:
         """What this rank has to bring to the barrier at the end of ``iteration``."""
 
-    def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:
+    def assign(self, state: State, agreement: Agreement, placement: Place | None) -> None:
         """Give ``state`` its numbers for the next iteration.
 
         Raises ``RankDiscarded`` when there is no place for this rank, and what the assignment
@@ -215,18 +214,17 @@ class PlannedAssigner:
             world = world.with_keys(arrived)
         try:
             after = plan(self._assignment, world)
-            places = {rank: encode_place(place) for rank, place in placements(after).items()}
+            places: dict[int, Place] = dict(placements(after))
         except Exception as error:  # noqa: BLE001 - users' conditions; every rank has to raise it
-            failed = encode_place(AssignmentFailed(f"{type(error).__name__}: {error}"))
+            failed = AssignmentFailed(f"{type(error).__name__}: {error}")
             after, places = world, dict.fromkeys(arrived, failed)
         # also for those that have gone: they may be alive, and waiting for it
-        no_place = encode_place(NoPlace())
-        result = {rank: places.get(rank, no_place) for rank in members}
+        result = {rank: places.get(rank, NoPlace()) for rank in members}
         return RestartPlan(after.to_json(), result)
 
-    def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002
+    def assign(self, state: State, agreement: Agreement, placement: Place | None) -> None:  # noqa: ARG002
         """See ``Assigner.assign``."""
-        match NoPlace() if placement is None else decode_place(placement):
+        match NoPlace() if placement is None else placement:
             case Placement() as place:
                 place.apply_to(state)
             case AssignmentFailed(error):
@@ -251,7 +249,7 @@ class RankByRankAssigner:
         """See ``Assigner.keys``."""
         return ()
 
-    def assign(self, state: State, agreement: Agreement, placement: str | None) -> None:  # noqa: ARG002
+    def assign(self, state: State, agreement: Agreement, placement: Place | None) -> None:  # noqa: ARG002
         """See ``Assigner.assign``."""
         from ncclops.restart.store import (
             PrefixStore,  # needs torch, the rest of the module does not

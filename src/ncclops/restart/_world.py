@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ncclops.restart.state import Mode, State
 
@@ -126,27 +127,56 @@ class AssignmentFailed:
     error: str
 
 
-def encode_place(place: Placement | NoPlace | AssignmentFailed) -> str:
-    """``place`` as JSON, small: a list of three numbers, null, or the error's text."""
+Place = Placement | NoPlace | AssignmentFailed
+
+
+def encode_places(places: Mapping[int, Place]) -> list[list[Any]]:
+    """``places`` by initial rank, for JSON: one entry for a run of ranks that stay in their order.
+
+    Each is the first and the last rank of the run and what the first becomes: its rank and the
+    two world sizes, an error's text, or None.
+    """
+    runs: list[list[Any]] = []
+    follows: tuple[int, Place] | None = None  # what would go on with the last run
+    for initial_rank, place in sorted(places.items()):
+        if (initial_rank, place) == follows:
+            runs[-1][1] = initial_rank
+        else:
+            runs.append([initial_rank, initial_rank, _encode_place(place)])
+        following = place
+        if isinstance(place, Placement):
+            following = dataclasses.replace(place, rank=place.rank + 1)
+        follows = initial_rank + 1, following
+    return runs
+
+
+def decode_place(runs: Sequence[Sequence[Any]], initial_rank: int) -> Place:
+    """What ``initial_rank`` becomes. Raises ``ValueError`` where ``runs`` do not say it."""
+    for first, last, place in runs:
+        if first <= initial_rank <= last:
+            return _decode_place(place, initial_rank - first)
+    raise ValueError(f"no place of rank {initial_rank} in {runs!r}")
+
+
+def _encode_place(place: Place) -> list[int] | str | None:
     match place:
         case Placement(rank, world_size, active_world_size):
-            return json.dumps([rank, world_size, active_world_size], separators=(",", ":"))
+            return [rank, world_size, active_world_size]
         case AssignmentFailed(error):
-            return json.dumps(error)
+            return error
         case NoPlace():
-            return "null"
+            return None
 
 
-def decode_place(text: str | bytes) -> Placement | NoPlace | AssignmentFailed:
-    """What ``encode_place`` wrote."""
-    match json.loads(text):
+def _decode_place(encoded: Any, offset: int) -> Place:
+    match encoded:
         case [int(rank), int(world_size), int(active_world_size)]:
-            return Placement(rank, world_size, active_world_size)
+            return Placement(rank + offset, world_size, active_world_size)
         case str(error):
             return AssignmentFailed(error)
         case None:
             return NoPlace()
-    raise ValueError(f"no place of a rank: {text!r}")
+    raise ValueError(f"no place of a rank: {encoded!r}")
 
 
 def placements(world: World) -> dict[int, Placement]:

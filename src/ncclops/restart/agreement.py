@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ncclops.restart._world import World
-from ncclops.restart.attribution import Fault
+from ncclops.restart._world import Place, World
+from ncclops.restart.attribution import Fault, find_cause
 
 # The barrier before the first iteration, and everything that goes wrong until then.
 INITIAL = -1
@@ -18,26 +18,38 @@ INITIAL = -1
 class Agreement:
     """How iteration ``iteration`` ended, the same on every rank.
 
-    ``gone`` are the initial ranks that left the job up to now; ``terminated`` those among them
-    that were members of this iteration, by their numbers in it; ``faults`` what happened in it,
+    ``gone`` are the initial ranks that left the job up to now; ``lost`` those among them that left
+    in this iteration, and ``terminated`` their numbers in it; ``faults`` what happened in it,
     if that was much only the beginning; ``faulty`` all ranks it happened on, by initial number.
+    ``brief``: in a large job, where all would read too much, most ranks know only the fault that
+    caused the others, without traceback.
     """
 
     iteration: int
     gone: frozenset[int]
+    lost: frozenset[int]
     terminated: frozenset[int]
     faults: tuple[Fault, ...]
     faulty: tuple[int, ...]
+    brief: bool = False
+
+    def in_brief(self) -> Agreement:
+        """What every rank has to know of it."""
+        cause = [replace(find_cause(self.faults), traceback=None)] if self.faults else []
+        faulty = tuple(fault.initial_rank for fault in cause)
+        return replace(self, faults=tuple(cause), faulty=faulty, brief=True)
 
     def to_json(self) -> str:
         """As the store holds it."""
         return json.dumps(
             {
                 "iteration": self.iteration,
-                "gone": sorted(self.gone),
-                "terminated": sorted(self.terminated),
+                "gone": _ranges(self.gone),
+                "lost": _ranges(self.lost),
+                "terminated": _ranges(self.terminated),
                 "faults": [fault.to_json() for fault in self.faults],
                 "faulty": self.faulty,
+                "brief": self.brief,
             }
         )
 
@@ -47,11 +59,29 @@ class Agreement:
         fields: dict[str, Any] = json.loads(text)
         return cls(
             fields["iteration"],
-            frozenset(fields["gone"]),
-            frozenset(fields["terminated"]),
-            tuple(map(Fault.from_json, fields["faults"])),
-            tuple(fields["faulty"]),
+            gone=_from_ranges(fields["gone"]),
+            lost=_from_ranges(fields["lost"]),
+            terminated=_from_ranges(fields["terminated"]),
+            faults=tuple(map(Fault.from_json, fields["faults"])),
+            faulty=tuple(fields["faulty"]),
+            brief=fields["brief"],
         )
+
+
+def _ranges(numbers: Collection[int]) -> list[list[int]]:
+    """``numbers`` as first and last of each run: a host that is lost takes a run of ranks."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
+def _from_ranges(runs: Iterable[Sequence[int]]) -> frozenset[int]:
+    """The inverse of ``_ranges``."""
+    return frozenset(number for first, last in runs for number in range(first, last + 1))
 
 
 @dataclass(frozen=True)
@@ -82,7 +112,7 @@ class RestartPlan:
     """The planner's result: the next world as text, and what each rank that arrived gets."""
 
     world: str
-    placements: Mapping[int, str]
+    placements: Mapping[int, Place]
 
 
 # (the world before, the agreement, who arrived and with which keys) -> Plan; must depend on

@@ -9,7 +9,10 @@ key                       meaning
 ========================  =========================================================================
 ``gone`` (log)            ranks that left the job, over all iterations, each with a Fault
 ``gone/ranks`` (log)      their numbers alone, repeats included, each after its Fault
-``<k>/faults`` (log)      the faults seen in iteration *k*, in order of arrival
+``<k>/faults`` (log)      the faults seen in iteration *k*, each after its place in the order of
+                          arrival; of many only the first, see ``_Share``
+``<k>/faults/counts``     how many there were of each sort, in one number
+``<k>/faulty`` (log)      the ranks whose faults were not recorded, as there were enough
 ``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed``         how many active ranks came back from the function
@@ -18,8 +21,9 @@ key                       meaning
 ``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
-``<k>/placements/<g>``    the agreement once more, and what each rank of group *g* becomes; set by
-                          the planner, all in one message with the world
+``<k>/placements/<g>``    the agreement once more (in brief if all ranks would read too much), and
+                          what each rank of group *g* becomes; set by the planner, all in one
+                          message with the world
 ========================  =========================================================================
 
 The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
@@ -43,13 +47,14 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import Store
 
 from ncclops.restart import _arrival_bitmap as bitmap
-from ncclops.restart._world import World
+from ncclops.restart._world import Place, World, decode_place, encode_places
 from ncclops.restart.agreement import (
     INITIAL,
     Agreement,
@@ -63,6 +68,30 @@ from ncclops.restart.attribution import Fault, condense, without_repeats
 
 FAULT = "fault"
 COMPLETED = "completed"
+
+
+@dataclass(frozen=True)
+class _Share:
+    """How many faults of one sort are recorded in an iteration, and how many with a traceback.
+
+    When a collective fails, every rank of the job may report that, with some kilobytes each.
+    The sorts are counted in one number, ``_BITS`` for each, ``shift`` from its low end.
+    """
+
+    shift: int
+    recorded: int
+    with_traceback: int
+
+
+_BITS = 20
+_LOSSES = _Share(0, recorded=64, with_traceback=4)
+_CAUSES = _Share(_BITS, recorded=32, with_traceback=4)
+_SYMPTOMS = _Share(2 * _BITS, recorded=16, with_traceback=1)
+_SHARES = (_LOSSES, _CAUSES, _SYMPTOMS)
+
+# All ranks together read at most so much of an agreement; if it would be more, they get it in
+# brief, and the few that need the whole of it read ``done``.
+_MOST_READ_BYTES = 256 * 1024
 
 
 class Ledger:
@@ -84,7 +113,15 @@ class Ledger:
 
     def record_fault(self, iteration: int, fault: Fault) -> None:
         """Note ``fault`` and, unless the iteration is decided already, make it a failed one."""
-        self._append(f"{iteration}/faults", fault.to_json())
+        share = _LOSSES if fault.gone else _SYMPTOMS if fault.is_symptom else _CAUSES
+        counts = self._store.add(f"{iteration}/faults/counts", 1 << share.shift)
+        of_all = {each: counts >> each.shift & ((1 << _BITS) - 1) for each in _SHARES}
+        if of_all[share] > share.recorded:
+            self._append(f"{iteration}/faulty", str(fault.initial_rank))
+        else:
+            if of_all[share] > share.with_traceback:
+                fault = replace(fault, traceback=None)
+            self._append(f"{iteration}/faults", f"{sum(of_all.values())} {fault.to_json()}")
         self._publish(f"{iteration}/outcome", FAULT)
 
     def record_gone(self, iteration: int, fault: Fault, gone_before: Collection[int]) -> None:
@@ -92,9 +129,9 @@ class Ledger:
 
         ``gone_before`` had gone when the iteration began; all its members agree on that.
         """
-        self._append("gone", fault.to_json())
-        self._append("gone/ranks", str(fault.initial_rank))
         self.record_fault(iteration, fault)
+        self._append("gone", replace(fault, traceback=None).to_json())
+        self._append("gone/ranks", str(fault.initial_rank))
         self.count_losses(iteration, gone_before)
 
     def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
@@ -125,27 +162,39 @@ class Ledger:
         if arrival.keys or self._planner is None:
             self._append(f"{iteration}/arrivals", arrival.to_json())
         group = bitmap.group_of(arrival.initial_rank)
-        number = self._store.add(
-            _arrived_key(iteration, group), bitmap.arrival(arrival.initial_rank)
-        )
+        bit = bitmap.arrival(arrival.initial_rank)
+        number = self._store.add(_arrived_key(iteration, group), bit)
         expected = bitmap.expected(group, self._initial_world_size, gone_before)
         if bitmap.may_be_complete(number, expected):
             self._try_to_agree(iteration, gone_before)
+        elif number == bit and iteration - 3 >= INITIAL:
+            # The first of the group has time for it: the others are yet to come.
+            self._delete(_arrived_key(iteration - 3, group), _placements_key(iteration - 3, group))
 
     def wait_for_agreement(
         self, iteration: int, initial_rank: int, timeout: timedelta
-    ) -> tuple[Agreement, str | None]:
+    ) -> tuple[Agreement, Place | None]:
         """Block until all ranks have arrived or gone: the agreement, and this rank's placement.
 
         The placement is ``None`` without a planner, and for a rank that the others take for gone.
         """
         if self._planner is None:
             return Agreement.from_json(self._wait(f"{iteration}/done", timeout)), None
-        key = _placements_key(iteration, initial_rank)
+        key = _placements_key(iteration, bitmap.group_of(initial_rank))
         agreed, placements = json.loads(self._wait(key, timeout))
         agreement = Agreement.from_json(agreed)
         gone = initial_rank in agreement.gone
-        return agreement, None if gone else placements[str(initial_rank)]
+        return agreement, None if gone else decode_place(placements, initial_rank)
+
+    def whole_agreement(self, iteration: int) -> Agreement | None:
+        """The agreement that ended ``iteration``, which a rank may have got in brief.
+
+        ``None`` for a rank that comes so late that it is deleted.
+        """
+        key = f"{iteration}/done"
+        if not self._store.check([key]):
+            return None
+        return Agreement.from_json(self._store.get(key).decode())
 
     def _try_to_agree(self, iteration: int, gone_before: Collection[int]) -> None:
         present = self._arrived_ranks(iteration, gone_before)
@@ -155,16 +204,19 @@ class Ledger:
             return  # another rank was as late as this one, and has done it
         gone = [Fault.from_json(line) for line in self._read("gone")]
         arrivals = list(map(Arrival.from_json, self._read(f"{iteration}/arrivals")))
-        faults = without_repeats(list(map(Fault.from_json, self._read(f"{iteration}/faults"))))
+        faults = without_repeats(self._faults(iteration))
         world = self._world_of(iteration)
+        gone_ranks = frozenset(fault.initial_rank for fault in gone)
+        unrecorded = map(int, self._read(f"{iteration}/faulty"))
         proposal = Agreement(
             iteration,
-            frozenset(fault.initial_rank for fault in gone),
-            numbers_claimed_and_left(iteration, gone, arrivals, gone_before)
+            gone=gone_ranks,
+            lost=gone_ranks - frozenset(gone_before),
+            terminated=numbers_claimed_and_left(iteration, gone, arrivals, gone_before)
             if self._planner is None
             else numbers_lost(world, gone, gone_before),
-            tuple(condense(faults)),
-            tuple(dict.fromkeys(fault.initial_rank for fault in faults)),
+            faults=tuple(condense(faults)),
+            faulty=tuple(dict.fromkeys([*(f.initial_rank for f in faults), *unrecorded])),
         )
         self._publish(f"{iteration}/done", proposal.to_json())
         if self._planner is not None:
@@ -185,6 +237,11 @@ class Ledger:
         groups = zip(expected, numbers, strict=True)
         return {rank for group, number in groups for rank in bitmap.arrived(group, number)}
 
+    def _faults(self, iteration: int) -> list[Fault]:
+        lines = [line.split(" ", 1) for line in self._read(f"{iteration}/faults")]
+        lines.sort(key=lambda line: int(line[0]))
+        return [Fault.from_json(text) for _, text in lines]
+
     def _ranks_gone(self) -> set[int]:
         return set(map(int, self._read("gone/ranks")))
 
@@ -195,20 +252,23 @@ class Ledger:
         return World.from_json(self._store.get(f"{iteration - 1}/world"))
 
     def _publish_plan(self, iteration: int, plan: RestartPlan, agreement: Agreement) -> None:
-        blocks: dict[str, dict[int, str]] = {}
+        blocks: dict[str, dict[int, Place]] = {}
         for rank, placement in plan.placements.items():
-            blocks.setdefault(_placements_key(iteration, rank), {})[rank] = placement
+            key = _placements_key(iteration, bitmap.group_of(rank))
+            blocks.setdefault(key, {})[rank] = placement
         agreed = agreement.to_json()
-        values = {key: json.dumps([agreed, placements]) for key, placements in blocks.items()}
+        if len(agreed) * len(plan.placements) > _MOST_READ_BYTES:
+            agreed = agreement.in_brief().to_json()
+        values = {key: json.dumps([agreed, encode_places(block)]) for key, block in blocks.items()}
         # The world last, where a store sets them one by one: with it, the plan is whole.
         _set_many(self._store, values | {f"{iteration}/world": plan.world})
 
     def _forget(self, iteration: int) -> None:
         # No rank reads it any more: none is more than one iteration behind the others.
-        names = ("faults", "outcome", "completed", "arrivals", "done", "world")
-        keys = [f"{iteration}/{name}" for name in names]
-        for group in bitmap.groups(self._initial_world_size):
-            keys += [_arrived_key(iteration, group), f"{iteration}/placements/{group}"]
+        names = ("faults", "faults/counts", "faulty", "outcome", "completed", "arrivals", "done")
+        self._delete(*(f"{iteration}/{name}" for name in (*names, "world")))
+
+    def _delete(self, *keys: str) -> None:
         for key in keys:
             with contextlib.suppress(Exception):  # some stores cannot delete
                 self._store.delete_key(key)
@@ -266,8 +326,8 @@ def _arrived_key(iteration: int, group: int) -> str:
     return f"{iteration}/arrived/{group}"
 
 
-def _placements_key(iteration: int, initial_rank: int) -> str:
-    return f"{iteration}/placements/{bitmap.group_of(initial_rank)}"
+def _placements_key(iteration: int, group: int) -> str:
+    return f"{iteration}/placements/{group}"
 
 
 # --- operations of a store ------------------------------------------------------------------------

@@ -4,13 +4,13 @@
 
     join ─► enter ─► run ─┬─ all done ─► complete
               ▲           │
-              │           └─ fault ─► detect ─► abort ─► leave ─► finalize ─► health check
-              │                                                                   │
-              └─────────────────────────────────── assign ◄───── barrier ◄────────┘
+              │           └─ fault ─► detect ─► abort ─► finalize ─► health check
+              │                                                           │
+              └───────────────────────────── assign ◄─────── barrier ◄────┘
 
 ``detect``, ``collect`` (a snapshot of this rank, where a hook for that was handed in) and ``abort``
-happen in the monitor thread; ``leave`` is this thread's way out of the function. Any phase may end
-with this rank *leaving*: it records that in the ledger, and the others continue without it.
+happen in the monitor thread; this thread waits for them. Any phase may end with this rank
+*leaving*: it records that in the ledger, and the others continue without it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import logging
 import os
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -40,7 +41,7 @@ from ncclops.restart.attribution import (
     Causes,
     Fault,
     FaultKind,
-    all_behind,
+    chain_of,
     comes_from_restart,
     judge_exit,
 )
@@ -99,7 +100,6 @@ class RestartLoop:
         session = self.session
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
-        self._caught: BaseException | None = None  # what has left the function in this iteration
         self._pid = os.getpid()
 
     @property
@@ -146,10 +146,9 @@ class RestartLoop:
         """``_iterate``, also when the last interruption arrives in its own last statements."""
         try:
             return self._iterate()
-        except RankShouldRestart as late:
+        except RankShouldRestart:
             self.session.interrupter.settle()
             self._page.watch = Watch.NONE
-            self._caught = late
             return self._await_abort(Failed())
 
     # --- join ---------------------------------------------------------------------------------
@@ -173,6 +172,7 @@ class RestartLoop:
     def _iterate(self) -> Finished | Failed:
         """One iteration: the function on an active rank, waiting on a reserve."""
         state, session = self._state, self.session
+        self._account.entering()
         state.set_distributed_vars()
         forget_failed_groups()
         undo_excepthook_of_torch()
@@ -188,7 +188,6 @@ class RestartLoop:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
         self._page.watch = Watch.NONE
-        self._caught = caught
         if caught is not None:
             session.note_function_left(caught)
             return self._await_abort(self._judge(caught))
@@ -289,6 +288,8 @@ class RestartLoop:
         with self._account.phase("assign"):
             self._assign(agreed)
         self._state.advance()
+        if self._state.rank == 0:  # the one that writes the incident
+            agreed = self._in_whole(agreed)
         self._account.restarting(agreed.agreement, before)
         self.session.enter(self._state.iteration, agreed.agreement)
 
@@ -306,7 +307,7 @@ class RestartLoop:
         try:
             with self._account.phase("finalize"):
                 self._callback(self._settings.finalize)
-                self._release_iteration()
+                release(chain_of(self._causes.last))  # also if recorded as a consequence
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 self._check_health(self._restart_health_check)
@@ -315,20 +316,13 @@ class RestartLoop:
         finally:
             self._page.watch = Watch.NONE
 
-    def _release_iteration(self) -> None:
-        """Let go of what the abandoned iteration holds."""
-        workers = self.session.loader_workers
-        workers.keep()
-        release(all_behind(self._causes.last, self._caught))
-        self._caught = None
-        workers.end()
-
     def _pass_barrier(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""
         with self._account.phase("barrier"):
             self._arrive(self._state.iteration)
             agreed = self._await_agreement(self._state.iteration)
         if self._state.initial_rank in agreed.agreement.gone:
+            agreed = self._in_whole(agreed)
             reasons = [
                 f for f in agreed.agreement.faults if f.initial_rank == self._state.initial_rank
             ]
@@ -361,6 +355,16 @@ class RestartLoop:
         self._causes.note_faults(message.agreement.faults)
         return message
 
+    def _in_whole(self, agreed: Agreed) -> Agreed:
+        """``agreed`` with all faults, for a rank that explains what happened."""
+        if not agreed.agreement.brief:
+            return agreed
+        agreement = self.session.ledger.whole_agreement(agreed.agreement.iteration)
+        if agreement is None:
+            return agreed
+        self._causes.note_faults(agreement.faults)
+        return replace(agreed, agreement=agreement)
+
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""
         try:
@@ -369,8 +373,6 @@ class RestartLoop:
             kind = FaultKind.DISCARDED if isinstance(error, RankDiscarded) else FaultKind.LEFT
             fault = self._fault(error, kind, gone=True)
             following = self._state.iteration + (agreed.agreement.iteration != INITIAL)
-            if kind is FaultKind.LEFT:
-                self.session.ledger.record_fault(following, fault)
             self.session.ledger.record_gone(following, fault, agreed.agreement.gone)
             self._end_rank(error, agreed)
 
@@ -391,10 +393,9 @@ class RestartLoop:
         session, iteration = self.session, self._state.iteration
         agreed: Agreed | None = None
         with logged("leaving"):
-            session.ledger.record_fault(iteration, fault)
             session.ledger.record_gone(iteration, fault, session.gone)
             self._page.finished = 1  # our exit is expected from now on: do not report it
-            agreed = self._await_agreement(iteration)
+            agreed = self._in_whole(self._await_agreement(iteration))
         self._end_rank(error, agreed)
 
     def _end_rank(self, error: BaseException, agreed: Agreed | None) -> NoReturn:
@@ -418,7 +419,6 @@ class RestartLoop:
             return
         with logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
-            session.ledger.record_fault(session.iteration, fault)
             session.ledger.record_gone(session.iteration, fault, session.gone)
 
     def _check_out(self) -> None:
