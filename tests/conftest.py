@@ -25,7 +25,8 @@ from hypothesis import HealthCheck, settings
 import ncclops as ncclops_package
 from ncclops.cli import main
 
-pytest_plugins = ["tests.fast_tier"]
+# An installed package registers the second itself; a checkout that is only on the path does not.
+pytest_plugins = ["tests.fast_tier", "ncclops.testing.plugin"]
 
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.

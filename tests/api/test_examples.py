@@ -38,6 +38,11 @@ PROMISED = {
         "check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step",
     ],
     "ncclops.diagnose": ["Diagnosis", "diagnose"],
+    "ncclops.testing": [
+        "CORE_PLACES", "DeadlineExceeded", "Fault", "FaultDidNotStrike", "FaultKind",
+        "HarnessError", "InjectedFault", "Job", "JobFactory", "JobResult", "LeftBehind", "Note",
+        "RankFailed", "RankResult", "Strike", "note", "place",
+    ],
     "ncclops.flight": ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"],
 }  # fmt: skip
 

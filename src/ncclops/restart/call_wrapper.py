@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from ncclops.restart._monitor_link import Page, Watch
+from ncclops.restart._observer import observed
 from ncclops.restart.environment_notes import environment_notes
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.log import set_up_logging
@@ -38,7 +39,7 @@ class CallWrapper:
         self, name: str, settings: Settings, restart_health_check: HealthCheck | None
     ) -> None:
         self._name = name
-        self._settings = settings
+        self._settings = observed(settings)
         self._restart_health_check = restart_health_check
         self._loop: RestartLoop | None = None
         self._phases: list[tuple[float, float]] = []

@@ -35,6 +35,7 @@ from ncclops.restart._groups import (
     undo_excepthook_of_torch,
 )
 from ncclops.restart._monitor_link import Watch
+from ncclops.restart._observer import place
 from ncclops.restart._process import freeze_heap, release
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import (
@@ -216,7 +217,9 @@ class RestartLoop:
         """Initialize and health check; then a restart has succeeded and is reported."""
         if not self._state.active_world_size:
             raise RestartAbort("the rank assignment leaves no active rank")
+        place("initialize")
         self._callback(self._settings.initialize)
+        place("health_check")
         self._check_health(self._settings.health_check)
         self._account.restarted(self._state)
 
@@ -306,10 +309,12 @@ class RestartLoop:
         kind = FaultKind.FINALIZE
         try:
             with self._account.phase("finalize"):
+                place("finalize")
                 self._callback(self._settings.finalize)
                 release(chain_of(self._causes.last))  # also if recorded as a consequence
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
+                place("restart_health_check")
                 self._check_health(self._restart_health_check)
         except BaseException as error:  # noqa: BLE001 - with any of them this rank cannot go on
             self._leave(error, self._fault(error, kind, gone=True))
@@ -334,6 +339,7 @@ class RestartLoop:
 
     def _arrive(self, iteration: int) -> None:
         session, state = self.session, self._state
+        place("barrier")
         keys = session.assigner.keys(state, iteration)
         arrival = Arrival(state.initial_rank, state.rank, state.world_size, keys)
         session.ledger.arrive(iteration, arrival, session.gone)

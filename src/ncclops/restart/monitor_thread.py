@@ -17,6 +17,7 @@ from datetime import timedelta
 from types import FrameType
 
 from ncclops.restart._interrupt import Interrupter
+from ncclops.restart._observer import place
 from ncclops.restart._world import Place
 from ncclops.restart.abort import Abort
 from ncclops.restart.agreement import Agreement
@@ -187,6 +188,7 @@ class MonitorThread:
 
         def run() -> None:
             with _guarded("abort"):
+                place("abort")
                 abort(state)
 
         thread = threading.Thread(target=run, name="ncclops-abort", daemon=True)
