@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.agent.verdict_report import first_failure
+from ncclops.agent.verdict_report import first_failure, print_verdict
 from ncclops.record.run_directory import RunDirectory
-from ncclops.record.verdict_record import WorkerEnding
+from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord, WorkerEnding
 
 
 @pytest.fixture
@@ -71,3 +71,25 @@ def test_its_message_is_what_it_has_recorded_of_this_attempt(
     assert failure is not None
     assert earlier is not None
     assert (failure.message, earlier.message) == (message, None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "shown"),
+    [("completed", 0, False), ("stopped", 0, False), ("stopped", 1, True), ("failed", 1, True)],
+)
+def test_of_a_good_end_a_quiet_launch_prints_where_the_verdict_is(
+    run: RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    outcome: Outcome,
+    code: int,
+    shown: bool,
+) -> None:
+    verdict = VerdictRecord(
+        run_id="r", outcome=outcome, exit_code=code, reason="so it is", attempts=1, seconds=2.0
+    )
+    print_verdict(verdict, run, as_json=True, quiet=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == VERDICT.to_json(verdict)
+    first, *_, last = ["", *printed.err.splitlines()][-2:]
+    assert first == (f"ncclops: {outcome} after 2.0s: so it is" if shown else "")
+    assert last == f"ncclops: verdict: {run.shown(run.paths.verdict)}"

@@ -165,7 +165,7 @@ def test_quiet_leaves_remarks_out_and_the_answer_in(ncclops_in_process: Ncclops)
     ("options", "said"),
     [
         ([], ["warning", "error"]),
-        (["-q"], ["error"]),
+        (["-q"], ["warning", "error"]),
         (["-v"], ["info", "warning", "error"]),
         (["-vv"], ["debug", "info", "warning", "error"]),
     ],

@@ -49,6 +49,7 @@ class Node:
             condition=condition,
             stop=self.stop,
             say=self.said.append,
+            note=self.said.append,
             rules=lambda: RULES,
             take_limits=self.limits.append,
         )

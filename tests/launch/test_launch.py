@@ -221,6 +221,26 @@ class TestFailure:
         assert done.returncode == 1
         assert "SyntaxError" in done.stderr
 
+    def test_quiet_leaves_out_what_went_as_it_should(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        """The second attempt ends well; that the first did not is shown."""
+        source = (
+            "import os, sys\n"
+            "print('words of the script', file=sys.stderr)\n"
+            "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+        )
+        job = ["--restart", "process", "--nproc-per-node", "1", "--tee", "none", script(source)]
+        failed = ncclops("launch", "-q", *job)
+        first, *_, last = failed.stderr.splitlines()
+        assert first.startswith("ncclops: failed after ")
+        assert last == f"ncclops: verdict: runs/{only_run().path.name}/verdict.json"
+        mended = ncclops("launch", "--max-restarts", "1", *job, env={"NCCLOPS_VERBOSE": "-1"})
+        assert mended.returncode == 0, mended.stderr
+        retried, last = mended.stderr.splitlines()
+        assert retried.startswith("ncclops: attempt 2: retrying by --max-restarts")
+        assert last.startswith("ncclops: verdict: runs/")
+
     def test_max_restarts_starts_all_workers_again(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

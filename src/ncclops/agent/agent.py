@@ -141,7 +141,12 @@ class _Agent:
             self._condition, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
         ):
             with self._errors.recorded("printing the verdict"):
-                verdict_report.print_verdict(verdict, self._run, as_json=self._job.stdout_is_data)
+                verdict_report.print_verdict(
+                    verdict,
+                    self._run,
+                    as_json=self._job.stdout_is_data,
+                    quiet=self._job.quiet,
+                )
         return verdict.exit_code
 
     def crash(self, error: Exception) -> int:
@@ -172,6 +177,7 @@ class _Agent:
                 condition=self._condition,
                 stop=self._stop,
                 say=self._terminal.say,
+                note=self._terminal.note,
                 rules=self._rules,
                 take_limits=self._control_handler.take,
             ),
@@ -187,6 +193,7 @@ class _Agent:
             condition=self._condition,
             stop=self._stop,
             say=self._terminal.say,
+            note=self._terminal.note,
             lose=self._terminal.lose,
             collect=self._worker_events.collect,
             collect_receipts=self._receipts.collect,
@@ -378,13 +385,13 @@ class _Agent:
         self._coordinator.share_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         if not running:
-            self._terminal.say(f"{request.reason}: stopping before any worker runs")
+            self._terminal.note(f"{request.reason}: stopping before any worker runs")
             return
         if request.signum is not None and self._stop.hurry:
-            self._terminal.say(f"{request.reason} again: killing what still runs")
+            self._terminal.note(f"{request.reason} again: killing what still runs")
             return
         again = " (again to kill now)" if request.signum is not None else ""
-        self._terminal.say(
+        self._terminal.note(
             f"{request.reason}: stopping {running} worker{'s' * (running != 1)}; SIGKILL after"
             f" {format_duration(request.grace)}{again}"
         )

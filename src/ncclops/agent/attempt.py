@@ -50,13 +50,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """What all attempts of a run share. ``say`` shows a line on the terminal."""
+    """What all attempts of a run share.
+
+    ``say`` shows a line on the terminal; ``note`` one about what goes as it should, which ``-q``
+    leaves out.
+    """
 
     job: Job
     errors: InternalErrors
     condition: Condition
     stop: StopRequests
     say: Callable[[str], None]
+    note: Callable[[str], None]
     lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
     collect: Callable[[], None]  # deliver what workers have reported so far
     collect_receipts: Callable[[], None]  # and what they have recorded
@@ -165,6 +170,7 @@ class RunningAttempt:
             context.condition,
             self._stop_page,
             context.say,
+            context.note,
             others,
             spare=self._place.spare,
         )

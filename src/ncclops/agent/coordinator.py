@@ -63,6 +63,7 @@ class AgentSide:
     condition: Condition
     stop: StopRequests
     say: Callable[[str], None]  # a line on the user's terminal
+    note: Callable[[str], None]  # the same for what goes as it should: not with -q
     rules: Callable[[], JobRules]  # of the decision on an attempt, as they are at the moment
     take_limits: Callable[[Mapping[str, Any]], object]  # shorter timeouts, from another node
 

@@ -46,6 +46,7 @@ class Job:
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
+    quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone
 
     def device_of(self, rank: int) -> int | str | None:
         """CUDA's GPU of ``rank``, as :mod:`ncclops.host.gpu_readings` takes it."""

@@ -95,12 +95,14 @@ class TeamStop:
         condition: Condition,
         page: StopPage | None,
         say: Callable[[str], None],
+        note: Callable[[str], None],
         others: StopAgreement | None = None,
         *,
         spare: bool = False,
     ) -> None:
         self._job, self._team, self._stop = job, team, stop
-        self._condition, self._page, self._say = condition, page, say
+        self._condition, self._page = condition, page
+        self._say, self._note = say, note
         self._others, self._spare = others, spare
 
     async def run(self) -> None:
@@ -236,7 +238,7 @@ class TeamStop:
         else:
             name, agreed = "update", StopAgreedEvent(update=point, ranks=ranks)
         self._job.run.add(agreed)
-        self._say(f"all ranks end after {name} {point}")
+        self._note(f"all ranks end after {name} {point}")
 
     def _page_of(self, rank: int) -> Path:
         return self._job.run.paths.rank(rank).progress

@@ -45,12 +45,17 @@ class Terminal:
                 else run.paths.rank(successor).stdout_log
             )
             self._shown.append(Source(successor, path, source.to_stderr, from_end=True))
-        self.say(f"rank {rank} exited; now showing rank {successor}")
+        self.note(f"rank {rank} exited; now showing rank {successor}")
         self._echo.follow(self._shown)
 
     def say(self, note: str) -> None:
         """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
         self._echo.say(note)
+
+    def note(self, note: str) -> None:
+        """The same for what goes as it should: not with ``-q``."""
+        if not self._job.quiet:
+            self.say(note)
 
     async def finish(self, condition: Condition, give_up: Callable[[], bool]) -> bool:
         """Show what is left; False if the terminal does not take it and ``give_up`` says so.

@@ -104,8 +104,26 @@ def _is_ours_to_show(receipt: JudgedReceipt, verdict: VerdictRecord) -> bool:
     return receipt.shows_training or any(worker.rank == 0 for worker in verdict.workers)
 
 
-def print_verdict(verdict: VerdictRecord, run: RunDirectory, *, as_json: bool) -> None:
-    """Print the outcome on stderr, and print the document on stdout if ``as_json``."""
+def print_verdict(
+    verdict: VerdictRecord, run: RunDirectory, *, as_json: bool, quiet: bool = False
+) -> None:
+    """Print the outcome on stderr, and the document on stdout if ``as_json``.
+
+    With ``quiet`` a good end is one line, with the path of the verdict.
+    """
+    lines = [] if quiet and verdict.exit_code == 0 else _described(verdict, run)
+    lines.append(f"verdict: {run.shown(run.paths.verdict)}")
+    with suppress(OSError):  # a terminal that has gone does not change the verdict
+        sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+        sys.stderr.flush()
+        if as_json:
+            json.dump(VERDICT.to_json(verdict), sys.stdout, indent=2)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+
+def _described(verdict: VerdictRecord, run: RunDirectory) -> list[str]:
+    """The outcome, the first failure in full, its class, the receipt, where the time went."""
     failure = verdict.first_failure
     why = verdict.reason if failure is None else headline(failure)
     lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
@@ -118,11 +136,4 @@ def print_verdict(verdict: VerdictRecord, run: RunDirectory, *, as_json: bool) -
         lines.append(_receipt(verdict.receipt))
     if verdict.goodput is not None and (goodput := describe(verdict.goodput)) is not None:
         lines.append(goodput)
-    lines.append(f"verdict: {run.shown(run.paths.verdict)}")
-    with suppress(OSError):  # a terminal that has gone does not change the verdict
-        sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
-        sys.stderr.flush()
-        if as_json:
-            json.dump(VERDICT.to_json(verdict), sys.stdout, indent=2)
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+    return lines

@@ -23,7 +23,8 @@ RUN, DIAGNOSE, ENVIRONMENT = "Run", "Diagnose", "Environment"
 class Command(NamedTuple):
     """One command or group; ``source`` is its module and there a function or a ``typer.Typer``.
 
-    ``old_name`` marks a former spelling: it works, and no help shows it.
+    ``old_name`` marks a former spelling: it works, and no help shows it. ``quiet`` is what ``-q``
+    leaves.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Command(NamedTuple):
     source: str
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
     old_name: bool = False
+    quiet: str = "Say nothing on stderr but warnings and errors."
 
 
 COMMANDS = (
@@ -42,6 +44,7 @@ COMMANDS = (
         "launch:launch",
         # What follows the script belongs to the script, whatever it looks like.
         {"allow_interspersed_args": False, "allow_extra_args": True},
+        quiet="Of our own lines, show only warnings, errors and where the verdict is.",
     ),
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
@@ -131,7 +134,7 @@ def _load(command: Command) -> Any:
         # Whole, in the list of a group's commands; the parser would cut it off.
         each.short_help = each.short_help or (each.help or "").partition("\n\n")[0]
         if not hasattr(each, "commands"):
-            each.params += _verbosity.options()
+            each.params += _verbosity.options(command.quiet)
             each.callback = _verbosity.with_logging(each.callback)
     return built
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-_LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+_LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 
 
 class StderrHandler(logging.Handler):
@@ -20,9 +20,9 @@ class StderrHandler(logging.Handler):
 
 
 def configure(verbosity: int) -> None:
-    """Send records of the loggers below ``ncclops`` to stderr; ``verbosity`` is 0 for warnings.
+    """Send records of the loggers below ``ncclops`` to stderr: warnings and more.
 
-    The level is the handler's: a log file of a run has a level of its own.
+    ``verbosity`` 1 adds information, 2 what is for debugging. The level is the handler's: a log file of a run has a level of its own.
     """
     logger = logging.getLogger("ncclops")
     handler = next((each for each in logger.handlers if isinstance(each, StderrHandler)), None)
@@ -31,5 +31,5 @@ def configure(verbosity: int) -> None:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-    handler.setLevel(_LEVELS[max(-1, min(2, verbosity))])
+    handler.setLevel(_LEVELS[max(0, min(2, verbosity))])
     logger.setLevel(min(handler.level, logging.INFO))

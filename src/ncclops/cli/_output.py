@@ -25,7 +25,12 @@ def stdout_console() -> Console:
     return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
+def warn(message: str) -> None:
+    """One line for the person at the terminal, on stderr, however little is to be said."""
+    sys.stderr.write(f"ncclops: {message}\n")
+
+
 def note(message: str) -> None:
-    """One line for the person at the terminal, on stderr; not with ``-q``."""
+    """The same, but not with ``-q``."""
     if _verbosity.level() >= 0:
-        sys.stderr.write(f"ncclops: {message}\n")
+        warn(message)

@@ -15,8 +15,8 @@ VARIABLE = "NCCLOPS_VERBOSE"
 _level = 0
 
 
-def options() -> list[TyperOption]:
-    """The two options, for one command."""
+def options(quiet: str) -> list[TyperOption]:
+    """The two options, for one command; ``quiet`` is the help of ``-q``."""
     return [
         TyperOption(
             param_decls=["-v", "--verbose"],
@@ -32,7 +32,7 @@ def options() -> list[TyperOption]:
             default=False,
             expose_value=False,
             callback=lambda _context, _parameter, wanted: quieter(wanted),
-            help="Say nothing on stderr but warnings and errors.",
+            help=quiet,
         ),
     ]
 

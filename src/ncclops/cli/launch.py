@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclops.cli import _output
+from ncclops.cli import _output, _verbosity
 from ncclops.cli._options import RESTART_MODES, RestartMode, one_of, shown
 
 if TYPE_CHECKING:
@@ -329,7 +329,14 @@ def launch(
         if dry_run:
             _show(prepared, as_json=as_json)
             return
-        raise typer.Exit(command.start(prepared, say=_output.note, began=report.began))
+        code = command.start(
+            prepared,
+            say=_output.warn,
+            note=_output.note,
+            began=report.began,
+            quiet=_verbosity.level() < 0,
+        )
+        raise typer.Exit(code)
 
 
 def _show(prepared: Prepared, *, as_json: bool) -> None:

@@ -49,7 +49,8 @@ class MultiNode:
 
     def __init__(self, node_info: NodeInfo, job: Job, agent: AgentSide) -> None:
         self._job, self._config = job, node_info.rendezvous
-        self._condition, self._stop, self._say = agent.condition, agent.stop, agent.say
+        self._condition, self._stop = agent.condition, agent.stop
+        self._say, self._note = agent.say, agent.note
         self._rules, self._take_limits = agent.rules, agent.take_limits
         self._job_store = JobStore(node_info.rendezvous.address, self._on_store_lost)
         self._rendezvous = Rendezvous(node_info, job, agent, self._job_store)
@@ -155,7 +156,7 @@ class MultiNode:
                 self._job_store.is_connected = True
             case messages.Waiting(here, begun):
                 current.others_have_begun = begun
-                self._say(round_start.describe_missing(self._config, here, begun))
+                self._note(round_start.describe_missing(self._config, here, begun))
                 return
             case messages.Met(rank, size):
                 current.meet(rank, size)
@@ -186,7 +187,7 @@ class MultiNode:
             case "waiting" if (
                 current.rank not in record["missing"]
             ):  # else it is of the time before this node came
-                self._say(
+                self._note(
                     round_start.describe_missing_ranks(
                         self._config, record["here"], record["missing"]
                     )
@@ -198,7 +199,7 @@ class MultiNode:
             case "lost":
                 self._on_lost(node, record)
             case "stop" if node != current.rank:
-                self._say(f"asked to stop on {state.name(node)}")
+                self._note(f"asked to stop on {state.name(node)}")
                 self._stop.expect(timedelta(seconds=record["grace_s"]))
         if current.is_ours_to_decide:
             self._decide_for_all(current)

@@ -23,7 +23,7 @@ async def wait_for_store(
     rendezvous: RendezvousConfig,
     *,
     pause: Callable[[timedelta], Awaitable[bool]],
-    say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     """Return when ``rendezvous``'s store accepts connections.
 
@@ -46,7 +46,7 @@ async def wait_for_store(
             )
         if time.monotonic() > say_at:
             say_at = time.monotonic() + _SAY_EVERY_S
-            say(f"waiting for the store at {rendezvous.address}")
+            note(f"waiting for the store at {rendezvous.address}")
         if await pause(_RETRY):
             raise NcclopsError(f"stopped while waiting for the store at {rendezvous.address}")
 

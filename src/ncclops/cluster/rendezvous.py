@@ -33,7 +33,8 @@ class Rendezvous:
         self, node_info: NodeInfo, job: Job, agent: AgentSide, job_store: JobStore
     ) -> None:
         self._job, self._node_info, self._config = job, node_info, node_info.rendezvous
-        self._condition, self._stop, self._say = agent.condition, agent.stop, agent.say
+        self._condition, self._stop = agent.condition, agent.stop
+        self._say, self._note = agent.say, agent.note
         self._job_store = job_store
         self._address = node_info.rendezvous.local_addr or ""
 
@@ -46,7 +47,7 @@ class Rendezvous:
         config, node_info = self._config, self._node_info
         if node_info.listener is not None:
             self._job_store.serve(node_info.listener, config.host, self._job.run.paths.store_log)
-        await reach.wait_for_store(config, pause=self._pause, say=self._say)
+        await reach.wait_for_store(config, pause=self._pause, note=self._note)
         self._address = config.local_addr or interfaces.address_towards(config.host)
         return Peers(self._member_config(), self._job.run.paths.nodes_log, deliver)
 
@@ -166,7 +167,7 @@ class Rendezvous:
         active = self._config.active
         nodes = round_start.nodes_of(start, active)
         self._job.run.add(NodesEvent(attempt=start["attempt"], nodes=nodes))
-        self._say(round_start.describe_round(start, rank, active))
+        self._note(round_start.describe_round(start, rank, active))
         for line in start["remarks"]:
             self._say(line)
 

@@ -109,12 +109,20 @@ def _check_overrides(overrides: Overrides) -> None:
         )
 
 
-def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Path], None]) -> int:
+def start(
+    prepared: Prepared,
+    *,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+    began: Callable[[Path], None],
+    quiet: bool = False,
+) -> int:
     """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts.
 
     Only in the main thread of a process that does nothing else: it forks and handles signals.
-    ``say`` gets lines for the user; ``began`` the run directory, when the run is
-    recorded and signals to this process reach it.
+    ``say`` gets lines for the user, ``note`` those that say how the run is started; ``began`` the
+    run directory, when the run is recorded and signals to this process reach it. ``quiet``: the
+    agent prints only warnings, errors and where the verdict is.
     """
     request, rendezvous = prepared.request, prepared.request.rendezvous
     listener = node_info = None
@@ -134,16 +142,18 @@ def start(prepared: Prepared, *, say: Callable[[str], None], began: Callable[[Pa
         several=rendezvous is not None,
     )
     _record_start(run, prepared)
-    _greet(run, prepared, say)
+    _greet(run, prepared, note)
     for control_listener in control_listeners:
         host, port = control_listener.getsockname()[:2]
-        say(f"status and metrics at http://{host}:{port}")
+        note(f"status and metrics at http://{host}:{port}")
     try:
         # Before the run is reported as begun: a caller may stop it from then on.
         control_listeners.append(listen_unix(run.path))
     except OSError as error:
         say(f"`ncclops stop` will not reach this run: {error}")
-    job = replace(_job(run, prepared, listener, node_info), control_listeners=control_listeners)
+    job = replace(
+        _job(run, prepared, listener, node_info), control_listeners=control_listeners, quiet=quiet
+    )
 
     def agent() -> int:
         from ncclops.agent.agent import run_agent
@@ -170,7 +180,7 @@ def _record_start(run: RunDirectory, prepared: Prepared) -> None:
     run.add(EnvAppliedEvent(profile=prepared.request.profile.name, changes=record.plan))
 
 
-def _greet(run: RunDirectory, prepared: Prepared, say: Callable[[str], None]) -> None:
+def _greet(run: RunDirectory, prepared: Prepared, note: Callable[[str], None]) -> None:
     layout, rendezvous = prepared.layout, prepared.request.rendezvous
     workers_here = f"{layout.nproc} worker{'s' * (layout.nproc != 1)}"
     where = ""
@@ -187,7 +197,7 @@ def _greet(run: RunDirectory, prepared: Prepared, say: Callable[[str], None]) ->
         f"run directory {run.shown()}",
     ]
     for line in lines:
-        say(line)
+        note(line)
 
 
 def _job(
