@@ -22,7 +22,8 @@ class StderrHandler(logging.Handler):
 def configure(verbosity: int) -> None:
     """Send records of the loggers below ``ncclops`` to stderr: warnings and more.
 
-    ``verbosity`` 1 adds information, 2 what is for debugging. The level is the handler's: a log file of a run has a level of its own.
+    ``verbosity`` 1 adds information, 2 what is for debugging. The level is the
+    handler's: a log file of a run has a level of its own.
     """
     logger = logging.getLogger("ncclops")
     handler = next((each for each in logger.handlers if isinstance(each, StderrHandler)), None)
