@@ -1,4 +1,4 @@
-"""What all tests share: the command line, in a process of its own or in this one."""
+"""What all tests share: the command line, in a separate process or in this one."""
 
 from __future__ import annotations
 

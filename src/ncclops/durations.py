@@ -17,7 +17,7 @@ def parse_duration(text: str) -> timedelta:
     """The duration that ``text`` spells: a non-negative number and a unit, such as ``"1.5h"``.
 
     Units are ms, s, m, h and d. Raises ``ValueError`` with the accepted form otherwise; a bare
-    number is refused, because nobody can tell whether it meant seconds or minutes.
+    number is refused, because it might mean seconds or minutes.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:

@@ -38,7 +38,7 @@ class ProfileError(UsageError):
 
 
 class NotNeeded(NcclopsError):
-    """The job has ended, and this node in reserve has never had a part in it."""
+    """The job has ended, and this node in reserve never took part in it."""
 
     exit_code = 0
 

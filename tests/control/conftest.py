@@ -96,7 +96,7 @@ class Agent:
     def connect(self) -> socket.socket:
         return control_address.connect_unix(self.run, LIMIT_S)
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -114,7 +114,7 @@ class Agent:
         """POST ``document`` to /control, with ``token`` or the right one."""
         headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
         body = document if isinstance(document, str) else json.dumps(document)
-        response, answer = self.ask("POST", "/control", body, headers)
+        response, answer = self.request("POST", "/control", body, headers)
         return response.status, json.loads(answer)
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ def test_stop_says_what_the_agent_says(agent: Agent, ncclops_in_process: Ncclops
 def test_who_has_not_the_token_is_told_whose_it_is(
     agent: Agent, ncclops_in_process: Ncclops
 ) -> None:
-    agent.ask("GET", "/healthz")  # it has read the token
+    agent.request("GET", "/healthz")  # it has read the token
     RunPaths(agent.run).token.write_text("another\n")
     assert "not the run's token" in error_of(ncclops_in_process("stop"))
     if os.getuid() != 0:  # root reads everything

@@ -58,7 +58,7 @@ class Server:
         return socket.create_connection(self._address, timeout=LIMIT_S)
 
     def send(self, data: bytes, *, end: bool = True) -> bytes:
-        """Send ``data`` on a connection of its own; everything that comes back until it closes."""
+        """Send ``data`` on a separate connection; everything that comes back until it closes."""
         with closing(self.connect()) as client:
             with suppress(OSError):  # it may have seen enough and closed
                 client.sendall(data)

@@ -27,15 +27,15 @@ Start = Callable[..., Agent]
 
 
 def test_anybody_with_the_socket_can_read(shared: Agent) -> None:
-    response, body = shared.ask("GET", "/status")
+    response, body = shared.request("GET", "/status")
     document = json.loads(body)
     assert response.status == 200
     assert (document["schema"], document["source"]) == ("ncclops.status/1", "agent")
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
-    response, body = shared.ask("GET", "/metrics")
+    response, body = shared.request("GET", "/metrics")
     assert response.getheader("Content-Type", "").startswith("text/plain; version=0.0.4")
     assert b'ncclops_run_info{profile="local-cpu",run_id="a-run"} 1.0' in body
-    response, body = shared.ask("GET", "/healthz")
+    response, body = shared.request("GET", "/healthz")
     assert (response.status, json.loads(body)) == (200, {"ok": True})
 
 
@@ -52,7 +52,7 @@ def test_curl_reads_status_and_metrics(shared: Agent) -> None:
 
 
 def test_a_head_request_gets_the_head_alone(shared: Agent) -> None:
-    response, body = shared.ask("HEAD", "/status")
+    response, body = shared.request("HEAD", "/status")
     assert response.status == 200
     assert int(response.getheader("Content-Length", "0")) > 100
     assert body == b""
@@ -60,7 +60,7 @@ def test_a_head_request_gets_the_head_alone(shared: Agent) -> None:
 
 def test_what_changes_in_the_run_is_seen(agent: Agent) -> None:
     def phase() -> str:
-        return str(json.loads(agent.ask("GET", "/status")[1])["phase"])
+        return str(json.loads(agent.request("GET", "/status")[1])["phase"])
 
     assert phase() == "starting"
     write_events(agent.run, [event("bootstrapped", 0.0, rank) for rank in (0, 1)])
@@ -112,7 +112,7 @@ def test_a_change_reaches_the_agent(
 def test_no_token_no_change(shared: Agent, action: str, headers: dict[str, str], code: int) -> None:
     told = {name: value.replace("{token}", shared.token) for name, value in headers.items()}
     body = json.dumps({"action": action, "timeouts": {"soft": "1s"}})
-    response, answer = shared.ask("POST", "/control", body, told)
+    response, answer = shared.request("POST", "/control", body, told)
     assert response.status == code
     assert "token" in json.loads(answer)["error"]
     assert (response.getheader("WWW-Authenticate") is not None) == (code == 401)
@@ -122,7 +122,7 @@ def test_no_token_no_change(shared: Agent, action: str, headers: dict[str, str],
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_change_is_a_post(shared: Agent, method: str) -> None:
     headers = {"Authorization": f"Bearer {shared.token}"}
-    response, _ = shared.ask(method, "/control", '{"action": "stop"}', headers)
+    response, _ = shared.request(method, "/control", '{"action": "stop"}', headers)
     assert (response.status, response.getheader("Allow")) == (405, "POST")
     assert shared.asked.calls == []
 
@@ -130,12 +130,12 @@ def test_a_change_is_a_post(shared: Agent, method: str) -> None:
 @pytest.mark.parametrize("path", ["/status", "/metrics", "/healthz"])
 def test_what_is_read_cannot_be_written(shared: Agent, path: str) -> None:
     headers = {"Authorization": f"Bearer {shared.token}"}
-    assert shared.ask("POST", path, '{"action": "stop"}', headers)[0].status == 405
+    assert shared.request("POST", path, '{"action": "stop"}', headers)[0].status == 405
 
 
 @pytest.mark.parametrize("path", ["/", "/stop", "/status/", "//control", "/control/../status", "*"])
 def test_other_paths_are_not_there(shared: Agent, path: str) -> None:
-    response, answer = shared.ask("GET", path)
+    response, answer = shared.request("GET", path)
     assert response.status == 404
     assert "/status" in json.loads(answer)["error"]
 
@@ -209,7 +209,7 @@ def test_the_token_is_for_its_owner_and_new_for_each_run(
 def test_a_run_directory_may_have_a_long_name(start_agent: Start, tmp_path: Path) -> None:
     long = tmp_path / ("d" * 120) / ("e" * 120)
     agent = start_agent(long)
-    assert agent.ask("GET", "/healthz")[0].status == 200
+    assert agent.request("GET", "/healthz")[0].status == 200
 
 
 def test_where_the_file_system_takes_no_sockets_a_link_leads_to_one(
@@ -226,7 +226,7 @@ def test_where_the_file_system_takes_no_sockets_a_link_leads_to_one(
     agent = start_agent()
     path = RunPaths(agent.run).socket
     target = path.readlink()
-    assert agent.ask("GET", "/healthz")[0].status == 200
+    assert agent.request("GET", "/healthz")[0].status == 200
     agent.close()
     assert not target.exists()
     assert not path.is_symlink()
@@ -246,7 +246,7 @@ def test_over_tcp_it_listens_on_loopback(start_agent: Start) -> None:
 
 
 def test_with_the_agent_the_server_goes(agent: Agent) -> None:
-    agent.ask("GET", "/healthz")
+    agent.request("GET", "/healthz")
     (pid,) = agent.server.pids
     agent.close()
     assert not psutil.pid_exists(pid)
@@ -256,17 +256,17 @@ def test_with_the_agent_the_server_goes(agent: Agent) -> None:
 
 
 def test_a_server_that_was_killed_is_replaced(agent: Agent) -> None:
-    agent.ask("GET", "/healthz")
+    agent.request("GET", "/healthz")
     (pid,) = agent.server.pids
     os.kill(pid, 9)
     # The socket is the agent's, so nobody is refused in between.
-    assert agent.ask("GET", "/healthz")[0].status == 200
+    assert agent.request("GET", "/healthz")[0].status == 200
     assert agent.server.pids != {pid}
     assert agent.command({"action": "stop"})[0] == 202
 
 
 def test_one_that_cannot_live_is_left_alone_and_that_is_said(agent: Agent) -> None:
-    agent.ask("GET", "/healthz")
+    agent.request("GET", "/healthz")
     seen: set[int] = set()
     deadline = _deadline()
     while not agent.said:
@@ -279,17 +279,17 @@ def test_one_that_cannot_live_is_left_alone_and_that_is_said(agent: Agent) -> No
 
 
 def test_the_server_is_spared_when_leftovers_are_ended(agent: Agent, one_agent: Agent) -> None:
-    agent.ask("GET", "/healthz")
+    agent.request("GET", "/healthz")
     leftover = subprocess.Popen(["sleep", "600"])
     spared = agent.server.pids | one_agent.server.pids
     assert process_tree.end_descendants(timedelta(0), {leftover.pid}, spared=spared) == []
     assert leftover.wait(LIMIT_S) != 0
-    assert agent.ask("GET", "/healthz")[0].status == 200
+    assert agent.request("GET", "/healthz")[0].status == 200
 
 
 def test_status_over_a_directory_that_has_gone_is_an_answer(agent: Agent) -> None:
     (agent.run / "events.jsonl").unlink()
-    response, answer = agent.ask("GET", "/status")
+    response, answer = agent.request("GET", "/status")
     assert response.status == 503
     assert "cannot be read" in json.loads(answer)["error"]
     assert agent.command({"action": "stop"})[0] == 202

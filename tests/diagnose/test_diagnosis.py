@@ -19,7 +19,7 @@ Ncclops = Callable[..., CompletedText]
 Started = Callable[..., Background]
 Profile = Callable[..., Path]
 
-# Flight-recorder dumps are looked for, and read in a process of their own.
+# Flight-recorder dumps are looked for, and read in a separate process.
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
 TRACEBACK = [

@@ -187,7 +187,7 @@ def test_restarts_in_place_that_cannot_help(
     left = sorted({int(path.parent.name) for path in incidents.glob("*/left-rank*.json")})
     assert (left[0], left[-1]) == (3, latest)
     fault = max(set(range(latest)) - set(left))  # of the new processes
-    for asked, told_is, decided, why in (
+    for asked, expected_number, decided, why in (
         (0, 0, "restarted in place, on all 4 ranks", "every rank was healthy"),
         (2, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
         (3, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
@@ -199,8 +199,10 @@ def test_restarts_in_place_that_cannot_help(
         assert page["culprit"]["rank"] == 1
         assert page["culprit"]["frame"]["line"] == line
         assert page["classification"]["class"] == "user-error"
-        assert page["number"] == told_is
-        assert page["left_in"] == (None if asked == told_is else latest if asked is None else 3)
+        assert page["number"] == expected_number
+        assert page["left_in"] == (
+            None if asked == expected_number else latest if asked is None else 3
+        )
         assert page["decision"]["what"].startswith(decided), f"incident {asked}"
         assert why in page["decision"]["why"]
     assert "the ranks left in incident" in ncclops_in_process("incident", "run").stdout

@@ -329,7 +329,7 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
     assert found.sentence.endswith("it is in data.py:3 load; its monitor process ended it")
-    about.deaf_s = 8.4
+    about.no_python_s = 8.4
     assert "it is in data.py:3 load and has run no Python for 8 s" in judge(made).sentence
     about.stopped = True
     assert "it is in data.py:3 load, stopped by a signal" in judge(made).sentence
@@ -337,7 +337,7 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     found = judge(made)
     assert (found.findings[0].kind, found.findings[0].culprits) == ("never-arrived", (2,))
     assert "it was stopped by a signal" in found.sentence
-    about.stopped, about.deaf_s = False, None
+    about.stopped, about.no_python_s = False, None
     assert judge(made).findings[0].kind == "rank-died"
 
 
@@ -386,8 +386,8 @@ def test_operations_that_timed_out_look_complete_on_gloo() -> None:
 
 def test_a_recorder_that_learns_of_no_end_is_taken_at_its_last() -> None:
     """Blocking waits have no watchdog: everything stays scheduled for ever."""
-    untold = [entry(seq, state="scheduled") for seq in range(1, 200)]
-    found = report({0: untold, 1: untold, 2: untold[:-1]})
+    scheduled = [entry(seq, state="scheduled") for seq in range(1, 200)]
+    found = report({0: scheduled, 1: scheduled, 2: scheduled[:-1]})
     assert (found.findings[0].seq, found.findings[0].culprits) == (199, (2,))
 
 

@@ -40,7 +40,9 @@ def record(live: LiveWatch, rank: int, now: float = 0.0, **fields: Any) -> list[
     return live.saw_record(rank, seen, step_time_in(full), full.iteration, now, now)
 
 
-def steps_told(live: LiveWatch, rank: int, numbers: range, now: float, **fields: Any) -> list[int]:
+def reported_steps(
+    live: LiveWatch, rank: int, numbers: range, now: float, **fields: Any
+) -> list[int]:
     notes = [
         note for n in numbers for note in record(live, rank, now, kind="step", step=n, **fields)
     ]
@@ -81,31 +83,31 @@ def test_a_restart_in_place_opens_them_again() -> None:
 
 def test_steps_are_told_at_a_pace_and_the_last_one_at_an_end() -> None:
     live = watch()
-    assert steps_told(live, 1, range(10), now=1.0) == [0]
-    assert steps_told(live, 0, range(10), now=2.0) == [], "told already, of another rank"
+    assert reported_steps(live, 1, range(10), now=1.0) == [0]
+    assert reported_steps(live, 0, range(10), now=2.0) == [], "told already, of another rank"
     pace = STEP_PACE.total_seconds()
-    assert steps_told(live, 0, range(10, 20), now=1.0 + pace) == [10]
-    assert steps_told(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
+    assert reported_steps(live, 0, range(10, 20), now=1.0 + pace) == [10]
+    assert reported_steps(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
     assert live.flush() == [StepEvent(rank=0, step=19, step_s=0.0, ts=1.0 + pace)]
     assert live.flush() == []
 
 
 def test_an_end_of_an_iteration_tells_its_last_step_first() -> None:
     live = watch()
-    steps_told(live, 0, range(3), now=1.0)
+    reported_steps(live, 0, range(3), now=1.0)
     ended = record(live, 1, now=5.0, kind="iteration", iteration=1)
     assert ended == [StepEvent(rank=0, step=2, step_s=0.0, ts=1.0)]
-    assert steps_told(live, 0, range(1, 5), now=6.0, iteration=1) == [1]
+    assert reported_steps(live, 0, range(1, 5), now=6.0, iteration=1) == [1]
 
 
 def test_what_other_ranks_wrote_before_they_started_again_does_not_count() -> None:
     live = watch()
-    steps_told(live, 0, range(16), now=1.0)
+    reported_steps(live, 0, range(16), now=1.0)
     record(live, 0, now=5.0, kind="iteration", iteration=1)
     assert record(live, 1, now=5.0, kind="step", step=15) == []
     assert live.saw_line(0, line("step", step=15), now=5.0, at=5.0) == []
     record(live, 1, now=5.0, kind="iteration", iteration=1)
-    assert steps_told(live, 1, range(10, 15), now=6.0, iteration=1) == [10]
+    assert reported_steps(live, 1, range(10, 15), now=6.0, iteration=1) == [10]
 
 
 def test_the_time_per_step_is_the_mean_since_the_last_one_told() -> None:

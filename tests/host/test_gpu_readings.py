@@ -1,4 +1,4 @@
-"""What NVML says of a GPU; the library is played by a stand-in, in a process of its own."""
+"""What NVML says of a GPU; the library is played by a stand-in, in a separate process."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ with nvml.session() as session:
     if isinstance(session, nvml.Unavailable):
         found.append(session.reason)
     else:
-        found.append(session.ask("nvmlSystemGetDriverVersion"))
-        found.append(session.ask("nvmlNoSuchQuestion"))
+        found.append(session.query("nvmlSystemGetDriverVersion"))
+        found.append(session.query("nvmlNoSuchQuery"))
         for selector in (1, 99, "GPU-other"):
             try:
                 device = session.device(selector)
@@ -93,7 +93,7 @@ with nvml.session() as session:
                 found.append(f"lost: {error}")
             else:
                 missing = isinstance(device, nvml.Unavailable)
-                found.append(device.reason if missing else device.ask("nvmlDeviceGetUUID"))
+                found.append(device.reason if missing else device.query("nvmlDeviceGetUUID"))
 print(json.dumps(found))
 """
 

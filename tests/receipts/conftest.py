@@ -1,4 +1,4 @@
-"""Workers for tests: small scripts that report, in processes of their own."""
+"""Workers for tests: small scripts that report, in separate processes."""
 
 from __future__ import annotations
 

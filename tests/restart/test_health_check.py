@@ -276,7 +276,7 @@ def nvml(nvml_stub: Path) -> Path:
 def findings(nvml: Path, script: str, sysfs: Path = Path("/nowhere"), /, **env: str) -> list[str]:
     """Run ``script`` where the stub is NVML. It calls ``report(check)`` and changes ``os.environ``.
 
-    A process of its own, because a process loads the library once.
+    A separate process, because a process loads the library once.
     """
     prologue = """
         import json, os, sys

@@ -268,7 +268,7 @@ def test_what_happens_on_another_node_is_told_but_neither_counted_nor_a_rank_of_
 
 def test_a_node_that_is_silent_is_named() -> None:
     silent = run(rank(1, host="n02"), nodes=("n02",), as_of=1800.0)
-    assert merge([run(rank(0)), silent]).notes == ("n02: last heard of 200 s ago",)
+    assert merge([run(rank(0)), silent]).notes == ("n02: last status 200 s ago",)
     assert merge([run(rank(0), phase="ended"), silent]).notes == ()
 
 

@@ -36,7 +36,7 @@ class WorkerEvents(Generic[Record]):
     def open(self) -> None:
         """Start delivering; call in the event loop."""
         loop = asyncio.get_running_loop()
-        if self._watch.is_told:
+        if self._watch.has_events:
             loop.add_reader(self._watch.fileno(), self._on_growth)
         else:
             self._look_now_and_then()

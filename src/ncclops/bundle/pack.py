@@ -24,8 +24,8 @@ MANIFEST = "bundle.json"
 # A ticket's attachment: what is longer is cut in the middle, where logs say least.
 FILE_LIMIT_BYTES = 32 << 20
 
-# What a run writes itself. Anything else in its directory is the script's (checkpoints, data),
-# and no business of a ticket.
+# What a run writes itself. Anything else in its directory is the script's (checkpoints, data), and
+# not packed.
 _TOP = frozenset({RUN, EVENTS, VERDICT, AGENT_LOG, STORE_LOG, NODES_LOG})
 _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})

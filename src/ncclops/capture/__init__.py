@@ -10,8 +10,8 @@ def install() -> None:
     """Have every ``ncclops.restart.Wrapper`` of this process take snapshots of its rank.
 
     They are written below ``Wrapper(incident_dir=...)`` for each incident, beside incident.json;
-    without ``incident_dir`` nothing is taken. Counts for calls that begin later. Any thread.
-    Workers of ``ncclops launch`` have it already.
+    without ``incident_dir`` nothing is taken. Affects calls that begin later. Any thread.
+    In workers of ``ncclops launch`` this is done already.
     """
     from ncclops.capture.incident_snapshots import IncidentSnapshots
     from ncclops.restart import snapshots

@@ -1,7 +1,7 @@
 """torch's flight recorder, read through its API. Looks at torch only where it is loaded.
 
-The API and not torch's own dumps on timeouts: those serve the first process group of a process
-and go silent after a restart in place.
+The API and not torch's own dumps on timeouts: those cover the first process group of a process
+only, and stop after a restart in place.
 
 There are two recorders. NCCL's exists in CUDA builds; the generic one, from torch 2.8 on, has
 Gloo. Both numbers of groups and sequence numbers start anew with each iteration, while the ring

@@ -1,4 +1,4 @@
-"""Has this rank's snapshot taken when an iteration fails, before the groups are aborted."""
+"""Takes this rank's snapshot when an iteration fails, before the groups are aborted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger("ncclops.restart")
 _RUN_DIR = "NCCLOPS_RUN_DIR"
 # What a snapshot may cost a restart at most; as a rule it is milliseconds.
 _TAKE_WITHIN_S = 2.0
-# Whatever can wait does so until the ranks are at work again, or have to wait for each other
-# anyway; not for longer, as this rank may be about to be ended.
+# What can wait is done after the restart, or while ranks wait for each other anyway; but not much
+# later, as this rank may be about to be ended.
 _REST_AFTER_S = 1.0
 # In which a rank that does nothing but reduce four bytes records a few hundred operations.
 _LOOK_EVERY_S = 0.02
@@ -63,12 +63,12 @@ class IncidentSnapshots:
         return OutsideViewSource("ncclops.capture.outside_view:Observer", arguments)
 
     def iteration_begins(self) -> None:
-        """What the recorder holds from before belongs to another iteration."""
+        """Entries that the recorder holds from before belong to another iteration."""
         self._witness.since_ns = time.time_ns()
         self._left_by = None
 
     def function_left(self, error: BaseException) -> None:
-        """Its traceback says more than the place where the main thread waits from now on."""
+        """Keep ``error``: its traceback shows more than where the main thread waits from now on."""
         self._left_by = error
 
     def take(self, directory: Path) -> None:
@@ -83,13 +83,13 @@ class IncidentSnapshots:
         self._unfinished.put(_Unfinished(snapshot, rank_dir, gpu, started + _REST_AFTER_S))
 
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:
-        """Say why there is no snapshot of a rank whose node is gone, so that none was left."""
+        """Record why there is no snapshot of a rank whose node was lost."""
         rank_dir = snapshots.rank_dir(directory, rank)
         if not rank_dir.exists():
             snapshots.add_missing(rank_dir, reason, list(snapshots.COMPLETE), ended=True)
 
     def close(self, timeout_s: float) -> None:
-        """Have what is unfinished finished at once, and wait for that."""
+        """Finish unfinished snapshots at once, and wait for that."""
         self._closing.set()
         self._unfinished.put(None)
         self._finisher.join(timeout_s)

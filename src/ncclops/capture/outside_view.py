@@ -1,6 +1,6 @@
 """The monitor process's part in a snapshot: its main process from outside. Standard library only.
 
-It is the only one who can speak for a process that holds its GIL, is stopped, or has died.
+It is the only source for a process that holds its GIL, is stopped, or has died.
 """
 
 from __future__ import annotations

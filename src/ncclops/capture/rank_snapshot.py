@@ -190,7 +190,7 @@ _DRIVER = Path("/dev/nvidiactl")
 
 
 def prepare() -> None:
-    """Import in calm what a snapshot needs: at a fault it would hold the interpreter's lock."""
+    """Import in advance what a snapshot needs: at a fault it would hold the interpreter's lock."""
     if _DRIVER.exists():  # spares a CPU job the imports
         for name in ("ncclops.host.gpu_readings", "pynvml"):
             with contextlib.suppress(ImportError):

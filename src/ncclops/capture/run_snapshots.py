@@ -1,7 +1,7 @@
-"""Pictures of all ranks of a run, asked for from outside. For ``where``, and for the agent.
+"""Snapshots of all ranks of a run, requested from outside: by ``stacks``, and by the agent.
 
-A rank that answers takes its own snapshot. Of one that does not (its GIL is held, it is stopped, it
-has ended) there is what can be had without it; neither costs the others anything.
+A rank that answers takes its own snapshot. For one that does not (its GIL is held, it is stopped,
+it has ended) what can be read without it is recorded. Neither affects the other ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.record.paths import RunPaths
 
 DEFAULT_LIMIT = timedelta(seconds=5)
-# Of the limit: how long a rank is waited for before its stacks are taken without it. A thread gets
-# its turn within milliseconds, on a machine that is drowning in work within a second or two.
+# Share of the limit after which a rank's stacks are taken without its help. A thread runs within
+# milliseconds, on an overloaded machine within a second or two.
 _PATIENCE = 0.5
 _DUMP_WITHIN_S = 1.0
 _PY_SPY_WITHIN_S = 20.0  # it reads the symbols of all of torch
@@ -109,7 +109,7 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
 
 def _unreachable(contact: dict[str, Any]) -> str | None:
     if not contact:
-        return "it has not come far enough to be asked, or does not run Python under ncclops"
+        return "it has not started its snapshot server yet, or does not run Python under ncclops"
     if contact["host"] != socket.gethostname():
         return f"it runs on {contact['host']}: ask there"
     if _has_ended(contact):

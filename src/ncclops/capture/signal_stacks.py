@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ncclops.host import process_view
 
-# Stacks of a thousand deep threads stay below.
+# Stacks of a thousand deep threads are smaller.
 _MOST_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.002
 

@@ -1,8 +1,8 @@
 """The snapshot server: a thread of each worker that takes snapshots of it on request.
 
-It sleeps in ``accept`` and costs nothing until asked. Beside it stands a second means for the case
-that no Python thread can run: faulthandler's C-level dump of all stacks, registered on a real-time
-signal, into a memory file opened ahead (``silent`` has the other side).
+It sleeps in ``accept`` and costs nothing until a request comes. For the case that no Python thread
+can run there is a second means: faulthandler's C-level dump of all stacks, registered on a
+real-time signal, into a memory file opened in advance (``signal_stacks`` has the other side).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SnapshotServer:
             snapshot.read_gpu()
             snapshot.write(Path(request["directory"]))
             answer: dict[str, Any] = {"ok": True}
-        except Exception as error:  # noqa: BLE001 - a question must never harm who is asked
+        except Exception as error:  # noqa: BLE001 - a request must never harm the worker
             answer = {"ok": False, "reason": f"{type(error).__name__}: {error}"}
         connection.sendall(json.dumps(answer).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Failure classification: what failed, which line proves it, may it be retried.
+"""Failure classification: what failed, which line proves it, whether it may be retried.
 
     from ncclops.classify import classify
 

@@ -1,7 +1,7 @@
-"""What the classifier talks about: classes, roles, retry policies, signatures, hits, reports.
+"""The classifier's values: classes, roles, retry policies, signatures, hits, reports.
 
-All of it is plain values. Nothing here reads a file, knows a pattern by heart or takes a
-decision; the signatures are data (``signatures/*.toml``) and the ranking is in ``ranking``.
+Nothing here reads a file, contains a pattern or takes a decision; the signatures are data
+(``signatures/*.toml``) and the ranking is in ``ranking``.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line that speaks for the verdict; ``line`` is 1-based.
+    """A line that supports the verdict; ``line`` is 1-based.
 
     A fact that was given as a value has the name of its source as ``file`` (``exit status``,
     ``hang watch``) and ``line`` 1.
@@ -188,7 +188,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What failed, who began it, and whether it may be tried again."""
+    """What failed, which rank began it, and whether it may be tried again."""
 
     class_: str
     signature: str | None = None

@@ -1,4 +1,4 @@
-"""What a scan saw: the hits, and the job being alive."""
+"""What a scan found: the hits, and signs that the job ran."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def decide(
 
     ``history`` holds the attempts of the job that ended before this one, oldest first, on
     whichever agent; ``progressed`` says whether this one got further than they did; ``random``
-    gives numbers from 0 to 1. Whatever is not plainly allowed stops the job.
+    gives numbers from 0 to 1. What the table does not allow stops the job.
     """
     rules = rules or default_rules()
     following = len(history) + 2

@@ -1,6 +1,6 @@
-"""Signs of life: training steps, an orderly end, communicators that came up.
+"""Signs that a job runs: training steps, a normal end, communicators that came up.
 
-A log without a failure in it is not healthy for that: something must show that the job ran.
+A log without a failure in it need not be healthy: something must show that the job ran.
 Step lines are the bulk of any training log, so of a large block only its head, its tail and
 what follows a failure are read; in between, one more step changes nothing.
 """
@@ -58,7 +58,7 @@ NO_MARKS = Marks((), -1, False, False)
 
 
 def read_marks(block: bytes, last_hit: int) -> Marks:
-    """The signs of life in ``block``; ``last_hit`` is where its last literal was found, or -1."""
+    """The signs in ``block`` that the job runs; ``last_hit``: where its last literal is, or -1."""
     steps: list[int] = []
     init, ended, begun = -1, False, False
     for start, stop in _regions(len(block), last_hit):

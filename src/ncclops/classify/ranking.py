@@ -1,4 +1,4 @@
-"""Which line is the cause, and which ones only echo it.
+"""Which line is the cause, and which ones only follow from it.
 
 The order of the rules is the order of the functions in ``judge``. They need no log and no
 clock, only the hits and what the scan saw of the job's life.
@@ -17,7 +17,7 @@ from ncclops.classify.verdicts import (
 
 _RESTART = "context-restart"
 _INIT_PHASE = "context-init-phase"
-# Where a signature stands that says nothing but "it ended": below all that says why.
+# The tier of a signature that says only that a process ended: below all that say why.
 _LAST_TIER = 4
 
 
@@ -63,7 +63,7 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
 
 
 def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> list[Hit]:
-    """Without what the job got over: warnings it outlived, attempts that were followed by steps."""
+    """Without what the job recovered from: harmless warnings, attempts followed by steps."""
     restarts = [hit for hit in context if hit.signature.id == _RESTART]
     running = max((life.attempt for life in seen.lives if life.steps), default=0)
 
@@ -102,7 +102,7 @@ def _rank_key(hit: Hit, crashes: set[int], seen: Observations) -> tuple[int, tup
 
 
 def _crashes_of_teardown(hits: list[Hit], seen: Observations) -> set[int]:
-    """The orders of hits whose process had something else to say before it gave up.
+    """The orders of hits whose process showed another failure before it ended.
 
     What start-up alone would clear is a warning, and explains no crash.
     """

@@ -1,7 +1,7 @@
-"""Whose line is it: rank prefixes, processes, file names.
+"""Which rank wrote a line: rank prefixes, processes, file names.
 
-Three answers of falling trust: the line names its rank; the line names its process, whose rank
-another line gave away; the file belongs to a rank.
+Three sources, the most reliable first: the line names its rank; the line names its process, whose
+rank another line shows; the file belongs to a rank.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rank_of_path(path: PurePath) -> int | None:
     """The rank a log file belongs to, by the layouts of run directories and of torchrun.
 
     ``ranks/<rank>/stdout.log`` is ours, ``…/attempt_0/<local rank>/stderr.log`` is torchrun's
-    (on one node the local rank is the rank), ``rank_3.log`` is everybody's.
+    (on one node the local rank is the rank), ``rank_3.log`` is common.
     """
     parent, grandparent = path.parent.name, path.parent.parent.name
     if parent.isdigit() and (grandparent == "ranks" or grandparent.startswith("attempt_")):

@@ -38,7 +38,7 @@ _STEP_LOOK_BACK = 1024
 _MARK_EVERY = 4 << 20
 # Hits kept of one signature, rank and source; the last of them is replaced by newer ones.
 _KEPT_HITS = 3
-# A literal that has come up so often in one source has nothing new to say there.
+# A literal that has occurred so often in one source shows nothing new there.
 _SATURATED = 5000
 _KEPT_PROCESSES = 20_000
 _KEPT_GROUPS = 200_000

@@ -1,4 +1,4 @@
-"""What is said once the leading line is known: rank, confidence, retry, evidence."""
+"""From the leading line to the verdict: rank, confidence, retry, evidence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _retry(
     versions = {_nccl_version(hit.text) for hit in context if hit.signature.id == _NCCL_VERSION}
     if len(versions - {""}) > 1 and signature.class_ == "bootstrap":
         named = ", ".join(sorted(versions - {""}))
-        return "fix-config", f"ranks run different NCCL versions ({named}), which no retry mends"
+        return "fix-config", f"ranks run different NCCL versions ({named}), which no retry can fix"
     progressed = seen.step_precedes(leader)
     if signature.retry_after_progress in ELIGIBLE_POLICIES:
         # Here progress argues for a retry, and so it must have been seen.
@@ -72,11 +72,11 @@ def _retry(
 
 
 def _needs_a_fix(leader: Hit, ordered: list[Hit]) -> Hit | None:
-    """Another cause, as firm as the leader and no consequence of it, that no retry would mend."""
+    """Another cause, as firm as the leader and no consequence of it, that no retry can fix."""
 
     def speaks_against(hit: Hit) -> bool:
         signature = hit.signature
-        # The exception with which a process gives up after the leading line says nothing new.
+        # The exception with which a process ends after the leading line adds nothing.
         same_process = hit.source == leader.source or (
             hit.rank is not None and hit.rank == leader.rank
         )
@@ -159,7 +159,7 @@ def evidence_for(leader: Hit, ordered: list[Hit]) -> Iterable[Evidence]:
 
 
 def _role_beside(hit: Hit, leader: Hit) -> str:
-    """A leader is shown as the cause, whatever its signature thinks of itself; rivals step back."""
+    """The leading line is shown as the cause, whatever role its signature has; others are not."""
     same = hit.signature.class_ == leader.signature.class_
     if hit is leader or (same and hit.signature.role == "cause"):
         return "cause"
@@ -179,7 +179,7 @@ def _spread(hits: list[Hit]) -> list[Hit]:
 
 
 def verdict_without_failure(seen: Observations) -> Classification:
-    """Healthy needs a sign of life after the last sign of trouble; silence is ``unknown``."""
+    """Healthy needs a sign that the job ran after the last failure; without one: ``unknown``."""
     lives = seen.lives
     signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
     if any(not seen.step_follows(hit) for hit in signs):

@@ -1,4 +1,4 @@
-"""How failures are put into words: the one place for what verdicts, events and terminals say."""
+"""The wording of failures, for verdicts, events and terminals alike."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def exit_status(code: int | None, signal: str | None) -> str:
 
 
 def signal_hint(signal: str | None) -> str | None:
-    """What a process that was killed by ``signal`` most often died of; None where all is open."""
+    """The most frequent reason why ``signal`` kills a process; None where there is no such."""
     return _SIGNAL_HINTS.get(signal or "")
 
 
 def describe_loss(name: str, why: str) -> str:
-    """A node that is not there any more: such as ``h1 was lost: its agent has ended``."""
+    """The loss of a node, such as ``h1 was lost: its agent has ended``."""
     return f"{name} was lost: {why}"
 
 

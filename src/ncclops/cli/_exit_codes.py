@@ -1,7 +1,7 @@
 """Exit codes by command, as data: the table in docs/contracts.md is made of it; a test holds that.
 
-One rule: 0 the command did its work; 1 it did, and the answer is bad; 2 it was asked wrongly; from
-3 on what only that command has; 70 a fault of ncclops; 130 interrupted. Commands that judge
+One rule: 0 the command did its work; 1 it did, and the answer is bad; 2 wrong usage; from
+3 on what only that command has; 70 an internal error; 130 interrupted. Commands that judge
 (``check``, ``lint``, ``analyze``) answer with 1 unless ``--no-exit-code`` is given, commands that
 show do so with ``--exit-code``.
 """

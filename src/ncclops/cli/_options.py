@@ -30,8 +30,8 @@ LiveRunArgument = Annotated[
         help="Run directory, run id or its beginning; default: the run under way in runs/.",
     ),
 ]
-# Commands that judge exit with 1 for a bad answer unless asked otherwise; those that show do so
-# when asked. The contracts have the list.
+# Commands that judge exit with 1 for a bad answer unless an option says otherwise; those that show
+# do so with an option. The contracts have the list.
 ExitCodeOption = Annotated[
     bool,
     typer.Option(

@@ -27,8 +27,8 @@ _SLOW = 1.05
 
 
 def draw(status: RunStatus, *, height: int | None = None) -> RenderableType:
-    """``status`` as something rich can print; within ``height`` lines the ranks that say most."""
-    shown = status.ranks if height is None else _telling(status.ranks, height - _AROUND)
+    """``status`` as something rich can print; within ``height`` lines the most relevant ranks."""
+    shown = status.ranks if height is None else _most_relevant(status.ranks, height - _AROUND)
     parts: list[RenderableType] = [*_about_run(status)]
     if shown:
         parts.append(_table(shown, status))
@@ -112,7 +112,7 @@ def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
     ]
 
 
-def _telling(ranks: Sequence[RankStatus], rows: int) -> Sequence[RankStatus]:
+def _most_relevant(ranks: Sequence[RankStatus], rows: int) -> Sequence[RankStatus]:
     """The ``rows`` ranks that one would look at first, in order of rank."""
     rows = max(rows, _LEAST_ROWS)
     if len(ranks) <= rows:

@@ -1,4 +1,4 @@
-"""``ncclops status``: how a run is getting on, once or live."""
+"""``ncclops status``: the progress of a run, once or live."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _checked(grace: str | None) -> str | None:
 
 
 def _asking() -> str:
-    """Who asks, as the run's record has it."""
+    """The user who requests the stop, as the run's record has it."""
     import getpass
     import socket
 

@@ -1,4 +1,4 @@
-"""Asking a run from the command line: its agent if that answers, else its directory."""
+"""Requests from the command line to a run: to its agent if that answers, else its directory."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _without_agent(seen: RunStatus, why: str) -> RunStatus:
 
 
 def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
-    """Whether the agent, which would be on this host, is no more."""
+    """Whether the agent, which would be on this host, has ended."""
     if socket.gethostname() not in (seen.nodes[:1] or (socket.gethostname(),)):
         return False
     try:

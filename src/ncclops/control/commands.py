@@ -1,4 +1,4 @@
-"""What may be asked of a run from outside, and what the agent offers to do it."""
+"""The commands that a run accepts from outside, and the interface by which the agent runs them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TimeoutName = Literal["soft", "hard", "process_group"]
 
 
 class ControlRefused(Exception):
-    """The agent does not do what it is asked; the message is one line that says why."""
+    """The agent refuses a command; the message is one line that says why."""
 
 
 class Controls(Protocol):
-    """What the agent does when it is asked. Called in its event loop, one at a time.
+    """What the agent does on a command. Called in its event loop, one at a time.
 
     Each method starts what it is named for, does not wait for its end, and returns one line that
-    says what follows. It raises :class:`ControlRefused` where that cannot be.
+    says what follows. It raises :class:`ControlRefused` where that is not possible.
 
     ``reason`` and ``by`` (who asks) are for the record, of any content: one line, at most a few
     hundred characters.

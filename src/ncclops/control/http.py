@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection at a time, with a limit on everything a client decides.
 
-The protocol is h11's; sockets are asyncio's. Nothing here knows what is asked for.
+The protocol is h11's; sockets are asyncio's. What requests mean is in ``routes``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-# Who has to wait does so with others: training is interrupted once for all of them.
+# Requests that have to wait are answered together: training is interrupted once for all of them.
 _TICK_S = 0.1
 # Little at a time: h11 looks at the size of what is not whole yet, each time it gets some more.
 _CHUNK = 8 << 10
@@ -30,9 +30,9 @@ class Limits:
     """What one client, and all of them together, may take. Times in seconds.
 
     A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
-    Clients beyond ``connections`` wait in the kernel's queue until others have gone. Requests wait
-    their turn beyond ``requests_per_s``, but for ``burst`` after a pause: looking at a job must not
-    take its cores from it, however many look.
+    Clients beyond ``connections`` wait in the kernel's queue until others have closed theirs.
+    Requests beyond ``requests_per_s`` are delayed, but for ``burst`` after a pause: however many
+    clients look at a job, they must not take its cores.
     """
 
     head_bytes: int = 16 << 10
@@ -92,7 +92,7 @@ class Pace:
         self._next = float("-inf")
 
     def take_turn(self, now: float) -> float:
-        """The seconds that who asks at ``now``, a time of any clock, has to wait."""
+        """The seconds that a request at ``now``, a time of any clock, has to wait."""
         self._next = max(self._next, now - self._ahead_s) + self._gap_s
         if self._next <= now:
             return 0.0
@@ -133,7 +133,7 @@ class _Connection:
     async def run(self) -> None:
         self._socket.setblocking(False)
         try:
-            # A client that goes away, or does not take its answer, is its own problem.
+            # A client that closes its connection, or does not read its answer, is dropped.
             with suppress(OSError, TimeoutError, h11.LocalProtocolError):
                 while await self._answer_next():
                     pass
@@ -166,7 +166,7 @@ class _Connection:
             return await self._handler(request)
         except Exception as error:  # noqa: BLE001 - the boundary of a request: others go on
             traceback.print_exc()
-            return error_response(500, f"a defect: {error!r}")
+            return error_response(500, f"internal error: {error!r}")
 
     async def _read_request(self) -> Request | None:
         """The next request, whole; None if there is no more."""
@@ -176,7 +176,7 @@ class _Connection:
         except TimeoutError:
             if self._http.their_state is h11.IDLE and not self._http.trailing_data[0]:
                 return None  # it has not even begun
-            raise BadRequest(408, "the request did not become whole in time") from None
+            raise BadRequest(408, "request timed out") from None
 
     async def _read_whole(self) -> Request | None:
         head: h11.Request | None = None

@@ -14,7 +14,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class StatusProvider(Protocol):
-    """What there is to see of the run, ready to be sent."""
+    """The documents about the run, ready to be sent."""
 
     async def status(self) -> bytes:
         """``ncclops.status/1``."""
@@ -33,20 +33,20 @@ Forward = Callable[[Command], Awaitable[str]]
 class Routes:
     """Answers requests for one run. ``forward`` takes a command to the agent; what follows.
 
-    It raises :class:`ControlRefused` if the agent says no, ``TimeoutError`` if it says nothing.
+    It raises :class:`ControlRefused` if the agent refuses, ``TimeoutError`` if it does not answer.
     """
 
-    def __init__(self, sights: StatusProvider, token: str, forward: Forward) -> None:
-        self._sights = sights
+    def __init__(self, status: StatusProvider, token: str, forward: Forward) -> None:
+        self._status = status
         self._expected = f"bearer {token}".encode()
         self._forward = forward
 
     async def answer(self, request: Request) -> Response:
         match request.path:
             case "/status":
-                return await self._read(request, self._sights.status, "application/json")
+                return await self._read(request, self._status.status, "application/json")
             case "/metrics":
-                return await self._read(request, self._sights.metrics, METRICS_TYPE)
+                return await self._read(request, self._status.metrics, METRICS_TYPE)
             case "/healthz":
                 return await self._read(request, _alive, "application/json")
             case "/control":
@@ -58,7 +58,7 @@ class Routes:
         request: Request, body: Callable[[], Awaitable[bytes]], content_type: str
     ) -> Response:
         if request.method not in ("GET", "HEAD"):
-            return error_response(405, "this can only be read", {"Allow": "GET, HEAD"})
+            return error_response(405, "use GET: this can only be read", {"Allow": "GET, HEAD"})
         try:
             return Response(200, await body(), content_type)
         except OSError as error:
@@ -66,7 +66,7 @@ class Routes:
 
     async def _control(self, request: Request) -> Response:
         if request.method != "POST":
-            return error_response(405, "a change is a POST", {"Allow": "POST"})
+            return error_response(405, "use POST", {"Allow": "POST"})
         if (refusal := self._refusal(request)) is not None:
             return refusal
         try:

@@ -72,7 +72,7 @@ async def run(run_dir: Path, link: socket.socket, listeners: list[socket.socket]
     agent = AgentLink(link)
     await agent.open()
     routes = Routes(LiveSights(run_dir), control_address.read_token(run_dir), agent.forward)
-    # Places are counted for each: a crowd on the network leaves the owner's socket free.
+    # Connections are counted per listener: many on the network leave the owner's socket free.
     serving = [asyncio.create_task(http.serve(each, routes.answer)) for each in listeners]
     with suppress(ConnectionError):
         await agent.receive()

@@ -17,17 +17,17 @@ from ncclops.control.commands import ControlRefused, Controls, obey, parse_comma
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
 
-# One that ends by itself is replaced; one that cannot live is left alone.
+# A server that ends is replaced, but not one that keeps ending.
 _MOST_STARTS = 5
 
 
 class ControlServer:
     """The control plane of one run, for an agent with a running event loop.
 
-    ``controls`` is what the agent does when asked. ``listeners`` are the sockets where it is asked
+    ``controls`` runs the commands. ``listeners`` are the sockets of the server
     (``control_address.listen_unix``, ``listen_tcp``), closed here in the end. ``say`` gets a line
-    for the operator when there is a reason. Nothing that goes wrong here ends the run: at worst it
-    cannot be steered, and that is said.
+    for the operator when there is a reason. No failure here ends the run: at worst it takes no
+    commands, and a line says so.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ControlServer:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
-                    "-P",  # what lies in the current directory is none of its business
+                    "-P",  # no modules from the current directory
                     "-m",
                     "ncclops.control.server",
                     str(self._run_dir),
@@ -117,7 +117,7 @@ class ControlServer:
             return {"ok": True, "message": obey(self._controls, parse_command(command))}
         except ControlRefused as refusal:
             return {"ok": False, "message": str(refusal)}
-        except Exception as error:  # noqa: BLE001 - a command must not end who supervises
+        except Exception as error:  # noqa: BLE001 - a command must not end the agent
             self._say(f"a command from outside failed: {error!r}")
             return {"ok": False, "message": f"the agent failed to do it: {error!r}"}
 

@@ -1,1 +1,1 @@
-"""What an attempt comes to and whether it is tried again. Pure: values in, values out."""
+"""The result of an attempt, and whether another follows. Pure: values in, values out."""

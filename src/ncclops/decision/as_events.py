@@ -1,4 +1,4 @@
-"""What was found and decided about a failed attempt, as events of the run. Pure."""
+"""The classification of a failed attempt and the decision on it, as events of the run. Pure."""
 
 from __future__ import annotations
 

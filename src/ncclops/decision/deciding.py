@@ -1,4 +1,4 @@
-"""The one decision: what an attempt comes to, and whether it is tried again. Pure.
+"""The one decision: the result of an attempt, and whether another one follows. Pure.
 
 From how the attempt ended on each node; a single node is a list of one. The first row that holds:
 
@@ -31,7 +31,7 @@ Random = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptDecision:
-    """What an attempt comes to. ``following`` is the attempt after it; None: the job has ended.
+    """The result of an attempt. ``following`` is the attempt after it; None: the job has ended.
 
     ``failure`` and ``classification`` (JSON, with evidence) are what it was judged by, None where
     it did not fail. ``attempt`` is what the job's history has to remember, ``retry`` the retry
@@ -49,7 +49,7 @@ class AttemptDecision:
 
 
 def decide(nodes: Sequence[NodeEnd], rules: JobRules, *, random: Random) -> AttemptDecision:
-    """What the attempt that ended on ``nodes`` as described comes to.
+    """The decision on the attempt that ended on ``nodes`` as described.
 
     ``random`` gives numbers from 0 to 1, for the pause before a retry.
     """
@@ -156,7 +156,7 @@ def _retried(
     rules: JobRules,
     random: Random,
 ) -> AttemptDecision:
-    """``decided`` with the retry policy's word, and the attempt that follows, if one does."""
+    """``decided`` with the retry policy's decision, and the attempt that follows, if one does."""
     found = decided.classification
     verdict = _UNKNOWN if found is None else Classification.from_json(found)
     progressed = any(node.progressed for node in present)

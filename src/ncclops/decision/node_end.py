@@ -45,7 +45,7 @@ class NodeEnd:
     could not be judged. ``escalated`` is what workers asked for when restarts in place could not
     help.
 
-    ``lost`` says why nothing was heard of the node at the end; then all else is unknown. ``idle``:
+    ``lost``: why the node did not report its end; then all else is unknown. ``idle``:
     it had no workers in this attempt. ``cut_off``: why it could not decide with the other nodes.
     """
 
@@ -81,7 +81,7 @@ class NodeEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRules:
-    """What holds for the job, whatever happened.
+    """The rules of the job, which do not depend on what happened.
 
     ``losses_allowed``: workers restart in place, and those that are left finish the job.
     ``replaceable``: a node that is lost may be replaced by another one in the next attempt.

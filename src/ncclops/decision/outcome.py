@@ -15,9 +15,9 @@ SIGNAL_EXIT_BASE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """One wish to stop. ``grace`` is how long the workers have to come to an end together.
+    """A request to stop. ``grace`` is how long the workers have to end at one point.
 
-    ``signum`` is the signal that it came as; None where `ncclops stop` or another command asks.
+    ``signum`` is the signal that requested it; None for `ncclops stop` or another command.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another: the policy's word, and the operator's. Pure."""
+"""Whether another attempt follows a failed one: by the policy, and by the operator. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RetryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Escalated:
-    """What the workers ask for when restarts in place cannot help: ``to`` is ``respawn`` or
+    """What the workers request when restarts in place cannot help: ``to`` is ``respawn`` or
     ``stop``, ``failure`` what happened and where, which new processes compare with theirs.
     """
 
@@ -124,5 +124,5 @@ def respawned_for(escalated: Escalated) -> dict[str, str]:
 
 
 def start_environ(start: StartRow) -> dict[str, str]:
-    """How a row of the matrix is told to the workers."""
+    """The variables by which workers get a row of the retry table."""
     return {NCCL_INIT: start.init, BOOTSTRAP_BARRIER: start.barrier}

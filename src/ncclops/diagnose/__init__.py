@@ -19,7 +19,7 @@ __all__ = ["Diagnosis", "diagnose"]
 
 
 def __getattr__(name: str) -> Any:
-    # It reads with all that the package has; the agent needs a part of that.
+    # It imports most of the package, of which the agent needs only a part.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ncclops.diagnose import diagnosis

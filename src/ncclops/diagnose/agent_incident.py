@@ -1,4 +1,4 @@
-"""The incident of a team that the agent is about to end: where no restart core has written one."""
+"""The incident that the agent records before it ends a team, where no restart core wrote one."""
 
 from __future__ import annotations
 

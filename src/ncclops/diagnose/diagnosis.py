@@ -1,7 +1,7 @@
-"""``ncclops diagnose``: a run on one page, from all that it has left.
+"""``ncclops diagnose``: a run on one page, from all of its records.
 
-The verdict, the latest incident, the flight recorders and the classifier each know a part; here
-they are put together. Whatever is missing or cannot be read is a note, never a failure.
+Joins the verdict, the latest incident, the flight recorders and the classifier. What is missing or
+cannot be read becomes a note, never a failure.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:
 def _where(
     report: IncidentReport | None, first: FirstFailure | None, found: Mapping[str, Any] | None
 ) -> tuple[int | None, str | None, Frame | None, str | None]:
-    """Rank, host, line of the user's code and operation, from the best that knows."""
+    """Rank, host, line of the user's code and operation, from the best source that has them."""
     if report is not None:
         culprit = report.culprit
         last = next((view.last for view in report.views if view.rank == culprit.rank), None)

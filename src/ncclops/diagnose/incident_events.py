@@ -75,7 +75,7 @@ def decision_on(
 
 
 def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> DecisionTaken:
-    """Restarts in place were given up, for new processes or for good."""
+    """Restarts in place were given up: new processes follow, or the job ends."""
     why = escalation.reason
     for event in following:
         match event:

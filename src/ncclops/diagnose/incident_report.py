@@ -34,10 +34,10 @@ _HANGS = ("soft-timeout", "completion-timeout", "hung")
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank that began it, as far as the evidence tells; ``how`` it is known.
+    """The rank that began it, as far as the evidence shows; ``how`` it is known.
 
     ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
-    the line of a helper, and tell themselves apart by who calls it. ``by_recorders``: the flight
+    the line of a helper and differ only in what calls it. ``by_recorders``: the flight
     recorders and stacks name it, as ``how`` says.
     """
 
@@ -53,8 +53,8 @@ class Culprit:
 class IncidentReport:
     """One incident, explained. ``record`` is its incident.json.
 
-    ``left_in`` is the incident in which its ranks left restarts in place, if it was that one that
-    was asked for: it has nothing to tell by itself.
+    ``left_in`` is the incident in which its ranks left restarts in place, if that one was
+    requested: it is a consequence of this one.
     """
 
     number: int
@@ -192,7 +192,7 @@ def _culprit(
         frames = view.frames
     frame = user_frame(frames)
     if frame is None and recorded is not None and recorded.kind == "rank-died":
-        frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last words
+        frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last output
     callers = _callers(frame, frames)
     return Culprit(rank, view.host if view is not None else None, frame, how, callers)
 
@@ -205,7 +205,7 @@ def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     rank = recorded.culprits[0]
     view = next((view for view in views if view.rank == rank), None)
-    # After a disagreement the rank may have gone on; who never came is where it stands.
+    # After a disagreement the rank may have gone on; a rank that never came is where it stands.
     frame = recorded.frame if recorded.is_mismatch else None
     callers = recorded.callers[:_MOST_CALLERS]
     if frame is None and view is not None:
@@ -226,7 +226,7 @@ def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
 
 
 def _failed_of_mismatch(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
-    """Whether the first rank that failed did so because of what another one asked for."""
+    """Whether the first rank that failed did so because of another rank's call."""
     return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
 
 
@@ -255,7 +255,7 @@ def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
     late = [view for view in others if view.last is None or view.last["seq"] < reached]
     if not late:
         return None
-    # A rank that cannot even answer has more to hide than one that can.
+    # A rank that does not even answer is the more likely cause.
     first = min(late, key=lambda view: (view.last is not None, _reached(view), view.rank))
     return first.rank, f"{_count(waiting)} in a collective that it has not entered"
 
@@ -340,5 +340,5 @@ def _next_steps(
 
 
 def _detail(record: IncidentRecord) -> str:
-    """What happened, without the rank in front; records of older versions have the summary only."""
+    """What happened, without the rank's number; records of older versions have the summary only."""
     return record.detail or record.summary

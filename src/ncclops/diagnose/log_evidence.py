@@ -1,4 +1,4 @@
-"""What failed, by the output of a rank up to an incident: the classifier on the logs' ends."""
+"""What failed, by the output of a rank up to an incident: the classifier run on the logs' ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is, in words of the user's own code; and ranks that are at the same place."""
+"""Where a rank is, by line of the user's code; and ranks that are at the same place."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Recorded:
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether ranks asked for different things, and it is known which one differs."""
+        """Whether ranks made different calls, and it is known which one differs."""
         return self.hung and bool(self.culprits) and self.kind in MISMATCHES
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def analyse(snapshots: Path) -> Recorded | None:
 
     try:
         report = flight.analyze(snapshots)
-    except NcclopsError:  # no snapshot that can be read: the rest of the page still can be told
+    except NcclopsError:  # no snapshot can be read: the rest of the page is still shown
         return None
     if not report.findings:
         return None

@@ -1,4 +1,4 @@
-"""``ncclops where``: where each rank of a running job is, without stopping it."""
+"""``ncclops stacks``: where each rank of a running job is, without stopping it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ncclops.record.paths import RunPaths
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a run: who answered, and where everybody is."""
+    """One look at a run: which ranks answered, and where all ranks are."""
 
     run: Path
     at: float

@@ -1,7 +1,7 @@
 """The catalogue of variables: who reads each, what it takes, when, and what depends on it.
 
-The facts are data, ``data/catalogue.jsonl``, one object a line; nothing is loaded before the
-first question. Where a field is left out of a line, nothing is known or nothing is special.
+The facts are data, ``data/catalogue.jsonl``, one object a line, loaded at the first use. Where a
+field is left out of a line, it is not known or does not apply.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class Overrides:
-    """The command line's word: ``--set``, ``--unset`` and ``--keep``.
+    """The options of the command line: ``--set``, ``--unset`` and ``--keep``.
 
     Raises ``UsageError`` when one variable is in two of them.
     """
@@ -87,7 +87,7 @@ class Plan:
             elif change.action == "set":
                 result[change.name] = _fill(change.after, fill)
             else:
-                result[change.name] = change.after  # the operator's own words, braces and all
+                result[change.name] = change.after  # the operator's value, taken literally
         return result
 
     def to_json(self) -> dict[str, Any]:

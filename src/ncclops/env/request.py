@@ -53,7 +53,7 @@ def parse_overrides(
 
 
 def overrides_of(env: Mapping[str, str | None], keep: Collection[str]) -> Overrides:
-    """What Python callers name: variables to set, with None to remove, and those to keep.
+    """What Python callers give: variables to set, with None to remove, and those to keep.
 
     Raises ``UsageError`` on a bad name, and on one that is in both.
     """

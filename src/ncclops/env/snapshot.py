@@ -32,7 +32,7 @@ __all__ = ["EnvSnapshot", "VariableDifference", "compare", "load", "take", "writ
 
 @dataclass(frozen=True)
 class VariableDifference:
-    """A variable that two environments do not share; ``ranks`` is the catalogue's word on it."""
+    """A variable that two environments do not share; ``ranks`` is as in the catalogue."""
 
     name: str
     a: str | None

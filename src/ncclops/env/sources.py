@@ -79,7 +79,7 @@ def from_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str
 
 
 def exported_by(name: str, value: str, *, pid: int | None = None) -> str:
-    """Who gave this process ``name``: the nearest ancestor that started without that value.
+    """The origin of ``name``: the nearest ancestor process that started without that value.
 
     A process that exports a variable does not show it in its own ``/proc`` entry, its children
     do. What the first process already had came with the container image or the service that

@@ -30,9 +30,9 @@ def absences(context: AnalysisContext) -> list[FlightFinding]:
 
 def _absence_kind(context: AnalysisContext, rank: int) -> str:
     about = context.about(rank)
-    stood_still = about.deaf_s is not None or about.stopped
+    stood_still = about.no_python_s is not None or about.stopped
     if about.silent and (stood_still if about.place is None else about.place.inside is None):
-        return "never-arrived"  # that it was ended came of it
+        return "never-arrived"  # it was ended because of that
     if about.ended is not None:
         return "never-arrived" if about.ended_well else "rank-died"
     if about.place is not None and about.place.inside == "monitored_barrier":
@@ -73,7 +73,7 @@ def _who_waits_for_nobody(
 ) -> tuple[list[int], list[int]]:
     """Of ranks that did not come those to blame, and those that others of them may hold up.
 
-    Who is in a call of torch.distributed that no recorder has (Gloo's transfers) waits as well.
+    A rank in a call of torch.distributed that no recorder has (Gloo's transfers) waits as well.
     """
     places = {rank: context.about(rank).place for rank in absent}
     held_up = [rank for rank, place in places.items() if place is not None and place.inside]
@@ -175,14 +175,14 @@ def _silence(about: RankEvidence, frame: Frame | None, it_is: str) -> str:
     there = f"{it_is} in {frame.short}" if frame is not None else ""
     if about.stopped:
         return (there + ", " if there else "it was ") + "stopped by a signal (SIGSTOP, a debugger)"
-    if about.deaf_s is None:
+    if about.no_python_s is None:
         return there or "it did not answer"
-    why = f"has run no Python for {about.deaf_s:.0f} s, so it holds the GIL in a call into C"
+    why = f"has run no Python for {about.no_python_s:.0f} s, so it holds the GIL in a call into C"
     return f"{there} and {why}" if there else f"it {why}"
 
 
 def _last_done(about: RankEvidence) -> str:
-    """The newest entry of a rank, for want of its stacks."""
+    """The newest entry of a rank, where its stacks are missing."""
     where = "where it is instead is not recorded"
     track, index = _newest(about)
     if track is None or about.record is None:

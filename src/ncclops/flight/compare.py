@@ -1,4 +1,4 @@
-"""Where members of a group asked for different things under the same sequence number."""
+"""Where members of a group made different calls under the same sequence number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_AHEAD = 3
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Ranks that disagree under ``seq``, by what they asked for; the usual call first.
+    """Ranks that disagree under ``seq``, by the call they made; the usual call first.
 
     ``odd`` are the ranks that differ from the usual; all of them if nothing shows which is usual.
     ``kind`` is order, op, shape or dtype. ``live`` is False if they agreed again later, so that
@@ -193,7 +193,7 @@ class CallComparison:
         ids: tuple[int, int],
         ranks: tuple[int, int],
     ) -> bool:
-        """Whether either side asked soon after for what the other asked for here."""
+        """Whether either side made the call soon after that the other made here."""
         for rank, other in ((ranks[0], ids[1]), (ranks[1], ids[0])):
             start = bisect_left(group.tracks[rank].seqs, seq + 1)
             if other in columns[rank][start : start + _LOOK_AHEAD]:

@@ -1,6 +1,6 @@
 """Bytes of a dump to plain containers, without executing anything in them.
 
-Meant to run in a process of its own (``reader_process``): what remains possible for hostile input
+Meant to run in a separate process (``reader_process``): what remains possible for hostile input
 is to use up memory and time, and that process has limits on both.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong, out of who waits for whom and who disagrees about what; the gravest first."""
+"""What is wrong, from which ranks wait for which and which disagree; the gravest first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Each rank's tracks put side by side: one :class:`Group` per process group of the job.
 
 Members come from the recorder (NCCL's knows them) or from the ranks' own descriptions of their
-groups. Gloo's recorder does not know; then they are those who recorded something in the group, and
+groups. Gloo's recorder does not know; then they are the ranks that recorded something in it, and
 for the default group all ranks.
 """
 
@@ -57,7 +57,7 @@ class Group:
         return f"{self.name} ({rank_list(self.members)})"
 
     def call(self, evidence: FlightEvidence, rank: int, seq: int) -> Call | None:
-        """What ``rank`` asked for under ``seq``, if that is recorded."""
+        """The call that ``rank`` made under ``seq``, if that is recorded."""
         track, record = self.tracks.get(rank), evidence.ranks[rank].record
         index = track.index(seq) if track is not None else None
         if track is None or record is None or index is None:
@@ -71,7 +71,7 @@ def align(evidence: FlightEvidence) -> list[Group]:
     groups: dict[tuple[GroupName, tuple[int, ...] | None], Group] = {}
     for rank in evidence.ranks.values():
         for name, track in rank.record.tracks.items() if rank.record else ():
-            members = _told_members(rank, name)
+            members = _stated_members(rank, name)
             group = groups.get((name, members))
             if group is None:
                 group = Group(name, members or (), members is not None)
@@ -91,7 +91,7 @@ def _world(evidence: FlightEvidence) -> tuple[int, ...]:
     for rank in evidence.ranks.values():
         if rank.record is not None:
             ranks.update(rank.record.others, *rank.record.ranks_of.values())
-            ranks.update(range(_told_size(rank.record)))
+            ranks.update(range(_stated_size(rank.record)))
         for group in rank.groups:
             ranks.update(group.ranks)
     if evidence.lists_all or not ranks:
@@ -99,7 +99,7 @@ def _world(evidence: FlightEvidence) -> tuple[int, ...]:
     return tuple(range(max(ranks) + 1))  # torch numbers ranks without gaps
 
 
-def _told_size(record: RankRecord) -> int:
+def _stated_size(record: RankRecord) -> int:
     """How many ranks the job has, from what an all_gather in the default group collects."""
     for name, track in record.tracks.items():
         if not _is_default(name):
@@ -117,7 +117,7 @@ def _is_default(name: GroupName) -> bool:
     return name.desc == _DEFAULT_DESC or (name.name == "0" and not name.desc)
 
 
-def _told_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
+def _stated_members(rank: RankEvidence, name: GroupName) -> tuple[int, ...] | None:
     assert rank.record is not None
     listed = rank.record.ranks_of.get((name.name, name.desc))
     if listed is None:

@@ -31,7 +31,7 @@ class OperationState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a rank asked for: all of it has to agree on every rank, as far as the operation goes.
+    """A rank's call: all of it has to agree on every rank, as far as the operation requires.
 
     ``op`` is the name without the backend (``all_reduce``). Sizes are shapes of tensors.
     """
@@ -123,7 +123,7 @@ class Track:
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one rank's recorder said, whichever file it came from.
+    """The contents of one rank's recorder, whichever file they came from.
 
     ``tracks`` are of the newest making of each group. ``ranks_of`` has the members of groups, where
     the recorder knows them, and ``others`` ranks that it names without a group. ``taken_at`` is in
@@ -190,7 +190,7 @@ class RankEvidence:
     ``ended_signal`` by which signal (``SIGABRT``), and ``stopped`` that one has stopped it;
     ``missing`` why it could not say more. ``overrun``: it received so many bytes into a buffer of
     so many, which is how Gloo ends a process whose call does not fit its peer's. ``silent``: it
-    did not answer while it lived, and was ended for that. ``deaf_s``: for so many seconds no Python
+    did not answer while it ran, and was ended for that. ``no_python_s``: for so long no Python
     had run in it when it was looked at."""
 
     rank: int
@@ -204,7 +204,7 @@ class RankEvidence:
     missing: str | None = None
     overrun: tuple[int, int] | None = None
     silent: bool = False
-    deaf_s: float | None = None
+    no_python_s: float | None = None
 
 
 @dataclass(slots=True)

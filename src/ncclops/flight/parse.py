@@ -81,7 +81,7 @@ def _rank(value: Any) -> int:
 
 
 def _add_members(record: RankRecord, config: Any) -> None:
-    """Who is in which group. Gloo's recorder files all groups under the empty name."""
+    """Which ranks are in which group. Gloo's recorder has all groups under the empty name."""
     for key, about in config.items() if isinstance(config, Mapping) else ():
         name = text(about.get("name", key))
         ranks = about.get("ranks", "")

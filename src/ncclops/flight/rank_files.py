@@ -1,7 +1,7 @@
 """The small files of a rank's snapshot: stacks, groups, the process from outside, what is missing.
 
-They are ours, and may still be damaged or come from elsewhere: read up to a size, and what is
-not as expected is as good as absent.
+ncclops writes them, and they may still be damaged or come from elsewhere: they are read up to a
+size, and what is not as expected is treated as absent.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OVERRUN = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,15}) vs (\d{1
 _TAIL_BYTES = 256 << 10
 _ENDED_STATES = {"Z", "X", "gone", "ended", "zombie", "dead"}
 _STOPPED_STATES = {"T", "stopped"}
-# Our threads run every second; on a machine that is drowning in work a little less often.
-_DEAF_S = 3.0
+# Our threads run every second; on an overloaded machine a little less often.
+_NO_PYTHON_S = 3.0
 # Kinds of faults that a rank does not report itself.
 _SEEN_BY_OTHERS = {"hung", "soft-timeout", "completion-timeout", "died", "lost"}
 # A call that waits inside C shows no frame of its own; the line of the user does.
@@ -132,7 +132,7 @@ def renumber(evidence: FlightEvidence) -> None:
 
 
 def read_last_words(evidence: FlightEvidence, run: Path) -> None:
-    """What the error output of ranks that have ended says about their end."""
+    """The reasons in the error output of ranks that have ended."""
     for number, rank in evidence.ranks.items():
         if rank.ended is None:
             continue
@@ -182,8 +182,8 @@ def _read_process(rank: RankEvidence, view: Any) -> None:
         rank.ended_signal = _text_in(view, "ended_signal")
         return
     ran_s_ago = view.get("python_ran_s_ago")
-    if isinstance(ran_s_ago, int | float) and ran_s_ago > _DEAF_S:
-        rank.deaf_s = float(ran_s_ago)
+    if isinstance(ran_s_ago, int | float) and ran_s_ago > _NO_PYTHON_S:
+        rank.no_python_s = float(ran_s_ago)
     rank.stopped = state in _STOPPED_STATES
 
 

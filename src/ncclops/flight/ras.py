@@ -1,4 +1,4 @@
-"""The view of NCCL's RAS service, where there is one: who does not answer, who launched less."""
+"""What NCCL's RAS service reports: processes that do not answer, ranks that launched fewer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class View:
-    """What the service says. ``lines`` are its own words where it has no JSON (before 2.28.7)."""
+    """The service's report. ``lines`` are its text where it has no JSON (before 2.28.7)."""
 
     nccl_version: str
     communicators: tuple[Communicator, ...] = ()
@@ -144,7 +144,7 @@ def _rank(rank: Mapping[str, Any], state: str, launched: int | None = None) -> R
 
 
 def add_to(evidence: FlightEvidence, view: View) -> list[str]:
-    """Let ``evidence`` have what the service knows; returns it in lines for people.
+    """Add the service's report to ``evidence``; returns it in lines for people.
 
     Its ranks are those of communicators; processes are found by host and process id, or, in a
     communicator of the whole job, by their number.
@@ -153,13 +153,15 @@ def add_to(evidence: FlightEvidence, view: View) -> list[str]:
     for comm in view.communicators:
         name = f"communicator {comm.hash} of {comm.size} ranks"
         for member in comm.silent + comm.broken:
-            lines.append(f"RAS: {_told(evidence, comm, member)} of {name} {member.state}")
+            lines.append(
+                f"RAS: {_describe_member(evidence, comm, member)} of {name} {member.state}"
+            )
             rank = _find(evidence, comm, member)
             if rank is not None and member.state == "considered dead" and rank.record is None:
                 rank.ended = rank.ended or "NCCL's RAS considers it dead"
         if comm.behind:
             least = min(member.launched or 0 for member in comm.behind)
-            late = ", ".join(_told(evidence, comm, member) for member in comm.behind[:8])
+            late = ", ".join(_describe_member(evidence, comm, member) for member in comm.behind[:8])
             lines.append(
                 f"RAS: {late} of {name} launched {least} collectives, others {comm.launched}"
             )
@@ -175,7 +177,7 @@ def _find(evidence: FlightEvidence, comm: Communicator, member: RasRank) -> Rank
     return evidence.rank(member.rank) if everyone else None
 
 
-def _told(evidence: FlightEvidence, comm: Communicator, member: RasRank) -> str:
+def _describe_member(evidence: FlightEvidence, comm: Communicator, member: RasRank) -> str:
     about = _find(evidence, comm, member)
     who = f"rank {about.rank}" if about is not None else f"its rank {member.rank}"
     return f"{who} (pid {member.pid} on {member.host})"

@@ -1,15 +1,15 @@
-"""Asks NCCL's RAS service, where that is safe.
+"""Queries NCCL's RAS service, where that is safe.
 
 Each process of a job since NCCL 2.24 listens on localhost:28028 and answers for the whole job. The
-protocol is lines of text; ``set format json`` exists since 2.28.7. Asking is not free of risk:
+protocol is lines of text; ``set format json`` exists since 2.28.7. A query is not free of risk:
 
 - up to 2.26: a crash when a report is made while communicators are created (NVIDIA/nccl 1669, 1718)
 - up to 2.29.1: memory is corrupted when a report has missing ranks (NVIDIA/nccl 1762, fixed in
-  2.29.2), and that is exactly when one wants to ask
+  2.29.2), and that is exactly when one wants to query it
 - 2.29.2 on: an open report of a crash while communicators are created (NVIDIA/nccl 2346); a job
   that hangs creates none
 
-So it is asked only on request, and only of a release that is known and not in the first two.
+So it is queried only on request, and only if its release is known and not in the first two.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 class RasError(Exception):
-    """The service cannot or must not be asked, or its answer makes no sense; one line."""
+    """The service cannot or must not be queried, or its answer is not understood; one line."""
 
 
 def why_not(version: str) -> str | None:
-    """Why a job with this NCCL must not be asked; None if it may."""
+    """Why a job with this NCCL must not be queried; None if it may."""
     found = _VERSION.match(version)
     if found is None:
         return "NCCL's version is not known from the dumps, and some releases crash when asked"

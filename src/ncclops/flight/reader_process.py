@@ -1,8 +1,8 @@
 """The process that opens dumps: limits on memory, one request a line, one answer each.
 
-Dumps come from elsewhere. A pickle can ask for gigabytes or for hours in a few bytes, inside C code
-that nothing in the same process can interrupt; so that happens here, where the kernel says no
-and the parent can give up.
+Dumps come from elsewhere. A pickle can need gigabytes or hours by a few bytes, inside C code that
+nothing in the same process can interrupt; so it is read here, where the kernel enforces limits and
+the parent can give up.
 """
 
 from __future__ import annotations

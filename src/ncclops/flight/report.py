@@ -1,4 +1,4 @@
-"""A folder to a report, and a report to a sentence and to JSON."""
+"""From a folder to a report, and from a report to a sentence and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = "ncclops.flight/1"
 
 @dataclass
 class FlightReport:
-    """What the recorders and stacks of a job say. ``findings`` has the verdict's first."""
+    """What the recorders and stacks of a job show. ``findings`` has the verdict's first."""
 
     evidence: FlightEvidence
     groups: list[Group]
@@ -161,7 +161,7 @@ def analyze(
     if view is not None:
         report.extra["ras"] = view.to_json()
     if with_torch:
-        report.extra["torch"] = torch_opinion.ask(evidence, report.groups)
+        report.extra["torch"] = torch_opinion.analyse(evidence, report.groups)
     return report
 
 

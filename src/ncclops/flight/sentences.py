@@ -1,4 +1,4 @@
-"""A finding in one sentence: who, what, in which group, and where in the user's code."""
+"""A finding in one sentence: which rank, what, in which group, where in the user's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_PLACES = 4
 
 
 def sentence(evidence: FlightEvidence, finding: FlightFinding) -> str:
-    """``finding`` for a person at three in the morning."""
+    """``finding`` in one sentence."""
     if finding.kind == "rank-died":
         return _died(evidence, finding)
     called = any(side.call for side in finding.sides if side.role == "culprit")

@@ -35,7 +35,7 @@ _MOST_FILES = 100_000
 def gather(path: Path) -> FlightEvidence:
     """Everything that ``path`` says about ranks.
 
-    Blocks while files are read, in processes of their own. What cannot be read of a folder is
+    Blocks while files are read, in separate processes. What cannot be read of a folder is
     noted and left out; ``UsageError`` if nothing can, or nothing is there.
     """
     if not path.exists():

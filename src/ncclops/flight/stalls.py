@@ -1,4 +1,4 @@
-"""Waits without anybody missing: transfers that stall, and waits that only stacks know of."""
+"""Waits without a missing rank: transfers that stall, and waits that only stacks show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opinion of torch's own analyser, asked in a process of its own and survived.
+"""The result of torch's own analyser, which runs in a separate process, as it may crash.
 
 It loads pickles by executing them, stops at dumps that do not say who is in a group (Gloo's),
 and at names it does not know. So it is not given the files: this process reads them as plain data,
@@ -23,7 +23,7 @@ PATIENCE = timedelta(minutes=10)
 _SHOWN_LINES = 60
 
 
-def ask(
+def analyse(
     evidence: FlightEvidence, groups: list[Group], patience: timedelta = PATIENCE
 ) -> dict[str, Any]:
     """``{"ok", "says": [lines], "problem"}``: what torch's analyser logs, or how it failed."""

@@ -1,4 +1,4 @@
-"""Who waits for whom: from what each rank has pending to a graph, and its roots and cycles.
+"""Which rank waits for which: a graph from the pending operations, its roots and its cycles.
 
 A rank waits in its *head*, the first operation it has enqueued that is not complete. It waits for
 the members that have not entered that operation, and for those that will come to it only after
@@ -18,7 +18,7 @@ from ncclops.flight.model import FlightEvidence, OperationState, RankPlace, Trac
 # Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
 IN_FLIGHT_S = 0.5
-# A recorder that has heard of no completion in so many operations does not learn of them.
+# A recorder without a completion in so many operations does not record completions.
 _UNTOLD = 64
 # After everything that has a place in a recorder's order.
 _UNORDERED = 1 << 62
@@ -54,7 +54,7 @@ class Waits:
 
 
 def find_waits(evidence: FlightEvidence, groups: list[Group]) -> Waits:
-    """The graph of who waits for whom."""
+    """The graph of which rank waits for which."""
     waits = Waits()
     pending = {rank: ops for rank in evidence.ranks if (ops := _pending(groups, rank))}
     for rank, ops in pending.items():

@@ -1,4 +1,4 @@
-"""Is a rank hung, slow or stalled: pure rules over counters, with the clock handed in.
+"""Whether a rank is hung, slow or stalled: pure rules over counters; the time is an argument.
 
 ``probes`` is the one module here that reads anything: pages, processes and GPUs.
 """

@@ -1,6 +1,6 @@
-"""From counters read now and then to "how long since this last moved", for each rank.
+"""From counters that are read periodically to how long each has not changed, for each rank.
 
-Pure: the clock is handed in, and so are the readings (``probes`` takes them).
+Pure: times and readings are arguments (``probes`` takes the readings).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
-# Below this share of one core a process tree does nothing for the job: NCCL's watchdog and our own
-# writer wake up now and then in a process that is stuck, too.
+# Below this share of one core a process tree counts as idle: NCCL's watchdog and our own writer
+# use some CPU in a process that is stuck, too.
 _IDLE_CPU_SHARE = 0.05
 # The kernel counts CPU time in ticks of 10 ms: over less than this, a single one is a large share.
 _CPU_STRETCH_S = 1.0
@@ -21,7 +21,7 @@ _STEPS_REMEMBERED = 8
 
 
 class Kind(StrEnum):
-    """The independent receipts of life. Values are what messages call them."""
+    """The independent kinds of evidence that a rank runs. Values are their names in messages."""
 
     STEP = "step counter"
     INTERPRETER = "interpreter progress"
@@ -57,7 +57,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What is known of a rank at one time: for each receipt, how long ago it last moved.
+    """What is known of a rank at one time: for each kind, how long ago it last changed.
 
     A kind that is missing from ``ages`` is not known. ``in_collective`` is None where the
     counters are not; ``step_time`` is the median of the last steps.
@@ -76,7 +76,7 @@ class Sample:
 
 
 class Tracker:
-    """Remembers when each of one rank's receipts last moved."""
+    """When each kind of evidence of one rank last changed."""
 
     def __init__(self) -> None:
         self._incarnation: object = None

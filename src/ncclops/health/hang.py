@@ -1,23 +1,22 @@
-"""Is it hung, or only slow? A verdict needs two independent kinds of stale receipts.
+"""Whether a rank is hung or only slow. A verdict needs two independent kinds of stale evidence.
 
 What counts as evidence depends on where a rank is:
 
 - A rank inside a collective waits for the others. Its CPU may spin and its GPU be 100 % busy
-  doing that, so neither proves life, and it is excused as long as another rank gets on with
-  something.
-- A rank outside any collective that uses CPU or GPU gets on with something, unless its
-  interpreter is stuck as well: a thread that keeps the GIL for good may burn CPU for good.
+  doing that, so neither proves progress, and the rank is not judged as long as another rank works.
+- A rank outside any collective that uses CPU or GPU works, unless its interpreter is stuck as
+  well: a thread that never releases the GIL may use CPU for ever.
 - A rank outside, or not known to be inside, that is idle while its interpreter runs (a slow file
   server, a data loader) has the long window: much that looks like this ends by itself.
 - Compile warm-up and declared phases have windows of their own.
 
-Two kinds must say two things. Outside a collective neither the collective counters nor the GPU
-can move without a step, so there the step counter speaks for the three, and the second must be
-about the process itself: its CPU time, its interpreter, or a phase that outlasts its declared
-limit. Inside one, an operation that stays pending is a fact of its own.
+The two kinds must be independent. Outside a collective neither the collective counters nor the GPU
+can change without a step, so there the three count as one, and the second must be about the process
+itself: its CPU time, its interpreter, or a phase that outlasts its declared limit. Inside one, an
+operation that stays pending is a separate fact.
 
-Unknown is not dead: a receipt that cannot be read is neither stale nor fresh. With fewer than two
-that can be read, the answer is never "hung". A process that has ended needs no inference at all.
+What cannot be read is neither stale nor fresh. With fewer than two kinds that can be read, the
+answer is never "hung". A process that has ended needs no inference at all.
 
 Pure functions over :class:`ncclops.health.evidence.Sample`.
 """
@@ -41,7 +40,7 @@ State = Literal["working", "waiting", "stuck", "dead", "unclear"]
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """How long receipts may be stale before that is evidence.
+    """How long a counter may not change before it counts as stale.
 
     ``hang`` is NCCL's default for a collective (10 minutes), ``quiet`` torch's default for groups
     of other backends (30 minutes), ``compile`` 2 hours (cold compiles of large models
@@ -77,7 +76,7 @@ class HangVerdict:
 
 
 def assess(sample: Sample, limits: HangLimits) -> HangFinding:
-    """What one rank's receipts say about it alone: ``stuck`` needs two stale kinds."""
+    """What one rank's evidence says about it alone: ``stuck`` needs two stale kinds."""
     if sample.alive is False:
         return HangFinding(rank=sample.rank, state="dead", reason="its process has ended")
     if _within_phase(sample):
@@ -140,22 +139,22 @@ def _window(sample: Sample, limits: HangLimits) -> timedelta:
     window = max(limits.hang, usual * limits.slow_steps)
     if sample.in_collective or _is_stale(sample, Kind.INTERPRETER, window):
         return window
-    return max(window, limits.quiet)  # perhaps it only waits for something outside the job
+    return max(window, limits.quiet)  # it may only wait for something outside the job
 
 
 def _stale(sample: Sample, window: timedelta) -> tuple[Kind, ...]:
     stale = [kind for kind in Kind if _is_stale(sample, kind, window)]
     if sample.phase is not None and not _within_phase(sample):
-        stale.append(Kind.PHASE)  # its own limit has passed: a promise not kept
+        stale.append(Kind.PHASE)  # the limit that it declared has passed
     return tuple(stale)
 
 
 def _independent(stale: Sequence[Kind], in_collective: bool | None) -> int:
-    """How many different things the stale receipts say."""
+    """How many independent facts the stale kinds show."""
     if in_collective:
         return len(stale)
     about_process = [kind for kind in stale if kind not in _MOVE_WITH_STEPS]
-    # Who has never made a step may be something else than a training: a service that is not used.
+    # A rank that has never made a step may not train at all: a service that is not used.
     return len(about_process) + (Kind.STEP in stale)
 
 

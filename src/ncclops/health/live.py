@@ -1,6 +1,6 @@
-"""What a run shows while it runs, made into the events worth recording.
+"""The events worth recording, from what a run shows while it runs.
 
-Pure: times are handed in. ``now`` is in seconds of one monotonic clock and opens and closes
+Pure: times are arguments. ``now`` is in seconds of one monotonic clock and opens and closes
 windows, ``at`` is wall time, when the thing seen happened. One object is for all ranks of a node,
 over restarts in place; a new attempt has a new one.
 
@@ -24,7 +24,7 @@ from ncclops.receipts.observation import Observation, Where
 from ncclops.record.events import CompileWarmupEvent, Event, StepEvent, StragglerEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
 
-# A run of weeks has millions of steps. Who needs each of them reads the ranks' receipts.
+# A run of weeks has millions of steps. All of them are in the ranks' receipts.
 STEP_PACE = timedelta(seconds=10)
 # A straggler is one over tens of steps: looking after each would find nothing more.
 _COMPARE_EVERY_STEPS = 10
@@ -42,7 +42,7 @@ class WatchRules:
 
 
 class LiveWatch:
-    """Feed it what each rank shows; it answers with what is worth an event."""
+    """Takes what each rank shows, and returns the events worth recording."""
 
     def __init__(self, rules: WatchRules, now: float) -> None:
         self._stalls = StallWatch(rules.stall, now)
@@ -122,7 +122,7 @@ class LiveWatch:
             return []
         own = self._rank(rank)
         own.saw_step(seen.step)
-        # Like the recorder: who does not say when warm-up ends is warm with the second step.
+        # As in the recorder: without a report of its end, warm-up is over with the second step.
         warm = own.steps >= WARM_AFTER_STEPS
         found = self._warm(rank, None, at, stated=False) if warm else []
         number = own.highest if seen.step is None else seen.step

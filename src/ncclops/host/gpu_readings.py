@@ -94,27 +94,27 @@ def _read(gpu: nvml.Device, device: int | str) -> GpuHealth:
     constants = gpu.nvml.bindings
 
     def errors(kind: int) -> Any:
-        return gpu.ask("nvmlDeviceGetTotalEccErrors", kind, constants.NVML_VOLATILE_ECC)
+        return gpu.query("nvmlDeviceGetTotalEccErrors", kind, constants.NVML_VOLATILE_ECC)
 
-    reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
+    reasons = gpu.query("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # the name up to driver 535
-        reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    utilization = gpu.ask("nvmlDeviceGetUtilizationRates")
+        reasons = gpu.query("nvmlDeviceGetCurrentClocksThrottleReasons")
+    utilization = gpu.query("nvmlDeviceGetUtilizationRates")
     return GpuHealth(
         device=device,
-        name=gpu.ask("nvmlDeviceGetName"),
-        uuid=gpu.ask("nvmlDeviceGetUUID"),
+        name=gpu.query("nvmlDeviceGetName"),
+        uuid=gpu.query("nvmlDeviceGetUUID"),
         utilization_percent=None if utilization is None else utilization.gpu,
         throttle_reasons=None if reasons is None else _reasons(reasons),
-        sm_clock_mhz=gpu.ask("nvmlDeviceGetClockInfo", constants.NVML_CLOCK_SM),
-        sm_clock_max_mhz=gpu.ask("nvmlDeviceGetMaxClockInfo", constants.NVML_CLOCK_SM),
-        pcie_width=gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_max=gpu.ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        pcie_generation=gpu.ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_generation_max=gpu.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        sm_clock_mhz=gpu.query("nvmlDeviceGetClockInfo", constants.NVML_CLOCK_SM),
+        sm_clock_max_mhz=gpu.query("nvmlDeviceGetMaxClockInfo", constants.NVML_CLOCK_SM),
+        pcie_width=gpu.query("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_max=gpu.query("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_generation=gpu.query("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_generation_max=gpu.query("nvmlDeviceGetMaxPcieLinkGeneration"),
         ecc_corrected=errors(constants.NVML_MEMORY_ERROR_TYPE_CORRECTED),
         ecc_uncorrected=errors(constants.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        temperature_c=gpu.ask("nvmlDeviceGetTemperature", constants.NVML_TEMPERATURE_GPU),
+        temperature_c=gpu.query("nvmlDeviceGetTemperature", constants.NVML_TEMPERATURE_GPU),
     )
 
 

@@ -1,4 +1,4 @@
-"""How many GPUs a worker started here could use: the one answer for all who count them.
+"""How many GPUs a worker started here could use: the one place that counts them.
 
 NVML is asked first. Without it the driver's files are counted, which containers may hide, or show
 where there is nothing behind them. Nothing here needs torch.
@@ -47,16 +47,16 @@ def _find(setting: str | None, root: Path) -> Gpus:
             names = _visible(["GPU"] * _driver_files(root), setting)
             return Gpus(names, remark=_remark(len(names), found.reason))
         names = _visible(_names(found), setting)
-        return Gpus(names, found.ask("nvmlSystemGetDriverVersion"))
+        return Gpus(names, found.query("nvmlSystemGetDriverVersion"))
 
 
 def _names(found: nvml.Nvml) -> list[str]:
     """One for each GPU; that of a GPU which does not answer is "GPU", it is there all the same."""
     names = []
-    for index in range(found.ask("nvmlDeviceGetCount") or 0):
+    for index in range(found.query("nvmlDeviceGetCount") or 0):
         try:
             device = found.device(index)
-            name = device.ask("nvmlDeviceGetName") if isinstance(device, nvml.Device) else None
+            name = device.query("nvmlDeviceGetName") if isinstance(device, nvml.Device) else None
         except nvml.GpuLostError:
             name = None
         names.append(name or "GPU")

@@ -1,4 +1,4 @@
-"""Which addresses are this host's own, and under which one the others reach it."""
+"""The addresses of this host, and the one under which other hosts reach it."""
 
 from __future__ import annotations
 

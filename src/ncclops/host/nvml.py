@@ -1,6 +1,6 @@
 """NVML, the driver's interface to its GPUs; the only module that starts it.
 
-A machine without NVML, a GPU that it does not know and a question that this driver cannot answer
+A machine without NVML, a GPU that it does not know and a query that this driver does not support
 are values (``Unavailable`` and None), because all three are usual. Only a lost GPU is an error.
 This module imports nothing of ncclops, so that ``ncclops.restart`` can use it alone.
 
@@ -26,7 +26,7 @@ class GpuLostError(Exception):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """NVML, or one GPU, cannot be asked here; ``reason`` says why. Not a sign of a sick GPU."""
+    """NVML, or one GPU, cannot be used here; ``reason`` says why. Not a sign of a sick GPU."""
 
     reason: str
 
@@ -38,9 +38,9 @@ class Device:
     nvml: Nvml
     handle: Any
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """What NVML's ``function`` answers for this GPU. As ``Nvml.ask``."""
-        return self.nvml.ask(function, self.handle, *arguments)
+    def query(self, function: str, *arguments: Any) -> Any:
+        """What NVML's ``function`` answers for this GPU. As ``Nvml.query``."""
+        return self.nvml.query(function, self.handle, *arguments)
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Nvml:
 
     bindings: Any
 
-    def ask(self, function: str, *arguments: Any) -> Any:
+    def query(self, function: str, *arguments: Any) -> Any:
         """What NVML's ``function`` answers; text as ``str``.
 
-        None where this GPU, driver or release of the bindings does not know the question. Raises
+        None where this GPU, driver or release of the bindings does not offer the query. Raises
         ``GpuLostError``.
         """
         try:
@@ -76,8 +76,8 @@ class Nvml:
             return Unavailable(f"NVML does not know GPU {selector}: {error}")
 
     def stop(self) -> None:
-        """End this use of NVML; its devices cannot be asked afterwards."""
-        self.ask("nvmlShutdown")
+        """End this use of NVML; its devices cannot be queried afterwards."""
+        self.query("nvmlShutdown")
 
 
 def start() -> Nvml | Unavailable:

@@ -19,7 +19,7 @@ from functools import partial
 
 import psutil
 
-# A process that SIGKILL does not end sits in the kernel (state D, typically a wedged driver).
+# A process that SIGKILL does not end is blocked in the kernel (state D, typically by a driver).
 # Waiting longer than this for it has no use.
 KILL_DEADLINE = timedelta(seconds=10)
 
@@ -42,7 +42,7 @@ def end_descendants(
     if _signal_all(signal.SIGTERM, look):
         _wait_until_empty(grace, look)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
-    # Again and again, because a process may fork between the look and the blow.
+    # Repeatedly, because a process may fork between the listing and the signal.
     while _signal_all(signal.SIGKILL, look) and time.monotonic() < deadline:
         _wait_until_empty(timedelta(seconds=0.5), look)
     return [process.pid for process in look()]

@@ -5,7 +5,7 @@
     verdict = launch(LaunchRequest(target="train.py", nproc_per_node=2))
     print(verdict.outcome, verdict.reason)
 
-From a notebook, a scheduler's plugin, any thread: the run is a process tree of its own. ``start``
+From a notebook, a scheduler's plugin, any thread: the run is a separate process tree. ``start``
 returns a handle instead of waiting; ``prepare`` settles everything and starts nothing.
 
 request, verdict, handle   what a caller sees         (start_report: how a launcher reports)
@@ -13,7 +13,7 @@ resolve, prepared          what was asked for, and what was settled
 options, launch_config     spellings of people, torchrun and schedulers, as values
 command                    prepare (no side effects: also ``--dry-run``), then start
 describe_node              what this node brings to a job of several
-stack                      the versions that a post-mortem asks for first
+stack                      the versions of torch, NCCL, the driver…, for the record
 """
 
 from __future__ import annotations

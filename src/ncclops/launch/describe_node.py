@@ -37,7 +37,7 @@ def bring(prepared: Prepared, rendezvous: RendezvousConfig) -> NodeInfo:
 
 
 def doubt(rendezvous: RendezvousConfig) -> str | None:
-    """What looks like a ``--node-rank`` that was left out: a second node 0, with its own store."""
+    """A remark if ``--node-rank`` seems to be missing: a second node 0, with its own store."""
     if rendezvous.backend != "static" or rendezvous.rank != 0 or rendezvous.external:
         return None
     host = rendezvous.host

@@ -1,4 +1,4 @@
-"""A run that was started from Python: its launcher is a process of its own."""
+"""A run that was started from Python: its launcher is a separate process."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def start(
 ) -> LaunchedRun:
     """Start what ``request`` asks for; returns when the run is recorded, long before it ends.
 
-    The launcher is a process of its own, in a session of its own: this process is not forked, none
+    The launcher is a separate process, in a session of its own: this process is not forked, none
     of its signal handlers changes, and the run outlives it, as under ``nohup``. ``environ`` is the
     environment that the launcher finds (default: this process's). ``stdout`` and ``stderr`` are as
     in ``subprocess.Popen``; by default output goes where this process's goes. Any thread.
@@ -194,7 +194,7 @@ def _read_line(fd: int) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher that has begun no run, or one that no caller will hear of."""
+    """End a launcher that has begun no run, or one that no caller can refer to."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     process.wait()

@@ -1,4 +1,4 @@
-"""What `launch` was asked to do, parsed once: spellings that people and torchrun use, as values."""
+"""The options of `launch`, parsed once: spellings that people and torchrun use, as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked for, resolved, and what was settled before anything starts: plain values."""
+"""The request resolved, and the run settled before anything starts: plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller asks `launch` for, as plain values: one form for Python and the command line."""
+"""A request to `launch` as plain values: one form for Python and the command line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LaunchRequest:
     control_listen: str | None = None
 
     def command_line(self) -> list[str]:
-        """The arguments of ``ncclops`` that ask for the same: what a person would type."""
+        """The arguments of ``ncclops`` that mean the same: what a person would type."""
         return ["launch", *self._options(), fspath(self.target), *self.arguments]
 
     def _options(self) -> Iterator[str]:

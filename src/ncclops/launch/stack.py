@@ -1,4 +1,4 @@
-"""The stack line: the versions that a post-mortem asks for first, found without importing torch."""
+"""The stack line: the versions installed on this node, found without importing torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How a launcher reports to the program that started it: one line of JSON through a pipe.
 
-The launcher is a process of its own: it says which run has begun, or with which error none has. The
-end of the pipe without a line is a launcher that died before that.
+The launcher is a separate process: it reports which run has begun, or the error why none has. If
+the pipe closes without a line, the launcher died before that.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["Outcome", "RunVerdict", "read_verdict"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunVerdict:
-    """What a run came to; ``ncclops.verdict/1`` in the contracts describes ``document``.
+    """The result of a run; ``ncclops.verdict/1`` in the contracts describes ``document``.
 
     ``failed_rank``, ``failure_class`` and ``remedy`` are of the first failure of a run that failed;
     ``failure_class`` is one of ``ncclops classify --list``. ``receipt`` is the judgement of the

@@ -54,7 +54,7 @@ def with_lane(
 ) -> tuple[str, ...]:
     """``refs``, preceded by a lane when all of them are overlays (or there are none).
 
-    ``choose`` names that lane; it is called only where one is needed, since it asks the driver.
+    ``choose`` names that lane; it is called only where one is needed, since it queries the driver.
     """
     kinds = [read(find(ref, cwd=cwd)).content.kind for ref in refs]
     if "lane" in kinds:

@@ -1,4 +1,4 @@
-"""What a profile file may contain, checked by pydantic, and its errors said in one line."""
+"""What a profile file may contain, checked by pydantic, with errors of one line."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MODULE = "torch._C._distributed_c10d"
 _NCCL = "_dump_nccl_trace_json"
 # The other one is for the rest, from torch 2.8 on.
 _DUMPS = (_NCCL, "_dump_fr_trace_json")
-# Nothing announces a collective; and what is looked for is that none comes any more.
+# Periodic, because no event says that collectives no longer come.
 _EVERY_S = 1.0
 
 Counted = tuple[int, int | None]
@@ -32,7 +32,7 @@ Statuses = Mapping[str, Mapping[str, Any]]
 
 
 class CollectiveCounter:
-    """Notes the counters on the progress page of ``recorder``, in a thread of its own.
+    """Notes the counters on the progress page of ``recorder``, in a separate thread.
 
     Not in the recorder's: its heartbeat must not depend on torch.
     """
@@ -48,7 +48,7 @@ class CollectiveCounter:
         threading.Thread(target=self._run, name="ncclops-counters", daemon=True).start()
 
     def begin_iteration(self) -> None:
-        """The script starts (again): groups that there were so far count no more."""
+        """The script starts (again): earlier groups no longer count."""
         self._earlier = frozenset(read_statuses())
         self._recorder.note_collectives(None)
 

@@ -2,7 +2,7 @@
 
 1. compile-warmup         warm-up is over, as a line says or the end of the first step shows
 2. step-0-contaminated    the first step contains the compile and is never a data point
-3. three-steps            three steps after it: fewer are a rumour
+3. three-steps            three steps after it: fewer prove nothing
 4. peak-memory            peak memory is reported
 5. end-marker             the end marker is there
 

@@ -23,14 +23,14 @@ class PrintedReceipts:
     """
 
     def __init__(self, run: Path, deliver: Deliver, forms: Sequence[Form] = ()) -> None:
-        self.broken = False  # some of the output was not read; set by who feeds
+        self.broken = False  # some of the output was not read; set by the caller of ``feed``
         self._run = run
         self._deliver = deliver
         self._forms = forms
         self._streams: dict[Path, _Stream] = {}
 
     def follow(self, files: Mapping[Path, int]) -> None:
-        """Know these files too (path to rank); call it before anybody feeds from them."""
+        """Add these files (path to rank); call it before data from them is fed."""
         for path, rank in files.items():
             if path not in self._streams:
                 name = str(path.relative_to(self._run))
@@ -43,7 +43,7 @@ class PrintedReceipts:
             self._deliver(stream.rank, seen)
 
     def end(self) -> None:
-        """Nothing more is written by the present processes: what stands unfinished is a line."""
+        """The present processes have ended: an unfinished line is complete."""
         for stream in self._streams.values():
             if seen := stream.end():
                 self._deliver(stream.rank, seen)

@@ -1,4 +1,4 @@
-"""What is seen of a run, one sight at a time: the common form of records and of printed lines."""
+"""One observation of a run: the common form of records and of printed lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One sight. ``step`` is None where a trainer prints no number; then the order counts.
+    """One observation. ``step`` is None where a trainer prints no number; then the order counts.
 
     ``seconds`` is the time that warm-up or the step took, ``rate`` is per second in ``unit``,
     ``undisturbed`` is False for a step with a declared phase in it.

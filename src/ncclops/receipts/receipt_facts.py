@@ -136,7 +136,7 @@ class Tally:
         self._highest = number if new else self._highest
 
     def _add_repeated(self, seen: Observation) -> None:
-        """A step said twice: by several ranks, a redrawn bar, or a second line with its rate."""
+        """A step reported again: by another rank, a redrawn bar, or a second line with its rate."""
         if seen.step != self._contaminated and seen.rate is not None:
             self._add_rate(seen)
 
@@ -149,7 +149,7 @@ class Tally:
         if self._units and unit not in self._units:
             if unit == "steps/s":
                 return
-            self._rates.clear()  # tokens say more than steps, whichever came first
+            self._rates.clear()  # tokens are preferred to steps, in any order
             self._units.clear()
         self._rates.append(rate)
         self._units[unit] += 1

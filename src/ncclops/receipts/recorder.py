@@ -39,7 +39,7 @@ StopCallback = Callable[[], object]
 
 
 class Silent:
-    """Does nothing; the recorder of a process that has nothing to report to."""
+    """Does nothing; the recorder of a process outside `launch`."""
 
     active = False
 

@@ -72,7 +72,7 @@ def _records(path: Path, shown: str) -> Iterable[Observation]:
 
 
 def _unrecorded(page_path: Path, recorded: int, where: Where) -> Iterable[Observation]:
-    """Steps that a process which was killed had done, but not yet put on paper.
+    """Steps that a process which was killed had done, but not yet recorded.
 
     ``recorded`` is how many steps of the last iteration are.
     """

@@ -1,4 +1,4 @@
-"""Appends records to a file from a thread of its own, so that a training step never does I/O."""
+"""Appends records to a file from a separate thread, so that a training step never does I/O."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-# At exit the file may be on a server that does not answer; the records are not worth more.
+# At exit the file may be on a server that does not answer; the records are not worth a longer wait.
 CLOSE_LIMIT = timedelta(seconds=5)
 # How often the thread shows that the interpreter still runs. A heartbeat is the one thing that
 # no event can announce.
 TICK = timedelta(seconds=1)
-# Steps wait this long for company: waking a thread for each would cost the step ten times what
-# noting it does. What must be seen at once wakes the thread.
+# Steps are written in batches, this often: waking a thread for each step would cost ten times as
+# much as noting it. A record that must be seen at once wakes the thread.
 BATCH = timedelta(milliseconds=250)
 
 Record = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Where the server of a run is found, and what opens it: ``<run>/control/http.sock`` and ``token``.
+"""The address of a run's server, and its token: ``<run>/control/http.sock`` and ``token``.
 
 The address of a Unix socket holds 107 bytes, and run directories have longer names. So sockets are
 bound and reached through a descriptor of their directory, ``/proc/self/fd/<n>/http.sock``.
@@ -20,8 +20,8 @@ from ncclops.record.paths import RunPaths
 _BACKLOG = 512
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ncclops-"
-# What file systems say that do not take sockets (some cluster and FUSE ones), or where the
-# directory is full of other people's rules.
+# Errors of file systems that do not support sockets (some cluster and FUSE ones), or that forbid
+# them in this directory.
 _NO_SOCKETS_HERE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
@@ -47,7 +47,7 @@ def listen_unix(run_dir: Path) -> socket.socket:
 
 
 def remove_socket(run_dir: Path) -> None:
-    """Take the socket of a run away, and what its path is a link to."""
+    """Remove the socket of a run, and what its path is a link to."""
     path = RunPaths(run_dir).socket
     with suppress(OSError):
         target = path.readlink()

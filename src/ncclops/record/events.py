@@ -262,7 +262,7 @@ class HangEvent(Event, tag="hang", frozen=True, kw_only=True):
     culprits: list[int]
     """the ranks that the others wait for"""
     cause: str
-    """why we think so"""
+    """the evidence, in a line"""
     evidence: list[HangEvidence] = []
     """what is known of each rank"""
     action: str = ""
@@ -387,7 +387,7 @@ class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
 
 
 class ControlEvent(Event, tag="control", frozen=True, kw_only=True):
-    """Someone steers the run ([control.md](control.md))."""
+    """A command came from outside ([control.md](control.md))."""
 
     action: str
     """stop, restart or tighten-timeouts"""
@@ -409,7 +409,7 @@ class StopRequestedEvent(Event, tag="stop-requested", frozen=True, kw_only=True)
     """The run is asked to stop; with `SIGKILL`: workers that did not end in time are killed."""
 
     reason: str | None = None
-    """who asked, and why"""
+    """by which request, and why"""
     grace_s: float | None = None
     """seconds that workers have to end together"""
     signal: str | None = None

@@ -66,7 +66,7 @@ class RankPaths:
 
     @property
     def snapshot_server(self) -> Path:
-        """How the worker is asked for a snapshot of itself (``capture.snapshot_server``)."""
+        """The address of the worker's snapshot server (``capture.snapshot_server``)."""
         return self.root / "witness.json"
 
     def error(self, attempt: int) -> Path:
@@ -76,7 +76,7 @@ class RankPaths:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of the run in ``root``, for reading and for writing; nothing is looked at."""
+    """The files of the run in ``root``, for reading and for writing; touches no file."""
 
     root: Path
 
@@ -104,7 +104,7 @@ class RunPaths:
 
     @property
     def nodes_log(self) -> Path:
-        """Output of the process that meets the other nodes."""
+        """Output of the rendezvous process."""
         return self.root / NODES_LOG
 
     @property

@@ -1,4 +1,4 @@
-"""How far a rank has come, in shared memory: what the agent still knows after a SIGKILL.
+"""How far a rank has come, in shared memory, so that it survives a SIGKILL of the rank.
 
 Every field is one aligned 64-bit number, so that no reader sees half of one. Times are nanoseconds
 of CLOCK_MONOTONIC, which all processes of a machine share; 0 means "never".

@@ -73,7 +73,7 @@ class RunDirectory:
     def add(self, event: Event) -> None:
         """Append ``event``, of now unless it has a time.
 
-        A full disk ends the record and not the run; it is said once.
+        A full disk ends the record and not the run; a message says so once.
         """
         try:
             event_log.append(self.paths.events, event, self.node)
@@ -90,7 +90,7 @@ class RunDirectory:
         RUN.write(self.paths.run, msgspec.structs.replace(record, run_id=self.run_id))
 
     def write_verdict(self, verdict: VerdictRecord) -> None:
-        """Write the last word; if the disk is full, the terminal and the exit code still say it."""
+        """Write the verdict; if the disk is full, the terminal and the exit code still say it."""
         try:
             VERDICT.write(self.paths.verdict, verdict)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the snapshot of a rank is made of: its files, in an incident's directory or a look's.
+"""The files of a rank's snapshot, in the directory of an incident or of ``ncclops stacks``.
 
 <run>/incidents/<n>/rank<r>/flight.json    the flight recorder; flight-gloo.json where NCCL has
                                            one of its own
@@ -75,7 +75,7 @@ def add_missing(
     ended_well: bool = False,
     ended_signal: str | None = None,
 ) -> None:
-    """Say why ``files`` of a rank's snapshot are not there; several may have something to say.
+    """Record why ``files`` of a rank's snapshot are missing; several callers may add reasons.
 
     ``silent``: the rank lived and did not answer; ``ended``: its process has ended, ``ended_well``:
     with exit code 0, or by ``ended_signal`` (its name, such as ``SIGKILL``). ``reason`` is for

@@ -30,7 +30,7 @@ from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Progress
 
 # A coordinator needs milliseconds, over several nodes a round trip. One that died in between
-# must not hold the job for good.
+# must not hold the job for ever.
 HOLD_LIMIT = timedelta(seconds=60)
 _LOOK_EVERY_S = 0.001
 _CONFIRMED = 1

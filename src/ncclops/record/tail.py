@@ -87,7 +87,7 @@ class GrowthWatch:
         return self._poller.fileno()
 
     @property
-    def is_told(self) -> bool:
+    def has_events(self) -> bool:
         """Whether the kernel reports growth; otherwise the files have to be polled."""
         return bool(self._inotify >= 0)
 
@@ -104,8 +104,8 @@ class GrowthWatch:
         self._inotify = -1
 
     def wait(self) -> None:
-        """Return when a file has grown since the last call, or someone woke us."""
-        for fd, _ in self._poller.poll(None if self.is_told else FALLBACK_INTERVAL_S):
+        """Return when a file has grown since the last call, or after :meth:`wake`."""
+        for fd, _ in self._poller.poll(None if self.has_events else FALLBACK_INTERVAL_S):
             with suppress(BlockingIOError):
                 os.read(fd, 1 << 16)
 

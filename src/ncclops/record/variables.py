@@ -1,8 +1,8 @@
-"""The environment variables by which the agent talks to a worker."""
+"""The environment variables that the agent sets for a worker."""
 
-# PID of the agent, which the worker must not outlive (``tether``); removed once read.
+# PID of the agent, which the worker must not outlive (``parent_death``); removed once read.
 AGENT_PID = "NCCLOPS_AGENT_PID"
-# The worker's end of the socket for what the agent asks of it (``orders``); removed once read.
+# The worker's end of the socket for commands (``agent_commands``); removed once read.
 COMMANDS_FD = "NCCLOPS_COMMANDS_FD"
 # Absolute path and name of the run, for scripts that want to add to its record.
 RUN_DIR = "NCCLOPS_RUN_DIR"

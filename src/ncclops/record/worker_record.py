@@ -1,4 +1,4 @@
-"""What a worker reports to the agent: events, one a line, in a file of its own.
+"""What a worker reports to the agent: events, one a line, in ``worker.jsonl`` of its rank.
 
 The agent follows the file and takes the lines over into the run's ``events.jsonl``.
 """

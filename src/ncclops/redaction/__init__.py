@@ -1,4 +1,4 @@
-"""Secrets out of what is written down or shown, by one set of rules for all who write.
+"""Removes secrets from what is written or shown, by one set of rules.
 
 - ``rules.toml``   the rules, as data
 - ``redactor``     applies them to variables, lines and JSON documents

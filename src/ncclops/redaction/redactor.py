@@ -1,4 +1,4 @@
-"""Secrets out of variables, lines and documents, by ``rules.toml``, and how many there were."""
+"""Removes secrets from variables, lines and documents by ``rules.toml``, and counts them."""
 
 from __future__ import annotations
 

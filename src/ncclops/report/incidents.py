@@ -1,4 +1,4 @@
-"""The run's incidents as ``ncclops incident`` tells them, for the page."""
+"""The run's incidents as ``ncclops incident`` describes them, for the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def newest_reports(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the page says of an incident below its sentence: what it is, and the words."""
+    """The lines below an incident's sentence on the page: label and text."""
     from ncclops.rank_lists import ranks_named
 
     culprit, found, decision = report["culprit"], report["classification"], report["decision"]

@@ -1,4 +1,4 @@
-"""The page: the run's parts as HTML, in the order in which one asks for them. Pure."""
+"""The page: the parts of a run as HTML, the most important first. Pure."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _events(records: Records) -> str:
 
 
 def _fields(event: Event) -> str:
-    """An event's own fields in a line, without those that say nothing."""
+    """An event's own fields in a line, without empty ones."""
     fields = ((name, value) for name, value in fields_of(event).items() if name not in _ALWAYS)
     text = ", ".join(
         f"{name} {_short(value)}" for name, value in fields if value not in (None, "", [], {})

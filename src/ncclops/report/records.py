@@ -1,4 +1,4 @@
-"""A run directory as the report sees it. Whatever is missing or broken is left out, not fatal."""
+"""The run directory as the report reads it. What is missing or broken is left out, not fatal."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Connections:
         return PrefixStore(self._prefix, store)
 
     def for_groups(self, iteration: int) -> Store:
-        """For the process groups of ``iteration``, over a connection of its own.
+        """For the process groups of ``iteration``, over a separate connection.
 
         It is shut down when the iteration is aborted, which ends a wait on it.
         """

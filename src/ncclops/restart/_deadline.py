@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run_within(timeout: timedelta, what: str, function: Callable[[], T]) -> T:
-    """The result of ``function()``, called in a daemon thread of its own.
+    """The result of ``function()``, called in a separate daemon thread.
 
     Its exception is raised here. Raises ``exception.TimeoutError`` naming ``what`` when it takes
     longer; the thread then goes on by itself, because a call into a driver cannot be ended.

@@ -166,7 +166,7 @@ def read_links(selector: int | str | None) -> dict[int, bool]:
     """Whether each NVLink that the GPU has is active. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
         states = {
-            link: device.ask("nvmlDeviceGetNvLinkState", link)
+            link: device.query("nvmlDeviceGetNvLinkState", link)
             for link in range(device.nvml.bindings.NVML_NVLINK_MAX_LINKS)
         }
     return {link: bool(active) for link, active in states.items() if active is not None}
@@ -175,7 +175,7 @@ def read_links(selector: int | str | None) -> dict[int, bool]:
 def gpu_pci_path(selector: int | str | None, sysfs: Path) -> Path:
     """Where the GPU is in the PCI tree. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
-        info = device.ask("nvmlDeviceGetPciInfo")
+        info = device.query("nvmlDeviceGetPciInfo")
         if info is None:
             raise NotAvailableError("NVML does not report the PCI address of the GPU")
     # NVML writes the domain with 8 digits, sysfs with 4: 00000000:18:00.0 is 0000:18:00.0.
@@ -220,12 +220,12 @@ def _recovery_action(device: Device) -> int | None:
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)  # older nvidia-ml-py
     if field is None:
         return None
-    values = device.ask("nvmlDeviceGetFieldValues", [field])
+    values = device.query("nvmlDeviceGetFieldValues", [field])
     if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal)
 
 
 def _remap_failed(device: Device) -> bool | None:
-    rows = device.ask("nvmlDeviceGetRemappedRows")
+    rows = device.query("nvmlDeviceGetRemappedRows")
     return None if rows is None else bool(rows[3])

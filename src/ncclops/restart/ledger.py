@@ -98,7 +98,7 @@ class Ledger:
     """The agreed record of one call of a wrapped function, over one connection to the store.
 
     ``initial_world_size`` ranks take part. The object is used by one thread at a time; other
-    threads make their own over a connection of their own, because a blocking ``wait`` occupies
+    threads make their own over a separate connection, because a blocking ``wait`` occupies
     the connection it was called on. All methods may raise what the store raises.
     """
 

@@ -1,6 +1,6 @@
 """The monitor thread: waits for the outcome of an iteration, and ends it when that is a fault.
 
-It waits in blocking calls of the store, over a connection of its own, and sends the main thread
+It waits in blocking calls of the store, over a separate connection, and sends the main thread
 what happened through a queue.
 """
 

@@ -84,7 +84,7 @@ def barrier(
 class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
     """The default store: a TCPStore whose server outlives rank 0.
 
-    Rank 0 starts the server as a process of its own, unless the port is taken already (by a
+    Rank 0 starts the server as a separate process, unless the port is taken already (by a
     launcher's store, as under torchrun), and all ranks connect as clients. ``NCCLOPS_STORE``
     (``host:port``) points every rank to a server that runs elsewhere, such as ``ncclops store
     serve``, and takes precedence over ``host_name`` and ``port``. ``None`` stands for
@@ -169,7 +169,7 @@ def critical_ranks(store: dist.Store) -> tuple[int, ...]:
 
 
 def another_connection(store: dist.Store) -> dist.Store:
-    """A store over a connection of its own.
+    """A store over a separate connection.
 
     A blocking ``wait`` occupies its connection, so each thread needs one. torch 2.5 to 2.8 have
     no ``clone``; a TCPStore can be connected to again there, and other kinds (FileStore,

@@ -1,1 +1,1 @@
-"""What Slurm, Open MPI and Kubernetes say about this node's place in the job."""
+"""This node's place in the job, as Slurm, Open MPI and Kubernetes give it."""

@@ -1,4 +1,4 @@
-"""What a scheduler says of a job as a whole: its number, whether it was requeued, when it ends."""
+"""The job as the scheduler describes it: its number, whether it was requeued, when it ends."""
 
 from __future__ import annotations
 

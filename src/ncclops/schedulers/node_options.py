@@ -27,7 +27,7 @@ class NodeOptions:
     def filled_in(self, found: NodeOptions) -> NodeOptions:
         """These, and from a scheduler's what they leave open.
 
-        Who names a place to meet has a rendezvous in mind, and the scheduler's own is left out.
+        Where an address to meet is given, the scheduler's rendezvous is not used.
         """
         given = self
         if given.master_addr or given.rdzv_endpoint:

@@ -1,4 +1,4 @@
-"""What starts one process per node says where each of them is: Slurm, Open MPI, Kubernetes.
+"""This node's place, by the variables of what started it: Slurm, Open MPI, Kubernetes.
 
 Read from the variables that each of them gives its processes, and used only where the command
 line leaves something open.
@@ -16,8 +16,9 @@ from ncclops.schedulers.node_options import NodeOptions
 
 Environ = Mapping[str, str]
 
-# Ports that a job without one of its own meets on: derived from its number, because no process can
-# ask anybody, and different for jobs that share a host. Below the range the kernel hands out.
+# The port of a job that names none: derived from the job's number, because the processes cannot
+# agree on one before they meet, and different for jobs that share a host. Below the range that the
+# kernel assigns.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 

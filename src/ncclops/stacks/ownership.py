@@ -1,6 +1,6 @@
-"""Whose code a frame is: the user's own, an installed package's, or the machinery's.
+"""Whose code a frame is: the user's own, an installed package's, or the framework's.
 
-The machinery is Python's library, torch and what comes with it, and this package. The innermost
+The framework is Python's library, torch and what comes with it, and this package. The innermost
 frame outside of it is where the user's code stands; where all are of installed packages, the
 innermost of those stands in (a trainer that is installed is user code to those who wrote it).
 """
@@ -18,7 +18,7 @@ from ncclops.stacks.frame import Frame
 
 
 class Owner(IntEnum):
-    """Who wrote a file."""
+    """The owner of a file."""
 
     USER = 0
     PACKAGE = 1
@@ -53,7 +53,7 @@ _OUR_WAITS = {
 
 @lru_cache(maxsize=65536)
 def owner(file: str) -> Owner:
-    """Who wrote ``file``, on whatever machine the stack was taken."""
+    """The owner of ``file``, on whatever machine the stack was taken."""
     if package := _INSTALLED.search(file):
         name = package.group(1).removesuffix(".py")
         return Owner.MACHINERY if name in _MACHINERY_PACKAGES else Owner.PACKAGE
@@ -73,7 +73,7 @@ def is_machinery(file: str) -> bool:
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether ``frame`` is in code that is neither installed nor the machinery's."""
+    """Whether ``frame`` is in code that is neither installed nor the framework's."""
     return owner(frame.file) is Owner.USER
 
 
@@ -90,7 +90,7 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def user_frames(frames: Iterable[Frame], most: int = 8) -> tuple[Frame, ...]:
-    """Frames from :func:`user_frame`'s outwards, without the machinery's."""
+    """Frames from :func:`user_frame`'s outwards, without the framework's."""
     found = [frame for frame in frames if not is_machinery(frame.file)]
     mine = user_frame(found)
     return tuple(found[found.index(mine) :][:most]) if mine is not None else ()

@@ -1,4 +1,4 @@
-"""Stacks as text, read.
+"""Reads stacks from text.
 
 Three forms are known: faulthandler's (our own snapshots have it, too) and py-spy's, which have the
 innermost frame first, and tracebacks, which have it last. All else in a text is passed over.

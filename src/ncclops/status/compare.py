@@ -1,4 +1,4 @@
-"""What follows from looking at all ranks together: pure functions over their statuses."""
+"""Comparisons of all ranks: pure functions over their statuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compared(status: RunStatus, known: Mapping[int, StragglerEvent] | None = Non
 
 
 def run_phase(ranks: Sequence[RankStatus]) -> RunPhase:
-    """The phase of a run in which nothing is amiss, by those of its ranks.
+    """The phase of a run without faults, by those of its ranks.
 
     The first that holds for any of them: a job is as far as its last rank. What a script declares
     is part of training.

@@ -82,7 +82,7 @@ class RunFacts:
     restarts: int = 0
     retries: int = 0
     stopping: bool = False
-    interrupted: bool = False  # a fault is behind; who restarts has not made a step yet
+    interrupted: bool = False  # after a fault; the ranks have not made a step since
     between_attempts: bool = False
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     stragglers: dict[int, StragglerEvent] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def _restart(run: RunFacts, event: RestartEvent) -> None:
         each.start_again()
 
 
-# The field that says most about an event, for a line in a table.
+# The most informative field of an event, for a line in a table.
 _SAYS_MOST = ("cause", "reason", "signal", "exit_code", "kind", "step", "seconds", "pid")
 
 

@@ -13,7 +13,7 @@ from ncclops.record.paths import RunPaths
 
 
 class GpuMemory:
-    """Asks NVML, which is started once. ``run_dir`` says which rank has which GPU."""
+    """Queries NVML, which is started once. ``run_dir`` shows which rank has which GPU."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -41,7 +41,7 @@ def _used_gib(found: nvml.Nvml, device: int | str | None) -> float | None:
         return None
     try:
         gpu = found.device(device)
-        memory = gpu.ask("nvmlDeviceGetMemoryInfo") if isinstance(gpu, nvml.Device) else None
+        memory = gpu.query("nvmlDeviceGetMemoryInfo") if isinstance(gpu, nvml.Device) else None
     except nvml.GpuLostError:
         return None
     return None if memory is None else round(memory.used / 2**30, 3)

@@ -1,8 +1,8 @@
-"""The status of a run on several nodes, made of what each agent knows of its own ranks.
+"""The status of a run on several nodes, from each agent's status of its own ranks.
 
 Each node's status (``reading.RunReader.own``) goes through the job's store to the first node
 (``cluster.statuses``). There the newest of each is in ``<run>/control/nodes.json`` (:func:`save`),
-where the agent's server and everybody else finds them.
+where the agent's server and all other readers find them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ncclops.status import compare
 from ncclops.status.event_facts import SEEN_BY_ALL
 from ncclops.status.model import RankStatus, RunPhase, RunStatus, from_json
 
-# An agent sends every few seconds; from one that is silent for so long, nothing is known any more.
+# An agent sends every few seconds; without a status for so long, its state is unknown.
 _SILENT_S = 60.0
 
 
@@ -68,7 +68,7 @@ def save(run_dir: Path, others: Iterable[RunStatus]) -> None:
 
 
 def load(run_dir: Path) -> list[RunStatus]:
-    """What :func:`save` has kept; nothing where there is nothing that can be read."""
+    """What :func:`save` has kept; empty where that cannot be read."""
     with suppress(OSError, ValueError):
         return [from_json(document) for document in json.loads(_path(run_dir).read_text())]
     return []
@@ -79,7 +79,7 @@ def _path(run_dir: Path) -> Path:
 
 
 def _phase(first: RunStatus, others: Sequence[RunStatus], ranks: Sequence[RankStatus]) -> RunPhase:
-    """What is amiss anywhere is the phase of the run; else it is as far as its last rank."""
+    """A fault anywhere is the phase of the run; else it is as far as its last rank."""
     usual = ("starting", "warming-up", "training", "running")
     if first.phase not in usual:
         return first.phase
@@ -91,7 +91,7 @@ def _silent(first: RunStatus, others: Sequence[RunStatus]) -> list[str]:
     if first.phase == "ended":
         return []
     return [
-        f"{' '.join(other.nodes) or 'a node'}: last heard of {first.as_of - other.as_of:.0f} s ago"
+        f"{' '.join(other.nodes) or 'a node'}: last status {first.as_of - other.as_of:.0f} s ago"
         for other in others
         if first.as_of - other.as_of > _SILENT_S
     ]

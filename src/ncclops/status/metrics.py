@@ -1,7 +1,7 @@
 """The status of a run in Prometheus' text format.
 
-Built from the status when it is asked for, so there is one source and nothing to keep in step.
-Phases' seconds are gauges: what looked like training turns out to have been a hang.
+Built from the status on request, so there is one source and no second state. Phases' seconds are
+gauges and no counters: what counted as training may turn out to have been a hang.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _OF_RANKS = (
     ("step_age_seconds", "Time since the last step ended", lambda rank: rank.step_age_s),
     (
         "heartbeat_age_seconds",
-        "Time since the interpreter has last shown a sign of life",
+        "Time since the interpreter's last heartbeat",
         lambda rank: rank.heartbeat_age_s,
     ),
-    ("iteration", "Restarts in place that the rank has come through", lambda rank: rank.iteration),
+    ("iteration", "Restarts in place of the rank", lambda rank: rank.iteration),
     ("memory_bytes", "Resident memory", lambda rank: _bytes(rank.memory_gib)),
     ("gpu_memory_bytes", "Memory in use on its GPU", lambda rank: _bytes(rank.gpu_memory_gib)),
 )

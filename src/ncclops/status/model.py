@@ -1,4 +1,4 @@
-"""What is known of a run at one moment: plain values, and the document ``ncclops.status/1``."""
+"""The status of a run at one moment: plain values, and the document ``ncclops.status/1``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = "ncclops.status/1"
 # warming-up  they have, and no step or update has been made yet: compiling, mostly
 # training    steps come
 # running     they have a process group, and show nothing of steps
-# restarting  a fault is behind, the next step is not there yet
+# restarting  after a fault, before the next step
 # retrying    an attempt has failed, the next one has not begun
 # stopping    the run was asked to stop
 # ended       there is a verdict

@@ -25,7 +25,7 @@ from ncclops.record.tail import last_lines
 from ncclops.status.event_facts import RankFacts
 from ncclops.status.model import RankStatus
 
-# The step time shown is the median of so many: one slow step is no news, ten are.
+# The step time shown is the median of so many: one slow step means nothing, ten do.
 _RECENT_STEPS = 10
 _PRINTED_LINES = 200
 # Enough for the window of steps, with phases and the like between them.

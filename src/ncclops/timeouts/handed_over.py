@@ -1,4 +1,4 @@
-"""What a worker is given of a run's timeouts and budgets: one JSON object in NCCLOPS_LIMITS."""
+"""The timeouts and budgets that a worker gets: one JSON object in NCCLOPS_LIMITS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def to_variable(timeouts: Timeouts, growth: Growth) -> str:
 
 
 def from_environ(environ: Mapping[str, str]) -> tuple[Timeouts, Growth] | None:
-    """What the agent has handed over in ``environ``; None outside of a run."""
+    """The agent's value in ``environ``; None outside of a run."""
     text = environ.get(LIMITS)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Every timeout of a run as one value, and the one form in which it is written and handed on.
+"""Every timeout of a run as one value, and the one form in which it is written and passed on.
 
 A profile and ``--timeout`` name some of them, ``ncclops.timeouts.settle`` derives the rest, and
 ``Timeouts.to_json`` is what run.json holds and workers are given.

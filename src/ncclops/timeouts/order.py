@@ -16,7 +16,7 @@ from ncclops.errors import UsageError
 from ncclops.timeouts.model import GROUPS, Timeouts
 
 HEARTBEAT_VARIABLE = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
-_IN_PROFILE = "the profile's [timeouts] or --timeout says otherwise"
+_IN_PROFILE = "change it in the profile's [timeouts] or by --timeout"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def check(timeouts: Timeouts, *, chose_heartbeat: bool = False) -> None:
 
 
 def remarks(timeouts: Timeouts, *, chose_heartbeat: bool = False) -> list[str]:
-    """What is no mistake, and worth knowing before hours have passed."""
+    """What is not an error, and worth knowing before hours have passed."""
     found = []
     window = timeouts.compile or timeouts.process_group
     if timeouts.scheduler is not None and timeouts.scheduler < window:

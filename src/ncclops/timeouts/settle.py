@@ -28,9 +28,9 @@ SOFT, HARD, _BARRIER = 0.8, 0.9, 1.2
 _HEARTBEAT = timedelta(seconds=30)
 # Cold compiles take 15 to 20 minutes; after 2 hours something else is wrong beyond doubt.
 _COMPILE = timedelta(hours=2)
-# A rank that has finished waits for the others, who may be writing a last checkpoint or still
-# training on more data. Nothing is wrong with that, and those who hang are found by `soft`; so
-# this is only there because no wait is without an end.
+# A rank that has finished waits for the others, which may be writing a last checkpoint or still
+# training on more data. That is no error, and ranks that hang are found by `soft`; this limit
+# exists only because every wait has one.
 _COMPLETION = timedelta(days=7)
 # TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, in every build from 2.5 on.
 _NCCL_HEARTBEAT = timedelta(seconds=480)
@@ -84,7 +84,7 @@ def settle(named: Mapping[str, timedelta], around: Surroundings | None = None) -
 
 
 def remarks(timeouts: Timeouts, around: Surroundings) -> list[str]:
-    """What is no mistake, and worth knowing before hours have passed."""
+    """What is not an error, and worth knowing before hours have passed."""
     return order.remarks(timeouts, chose_heartbeat=around.chose_heartbeat)
 
 

@@ -46,7 +46,7 @@ def of_environment(environ: Mapping[str, str]) -> LintedSettings:
 
 
 def known_ids() -> list[str]:
-    """Everything that a suppression can name."""
+    """All ids that a suppression can name."""
     return sorted([*CHECK_IDS, *(rule.id for rule in rules())])
 
 

@@ -1,4 +1,4 @@
-"""What the catalogue alone says about single variables: names, values, readers, places."""
+"""Checks of single variables against the catalogue: names, values, readers, places."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECK_IDS = (
     "unread-here",
 )
 _CATALOGUE = "the catalogue"
-# High on the list of what breaks one node, and yet set for good reasons on one.
+# A frequent cause of failures on one node, and yet sometimes set there for a reason.
 _NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})

@@ -1,4 +1,4 @@
-"""What is linted, under which circumstances, and what comes out."""
+"""What is linted, under which circumstances, and the findings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What rules may depend on. None is unknown, and a rule that needs to know then stays quiet.
+    """What rules may depend on. None is unknown; a rule that depends on it then does not fire.
 
     ``uses`` are the features that the job is known to use: ``fsdp2``, ``tensor-parallel``,
     ``ucc``, ``torchrun``, ``ras-polling``.
@@ -87,7 +87,7 @@ class Circumstances:
 
 
 class LintedSettings:
-    """The settings of one environment or file, asked by name.
+    """The settings of one environment or file, by name.
 
     A variable that a file gives several values counts as known only where all agree: which of
     them runs depends on branches that are not evaluated here.
