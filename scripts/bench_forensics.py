@@ -12,7 +12,7 @@ collect   ``--ranks`` Gloo ranks whose recorder is full (the profiles' 2,000 ent
 snapshot   CPU time of one rank for its snapshot, cold as at a fault: what is taken before the abort
           (``now``), and what is left for after the restart (``later``). Unlike `collect` it does
           not depend on how many cores there are for the ranks, and how busy they are.
-idle      CPU time of a worker that sleeps, with the witness and without, in ms per second.
+idle      CPU time of a worker that sleeps, with the snapshot server and without, in ms per second.
 recorder  microseconds of CPU per ``all_reduce`` on one Gloo rank, with the recorder on and off.
 """
 
@@ -88,7 +88,7 @@ def show_picture(p: dict[str, Any]) -> str:
 
 def show_idle(i: dict[str, Any]) -> str:
     return (
-        f"{i['with_ms_per_s']:.3f} ms of CPU per second with the witness, "
+        f"{i['with_ms_per_s']:.3f} ms of CPU per second with the snapshot server, "
         f"{i['without_ms_per_s']:.3f} without"
     )
 
@@ -225,11 +225,11 @@ def free_port() -> int:
 
 
 def idle(repeat: int) -> dict[str, float]:
-    """CPU time of one sleeping process, with a witness and without, in turns."""
+    """CPU time of one sleeping process, with a snapshot server and without, in turns."""
     taken: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(repeat):
-        for witness in (True, False):
-            taken[witness].append(one_value({"task": "idle", "witness": witness}))
+        for server in (True, False):
+            taken[server].append(one_value({"task": "idle", "server": server}))
     return {
         "with_ms_per_s": statistics.median(taken[True]),
         "without_ms_per_s": statistics.median(taken[False]),
@@ -371,11 +371,11 @@ def work_picture(_given: dict[str, Any], directory: Path) -> None:
 
 
 def work_idle(given: dict[str, Any], directory: Path) -> None:
-    """Sleep, with or without a witness."""
-    from ncclops.capture import snapshot_server as witness
+    """Sleep, with or without a snapshot server."""
+    from ncclops.capture import snapshot_server
 
-    if given["witness"]:
-        witness.start(0, directory)
+    if given["server"]:
+        snapshot_server.start(0, directory)
     time.sleep(0.5)  # the start is not what is measured
     before = time.process_time()
     time.sleep(IDLE_S)

@@ -53,7 +53,10 @@ def test_the_rank_that_all_wait_for_in_the_barrier_is_killed(job: Job) -> None:
 def test_a_node_that_falls_silent_is_missed_and_leaves_when_it_comes_back(job: Job) -> None:
     """Main process and monitor process stopped together: nothing closes a connection."""
     job.start(3, "fault_programs:silent").wait_for("entered", count=3)
-    wait_until(lambda: "watching rank 1" in job.monitor_log(0), "the link to be watched")
+    wait_until(
+        lambda: "watching the monitor process of rank 1" in job.monitor_log(0),
+        "the link to be watched",
+    )
     monitor = job.monitor_process(1)
     job.kill(1, signal.SIGSTOP)
     os.kill(monitor, signal.SIGSTOP)

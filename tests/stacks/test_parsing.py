@@ -16,7 +16,7 @@ Thread 0x00007f11 (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 355 in wait
   File "/home/me/ru n, dir/loader.py", line 7 in <lambda>
 
-Current thread 0x00007f22 [ncclops-witness] (most recent call first):
+Current thread 0x00007f22 [ncclops-snapshots] (most recent call first):
   File "/usr/lib/python3.12/socket.py", line 295 in accept
 
 Thread 0x00007f33 (most recent call first):

@@ -46,7 +46,7 @@ class IncidentSnapshots:
 
     def __init__(self, rank: int) -> None:
         run = os.environ.get(_RUN_DIR)
-        self._witness = snapshot_server.start(rank, Path(run) if run else None)
+        self._server = snapshot_server.start(rank, Path(run) if run else None)
         self._unfinished: queue.SimpleQueue[_Unfinished | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         # There from the start: a script whose threads are counted at each restart has no new one.
@@ -57,14 +57,14 @@ class IncidentSnapshots:
 
     def outside_view(self) -> OutsideViewSource:
         """The observer, and how it reaches the snapshot server."""
-        contact = self._witness.contact
+        contact = self._server.contact
         names = ("tid", "signal", "stacks_fd", "main_thread")
         arguments = {name: getattr(contact, name) for name in names}
         return OutsideViewSource("ncclops.capture.outside_view:Observer", arguments)
 
     def iteration_begins(self) -> None:
         """Entries that the recorder holds from before belong to another iteration."""
-        self._witness.since_ns = time.time_ns()
+        self._server.since_ns = time.time_ns()
         self._left_by = None
 
     def function_left(self, error: BaseException) -> None:
@@ -74,12 +74,12 @@ class IncidentSnapshots:
     def take(self, directory: Path) -> None:
         """Take the snapshot, and have it finished in the background."""
         started = time.monotonic()
-        snapshot = RankSnapshot(self._witness.who, self._witness.since_ns)
+        snapshot = RankSnapshot(self._server.who, self._server.since_ns)
         snapshot.left_by = self._left_by
         gpu = threading.Thread(target=snapshot.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
         snapshot.take_before_abort(_TAKE_WITHIN_S)
-        rank_dir = snapshots.rank_dir(directory, self._witness.who.rank)
+        rank_dir = snapshots.rank_dir(directory, self._server.who.rank)
         self._unfinished.put(_Unfinished(snapshot, rank_dir, gpu, started + _REST_AFTER_S))
 
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:

@@ -104,7 +104,7 @@ def _with_main_named(text: str, main_thread: int) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def read_dumper(witness: dict[str, int]) -> StackDumper:
-    """What a ``witness.json`` says about it."""
+def read_dumper(contact: dict[str, int]) -> StackDumper:
+    """The dumper that a ``snapshot-server.json`` describes."""
     names = ("pid", "tid", "signal", "stacks_fd", "main_thread")
-    return StackDumper(*(int(witness.get(name, 0)) for name in names))
+    return StackDumper(*(int(contact.get(name, 0)) for name in names))

@@ -54,19 +54,19 @@ class SnapshotServer:
     def __init__(self, who: Identity) -> None:
         self.who = who
         self.since_ns = 0
-        self._address = f"ncclops-witness-{os.urandom(12).hex()}"
+        self._address = f"ncclops-snapshots-{os.urandom(12).hex()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self._address)
         self._listener.listen(8)
         self._stacks_fd, self._signal = _arm_stack_dump()
-        self._thread = threading.Thread(target=self._serve, name="ncclops-witness", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="ncclops-snapshots", daemon=True)
         self._thread.start()
         # A forked child has the socket and not the thread: no thread would answer there.
         os.register_at_fork(after_in_child=self._listener.close)
 
     @property
     def contact(self) -> Contact:
-        """For witness.json and for the monitor process."""
+        """For snapshot-server.json and for the monitor process."""
         pid = os.getpid()
         stat = process_view.read_stat(Path(f"/proc/{pid}"))
         return Contact(
@@ -80,7 +80,7 @@ class SnapshotServer:
         )
 
     def announce(self) -> None:
-        """Write ``ranks/<rank>/witness.json``, by which ``where`` and the agent find us."""
+        """Write ``ranks/<rank>/snapshot-server.json``, by which ``where`` and the agent find us."""
         if self.who.rank_dir is None:
             return
         device = {name: os.environ[name] for name in _DEVICE if name in os.environ}

@@ -67,7 +67,7 @@ class RankPaths:
     @property
     def snapshot_server(self) -> Path:
         """The address of the worker's snapshot server (``capture.snapshot_server``)."""
-        return self.root / "witness.json"
+        return self.root / "snapshot-server.json"
 
     def error(self, attempt: int) -> Path:
         """Where torchelastic's ``@record`` or our worker entry describes an exception."""

@@ -156,7 +156,6 @@ class Ring:
         if message["op"] == "hello":
             log.info("watching the monitor process of rank %d", self._last_rank)
             link.trusted = self._was_linked = True
-            log.info("watching rank %d", self._last_rank)
             self._lost_host = None
             self._next_ping = now + self._interval_s
             self._actions.linked()
