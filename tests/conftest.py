@@ -48,7 +48,7 @@ CompletedText = subprocess.CompletedProcess[str]
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, nor will soon.
+    """A TCP port on which no process listens, nor will soon.
 
     Not one of those that the kernel hands out by itself: between our look and its use, any
     connection or group of another test could get it.

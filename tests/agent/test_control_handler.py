@@ -18,10 +18,10 @@ from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Window
 
 
-def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> None:
-    heard: list[StopRequest] = []
+def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> None:
+    requested: list[StopRequest] = []
     grace = timedelta(seconds=15)
-    requests = StopRequests(Condition(), grace, on_request=heard.append, pass_on=lambda _: None)
+    requests = StopRequests(Condition(), grace, on_request=requested.append, pass_on=lambda _: None)
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
     control_handler = ControlHandler(job, requests, lambda: None, lambda _: False)
@@ -33,7 +33,7 @@ def test_a_second_stop_is_heard_if_it_is_in_more_of_a_hurry(tmp_path: Path) -> N
         reason="now", by="me", grace=timedelta(seconds=3)
     )
     assert requests.deadline < first_deadline
-    assert [request.reason for request in heard] == ["drain (me)", "now (me)"]
+    assert [request.reason for request in requested] == ["drain (me)", "now (me)"]
 
 
 def window(soft: float, hard: float, group: float | None) -> Window:

@@ -102,7 +102,7 @@ def test_a_job_that_those_who_were_left_have_finished_has_not_failed(made: Made)
 
 
 @in_place
-def test_a_job_that_nobody_has_finished_has_failed(made: Made) -> None:
+def test_a_job_that_no_worker_has_finished_has_failed(made: Made) -> None:
     made.team.entered = {0, 1, 2, 3}
     assert blamed(made.end(rank1=KILLED, rank0=BAD, rank2=BAD, rank3=BAD)) == 1
 
@@ -140,7 +140,7 @@ def test_who_was_asked_to_stop_has_not_failed_by_itself_and_who_hung_was_not_ask
     }
 
 
-def test_ranks_that_wait_for_each_other_are_let_go_once_all_that_run_do(made: Made) -> None:
+def test_ranks_that_wait_for_each_other_are_released_once_all_that_run_wait(made: Made) -> None:
     made.end(rank3=GOOD)
     made.team.ready_to_end = {0, 1}
     made.team.release()

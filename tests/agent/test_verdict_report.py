@@ -1,4 +1,4 @@
-"""The end of a run as it is told: the first failure in full, the outcome in a line."""
+"""The end of a run as it is printed: the first failure in full, the outcome in a line."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_it_is_the_first_that_failed_by_itself(run: RunDirectory) -> None:
     assert (failure.rank, failure.host) == (1, "n1")
 
 
-def test_nobody_who_ended_well_or_was_asked_to_has_failed(run: RunDirectory) -> None:
+def test_no_worker_that_ended_well_or_was_stopped_has_failed(run: RunDirectory) -> None:
     assert (
         first_failure(run, [ending(0, 0), ending(1, None, signal="SIGTERM", asked=True)], 0) is None
     )
 
 
-def test_it_is_told_from_stderr_and_from_stdout_where_that_is_empty(run: RunDirectory) -> None:
-    run.paths.rank(1).stdout_log.write_text("the last words\n")
+def test_it_is_taken_from_stderr_and_from_stdout_where_that_is_empty(run: RunDirectory) -> None:
+    run.paths.rank(1).stdout_log.write_text("the last line\n")
     failure = first_failure(run, [ending(1, 7)], 0)
     assert failure is not None
-    assert failure.tail == ["the last words"]
+    assert failure.tail == ["the last line"]
     run.paths.rank(1).stderr_log.write_text("".join(f"line {n}\n" for n in range(100)))
     failure = first_failure(run, [ending(1, 7)], 0)
     assert failure is not None

@@ -187,7 +187,7 @@ def test_a_run_outlives_the_program_that_started_it(project: Path) -> None:
     assert read_verdict(project / "run").outcome == "completed"
 
 
-def test_the_command_line_of_a_request_asks_for_the_same(
+def test_the_command_line_of_a_request_means_the_same(
     project: Path, ncclops_in_process: Ncclops
 ) -> None:
     asked = request(

@@ -72,20 +72,20 @@ def test_a_bundle_holds_the_records_and_no_secret(
     assert not [name for name, text in files.items() if SECRET in text]
     assert "logging in with <redacted>" in files["run/ranks/0/stdout.log"]
     assert json.loads(files["run/run.json"])["run_id"]
-    told = manifest(files)
-    assert told["schema"] == "ncclops.bundle/1"
-    assert sum(told["redactions"].values()) >= 3
-    assert {"path": "model.bin", "why": "not a record of the run"} in told["left_out"]
+    document = manifest(files)
+    assert document["schema"] == "ncclops.bundle/1"
+    assert sum(document["redactions"].values()) >= 3
+    assert {"path": "model.bin", "why": "not a record of the run"} in document["left_out"]
     assert "secrets taken out: " in result.stdout
     assert run_dir.with_name("run.tar.gz").stat().st_mode & 0o777 == 0o600
 
 
 def test_json_is_the_manifest(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     result = ncclops_in_process("bundle", "run", "-o", "ticket.tar.gz", "--json")
-    told = json.loads(result.stdout)
-    assert told["archive"] == "ticket.tar.gz"
+    document = json.loads(result.stdout)
+    assert document["archive"] == "ticket.tar.gz"
     archive = contents(run_dir.with_name("ticket.tar.gz"))
-    assert {f"ticket/{file['path']}" for file in told["files"]} == (
+    assert {f"ticket/{file['path']}" for file in document["files"]} == (
         archive.keys() - {"ticket/bundle.json"}
     )
 

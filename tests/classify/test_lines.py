@@ -112,7 +112,7 @@ def test_a_line_of_megabytes(where: int) -> None:
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
-    """Twenty thousand echoes of 64 ranks leave no more behind than two thousand."""
+    """Twenty thousand echoes of 64 ranks keep no more hits than two thousand."""
 
     def held(echoes: int) -> int:
         scanner = Scanner(LOADED)

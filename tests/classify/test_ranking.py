@@ -304,7 +304,7 @@ n1:48:66 [3] init.cc:943 NCCL WARN Cuda failure 'an illegal memory access was en
 
 
 def test_the_launcher_knows_whether_the_first_collective_has_completed() -> None:
-    """Without a frame of the set-up in the log, only the caller can tell the phase."""
+    """Without a frame of the set-up in the log, only the caller knows the phase."""
     scanner = Scanner(LOADED)
     scanner.feed(1, "stderr", f"[rank1]: {REMOTE}\nRuntimeError: giving up\n".encode())
     unknown, starting, running = (

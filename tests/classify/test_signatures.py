@@ -55,7 +55,7 @@ def test_every_class_has_a_cause_or_symptom() -> None:
     assert covered == set(FAILURE_CLASSES)
 
 
-def test_bootstrap_phases_are_told_apart() -> None:
+def test_bootstrap_phases_are_distinguished() -> None:
     phases = {s.phase for s in LOADED.signatures if s.class_ in ("bootstrap", "store-rendezvous")}
     assert phases >= {"store", "unique-id", "socket", "topology", "transport"}
 

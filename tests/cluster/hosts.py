@@ -69,7 +69,7 @@ class Hosts:
         return f"10.93.{self._number}.{last}"
 
     def cut(self, host: str) -> None:
-        """Take the host off the network, as a pulled cable does: nobody is told."""
+        """Take the host off the network, as a pulled cable does: without notice to any process."""
         self._in(self._namespace("hub"), "link", "set", f"to-{host}", "down")
 
     def start(

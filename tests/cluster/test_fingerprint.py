@@ -1,4 +1,4 @@
-"""What may differ between hosts, what may not, and how that is told."""
+"""What may differ between hosts, what may not, and how that is shown."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_killed_agent_takes_its_workers_along_and_a_spare_starts_in_its_place(
 
 
 @pytest.mark.parametrize("job", [2], indirect=True)
-def test_a_failure_on_one_host_is_told_on_the_other_and_retries_count_once(job: Job) -> None:
+def test_a_failure_on_one_host_is_shown_on_the_other_and_retries_count_once(job: Job) -> None:
     endpoint = f"{job.hosts.address('h0')}:29500"
     script = job.directory / "work.sh"
     script.write_text(
@@ -212,10 +212,10 @@ def test_a_failure_on_one_host_is_told_on_the_other_and_retries_count_once(job: 
             *("--max-restarts", "1", "--no-python", "sh", script),
         )
     assert [job.exit_code(host) for host in ("h0", "h1")] == [1, 1]
-    told = job.hosts.output("h0")
-    assert "h1: rank 1 exited with code 7" in told
-    assert "no luck, says rank 1" in told
-    assert "ranks/1/stderr.log on h1" in told
+    output = job.hosts.output("h0")
+    assert "h1: rank 1 exited with code 7" in output
+    assert "no luck, says rank 1" in output
+    assert "ranks/1/stderr.log on h1" in output
     assert " on h1" not in job.hosts.output("h1").partition("log: ")[2].partition("\n")[0]
     for host in ("h0", "h1"):
         verdict = job.verdict(host)

@@ -1,4 +1,4 @@
-"""What an agent makes of what it is told by its rendezvous process and by other nodes."""
+"""What an agent does on messages of its rendezvous process and of other nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Node:
         self.nodes.deliver(messages.Connected())
         self.nodes.deliver(messages.Met(1, 2))
 
-    def hears(self, kind: str, **fields: Any) -> None:
+    def receives(self, kind: str, **fields: Any) -> None:
         self.nodes.deliver(messages.Logged({"kind": kind, **fields}))
 
     def faults(self) -> list[FaultEvent]:
@@ -84,7 +84,7 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
 ) -> None:
     def test() -> None:
         node = Node(tmp_path, in_process=in_process)
-        node.hears("lost", node=0, why="silent for 15s")
+        node.receives("lost", node=0, why="silent for 15s")
         assert node.nodes.over_for_all() == (None if in_process else "node 0 was lost")
         assert node.said == ["node 0 is lost: silent for 15s"]
         (fault,) = node.faults()
@@ -96,19 +96,19 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
 def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.hears("failed", node=0, rank=3, how="was killed by SIGKILL", lines=["last words"])
+        node.receives("failed", node=0, rank=3, how="was killed by SIGKILL", lines=["last line"])
         assert node.nodes.over_for_all() == "rank 3 failed on node 0"
-        assert node.said == ["node 0: rank 3 was killed by SIGKILL", "    last words"]
+        assert node.said == ["node 0: rank 3 was killed by SIGKILL", "    last line"]
         (fault,) = node.faults()
-        assert (fault.rank, fault.how, fault.lines) == (3, "was killed by SIGKILL", ["last words"])
+        assert (fault.rank, fault.how, fault.lines) == (3, "was killed by SIGKILL", ["last line"])
 
     in_loop(test)
 
 
-def test_our_own_failure_comes_back_and_is_no_news(tmp_path: Path) -> None:
+def test_our_own_failure_in_the_log_is_not_shown_again(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.hears("failed", node=1, rank=2, how="exited with code 1", lines=[])
+        node.receives("failed", node=1, rank=2, how="exited with code 1", lines=[])
         assert node.nodes.over_for_all() is None, "the agent ends the attempt by itself"
         assert node.said == []
         assert node.faults() == []
@@ -119,7 +119,7 @@ def test_our_own_failure_comes_back_and_is_no_news(tmp_path: Path) -> None:
 def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.hears("stop", node=0, signal=None, reason="drain", grace_s=9.0)
+        node.receives("stop", node=0, signal=None, reason="drain", grace_s=9.0)
         assert node.nodes.over_for_all() == "stopped on node 0"
         assert node.said == ["asked to stop on node 0"]
         assert not node.stop.asked
@@ -131,7 +131,7 @@ def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
 def test_shorter_timeouts_of_another_node_are_taken_over(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.hears("limits", node=0, window={"soft": 1})
+        node.receives("limits", node=0, window={"soft": 1})
         assert node.limits == [{"kind": "limits", "node": 0, "window": {"soft": 1}}]
 
     in_loop(test)
@@ -146,7 +146,7 @@ def test_the_loss_of_the_store_is_recorded_once_with_what_it_means(
 ) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.hears("start", node=0, external=external)
+        node.receives("start", node=0, external=external)
         node.nodes.deliver(messages.StoreLost("Broken pipe"))
         node.nodes.deliver(messages.StoreLost("Broken pipe"))
         (said,) = node.said

@@ -23,7 +23,7 @@ def several(**given: Any) -> RendezvousConfig:
     return found
 
 
-def test_one_node_meets_nobody_whatever_a_torchrun_line_says() -> None:
+def test_one_node_needs_no_rendezvous_whatever_a_torchrun_line_says() -> None:
     assert rendezvous() is None
     assert rendezvous(nnodes="1:1", rdzv_backend="etcd", rdzv_endpoint="localhost:0") is None
 
@@ -45,7 +45,7 @@ def test_an_address_of_ipv6() -> None:
     assert (found.host, found.port, found.address) == ("fd00::1", 7000, "[fd00::1]:7000")
 
 
-def test_a_store_elsewhere_is_nobodys_to_host() -> None:
+def test_a_store_elsewhere_is_hosted_by_no_node() -> None:
     found = several(nnodes="2", node_rank=0, master_addr="n0", store="s:1")
     assert (found.address, found.external) == ("s:1", True)
 

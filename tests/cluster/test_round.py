@@ -1,4 +1,4 @@
-"""What a node knows of one round, of the job's store, and what its rendezvous process tells it."""
+"""What a node knows of one round, of the job's store, and what its rendezvous process reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
 
 
 class TestRound:
-    def test_a_new_round_knows_nothing_of_the_last(self) -> None:
+    def test_a_new_round_starts_without_the_state_of_the_last(self) -> None:
         last, following = Round(0, 4), Round(1, 4)
         last.meet(2, 3)
         last.state.take({"kind": "stop", "node": 0})
@@ -86,11 +86,11 @@ class TestRound:
 
 
 def test_a_store_is_lost_once_and_for_the_first_reason() -> None:
-    heard: list[str] = []
-    job_store = JobStore("n0:29500", heard.append)
+    reasons: list[str] = []
+    job_store = JobStore("n0:29500", reasons.append)
     job_store.answered()
     job_store.lose("Broken pipe")
     job_store.lose("no answer for 30s")
-    assert heard == ["Broken pipe"]
+    assert reasons == ["Broken pipe"]
     assert job_store.lost == "the job's store at n0:29500 is lost (Broken pipe)"
     assert (job_store.is_ours, job_store.pids) == (False, set())

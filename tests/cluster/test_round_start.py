@@ -62,7 +62,7 @@ def test_each_start_has_a_place_of_its_own_in_the_store() -> None:
         ),
     ],
 )
-def test_workers_are_told_of_the_store_and_of_the_address_that_they_cannot_know(
+def test_workers_get_the_store_and_the_address_that_they_cannot_know(
     rendezvous: RendezvousConfig, external: bool, expected: dict[str, str]
 ) -> None:
     made = start(facts(1, attempt=2), facts(2), external=external)
@@ -71,7 +71,7 @@ def test_workers_are_told_of_the_store_and_of_the_address_that_they_cannot_know(
     assert given == expected
 
 
-def test_with_spares_workers_are_told_how_many_of_them_train() -> None:
+def test_with_spares_workers_get_the_number_of_ranks_that_train() -> None:
     made = start(facts(1), facts(2), facts(3))
     given = round_start.workers_environ(made, TWO_OF_THREE, in_process=True, nproc=8)
     assert given["NCCLOPS_ACTIVE_RANKS"] == "16"
@@ -124,7 +124,7 @@ def test_where_ranks_are_given_the_missing_ones_are_named(
     assert round_start.describe_missing_ranks(rendezvous, ["n1"], [1, 2]) == line
 
 
-def test_nodes_are_compared_by_what_each_has_said_of_itself() -> None:
+def test_nodes_are_compared_by_their_own_facts() -> None:
     """With the offset of its clock, which only the meeting shows."""
     node = NodeInfo(
         rendezvous=TWO_OF_THREE,

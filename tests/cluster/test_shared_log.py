@@ -71,14 +71,14 @@ class TestPulse:
         assert watch.look(9, {1: 6, 2: 5}) == []
         assert watch.look(10, {1: 7, 2: 5}) == [2]
 
-    def test_silence_is_counted_while_we_are_awake_to_hear(self) -> None:
+    def test_silence_is_counted_only_while_the_watcher_runs(self) -> None:
         silence = Silence(pause_s=1.0, now=0.0)
         assert [silence.look(now) for now in (1.0, 2.0)] == [1.0, 2.0]
         assert silence.look(60.0) == 0.0  # we stood still: what was said is yet to be read
         silence.received(60.5)
         assert [silence.look(now) for now in (61.0, 62.0, 63.0)] == [0.5, 1.5, 2.5]
 
-    def test_a_watcher_that_was_stopped_itself_accuses_nobody_who_went_on(self) -> None:
+    def test_a_watcher_that_was_stopped_itself_takes_no_running_node_for_lost(self) -> None:
         watch = HeartbeatWatch(10)
         watch.look(0, {1: 5})
         assert watch.look(100, {1: 60}) == []
@@ -103,7 +103,7 @@ class TestStanding:
         round_state.take({"kind": "bye", "node": 0})
         assert round_state.decider() == 1
 
-    def test_nobody_waits_for_the_lost_the_idle_and_those_that_said_goodbye(self) -> None:
+    def test_lost_idle_and_departed_nodes_are_not_waited_for(self) -> None:
         round_state = RoundState(4, idle=frozenset({3}))
         round_state.take({"kind": "ended", "node": 0})
         round_state.take({"kind": "lost", "node": 1, "why": "cut off"})

@@ -56,7 +56,7 @@ def slurm(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     configuration = tmp_path / "slurm.conf"
     configuration.write_text(CONFIGURATION.format(**dict(zip(names, values, strict=True))))
     (tmp_path / "state").mkdir()
-    # The names of the nodes are known to what runs on them, and to nobody else here.
+    # The names of the nodes are known to what runs on them, and to no other host here.
     (tmp_path / "hosts").write_text(Path("/etc/hosts").read_text() + "127.0.0.1 gpu08 gpu09\n")
     known = f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"'
     environ = clean_environ({"SLURM_CONF": str(configuration)})
@@ -96,10 +96,10 @@ def _wait_until_idle(environ: Mapping[str, str], log: Path) -> None:
             return
         if time.monotonic() > deadline:
             pytest.fail(f"Slurm did not come up: {asked.stdout} {asked.stderr} {log.read_text()}")
-        time.sleep(0.5)  # the daemons tell nobody when they are ready
+        time.sleep(0.5)  # the daemons do not announce when they are ready
 
 
-def test_srun_alone_says_everything(slurm: Mapping[str, str], tmp_path: Path) -> None:
+def test_srun_alone_gives_everything(slurm: Mapping[str, str], tmp_path: Path) -> None:
     """Number of nodes, rank, place to meet; and Slurm's own variables reach the workers."""
     worker = 'echo "rank $RANK of $WORLD_SIZE on $GROUP_WORLD_SIZE, $SLURM_CONF"'
     launch = [*LAUNCH, "--nproc-per-node", "2", "--tee", "3"]

@@ -1,4 +1,4 @@
-"""Agents of several nodes agree on one step to end at, whoever of them is lost meanwhile."""
+"""Agents of several nodes agree on one step to end at, whichever of them is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def vote(node: int, at: int, number: int = 0) -> Record:
     return {"kind": "stop-vote", "node": node, "round": number, "at": at}
 
 
-def test_nothing_is_said_before_all_have_told_how_far_they_are() -> None:
-    assert next_record(RoundState(2)) is None  # nobody has asked
+def test_no_proposal_is_made_before_all_have_reported_how_far_they_are() -> None:
+    assert next_record(RoundState(2)) is None  # no stop was requested
     assert next_record(after(2, way(0, 5))) is None
     assert next_record(after(2, way(0, 5), way(1, 7))) == {
         "kind": "stop-point", "round": 0, "way": "steps", "point": 9,
@@ -86,7 +86,7 @@ def test_lost_ended_and_reserve_nodes_have_no_vote() -> None:
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 3))
 def test_all_end_at_one_step_that_none_has_passed(chance: Any, nodes: int, losses: int) -> None:
-    """Nodes that step at their own pace, hold where they are told, and get lost."""
+    """Nodes that step at their own pace, hold where they are asked to, and get lost."""
     round_state = after(nodes)
     steps = [chance.randrange(100)] * nodes
     holds: list[int | None] = [None] * nodes

@@ -43,7 +43,7 @@ def write_events(run: Path, events: list[dict[str, Any]]) -> None:
 
 
 class Asked:
-    """Controls that note what they are asked, and refuse or fail where told to."""
+    """Controls that note their calls, and refuse or fail on demand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

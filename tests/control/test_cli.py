@@ -1,4 +1,4 @@
-"""`ncclops status` and `ncclops stop`: which run is meant, what is told, what is refused."""
+"""`ncclops status` and `ncclops stop`: which run is meant, what is shown, what is refused."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Start = Callable[..., Agent]
 
 
 def ended_run(path: Path, began: float = 1000.0) -> Path:
-    told = {"outcome": "failed", "exit_code": 1, "reason": "rank 1 exited with code 1"}
+    verdict = {"outcome": "failed", "exit_code": 1, "reason": "rank 1 exited with code 1"}
     exits = [event("worker-exited", began + 50, rank, exit_code=rank) for rank in (0, 1)]
-    write_events(path, [*start_of_run(began), *exits, event("verdict", began + 50, **told)])
-    (path / "verdict.json").write_text(json.dumps({"schema": "ncclops.verdict/1", **told}))
+    write_events(path, [*start_of_run(began), *exits, event("verdict", began + 50, **verdict)])
+    (path / "verdict.json").write_text(json.dumps({"schema": "ncclops.verdict/1", **verdict}))
     return path
 
 
@@ -70,7 +70,9 @@ def test_a_run_that_has_ended_is_read_from_its_directory(
     assert "failed (rank 1 exited with code 1) after 50s" in ncclops_in_process("status").stdout
 
 
-def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops_in_process: Ncclops) -> None:
+def test_an_agent_that_was_killed_is_reported(
+    start_agent: Start, ncclops_in_process: Ncclops
+) -> None:
     agent = start_agent()
     listener = RunPaths(agent.run).socket
     kept = listener.with_name("kept")
@@ -83,7 +85,7 @@ def test_an_agent_that_was_killed_is_said(start_agent: Start, ncclops_in_process
     assert "killed" in error_of(ncclops_in_process("stop", agent.run))
 
 
-def test_an_agent_on_another_host_is_said(tmp_path: Path, ncclops_in_process: Ncclops) -> None:
+def test_an_agent_on_another_host_is_named(tmp_path: Path, ncclops_in_process: Ncclops) -> None:
     run = tmp_path / "runs" / "far"
     write_events(run, [each | {"node": "n17"} for each in start_of_run(time.time())])
     document = json.loads(ncclops_in_process("status", "--json").stdout)
@@ -122,7 +124,7 @@ def test_stop_says_what_the_agent_says(agent: Agent, ncclops_in_process: Ncclops
     assert "it is stopping already" in error_of(ncclops_in_process("stop"))
 
 
-def test_who_has_not_the_token_is_told_whose_it_is(
+def test_without_the_token_the_error_names_its_owner(
     agent: Agent, ncclops_in_process: Ncclops
 ) -> None:
     agent.request("GET", "/healthz")  # it has read the token
@@ -225,6 +227,6 @@ def _read_until(terminal: int, mark: bytes) -> bytes:
     while mark not in shown:
         try:
             shown += os.read(terminal, 1 << 16)
-        except OSError:  # nobody writes any more
+        except OSError:  # no process writes any more
             pytest.fail(f"{mark!r} was not shown: {shown!r}")
     return shown

@@ -90,7 +90,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
-    """Waits for nobody, so that tests need not either."""
+    """Delays no request, so that tests do not wait."""
     server = Server(Limits(request_s=0.3, response_s=0.3, connections=4))
     yield server
     server.close()
@@ -139,7 +139,7 @@ def test_a_body_may_come_in_pieces(server: Server) -> None:
     assert server.send(chunked + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n").endswith(b"/control abcde")
 
 
-def test_who_waits_to_be_told_to_go_on_is_told(server: Server) -> None:
+def test_a_client_that_expects_100_continue_gets_it(server: Server) -> None:
     with closing(server.connect()) as client:
         client.sendall(POST.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue")[:-18])
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 100")
@@ -210,7 +210,7 @@ def test_a_request_that_breaks_off_ends_its_connection_alone(server: Server, cut
     assert server.send(GOOD).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_client_that_resets_disturbs_nobody(server: Server) -> None:
+def test_a_connection_reset_by_a_client_affects_no_other(server: Server) -> None:
     for sent in (b"", GOOD[:10], GOOD, GOOD * 50):
         with closing(server.connect()) as client:
             client.sendall(sent)
@@ -243,7 +243,7 @@ def test_a_byte_now_and_then_buys_no_time(hasty: Server) -> None:
     assert answer.startswith((b"HTTP/1.1 408", b"HTTP/1.1 400"))
 
 
-def test_a_client_that_does_not_take_its_answers_is_let_go(hasty: Server) -> None:
+def test_a_client_that_does_not_read_its_answers_is_disconnected(hasty: Server) -> None:
     stuck = [hasty.connect() for _ in range(4)]
     for client in stuck:
         client.sendall(GOOD.replace(b"/status", b"/large"))

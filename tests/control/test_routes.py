@@ -111,7 +111,7 @@ def test_what_is_no_command_does_not_reach_the_agent() -> None:
     assert (response.status, agent.asked) == (400, [])
 
 
-def test_a_run_directory_that_cannot_be_read_is_said_to_be() -> None:
+def test_a_run_directory_that_cannot_be_read_is_an_error_response() -> None:
     run = Run()
     run.error = OSError(5, "Input/output error")
     response, _ = answer(Request("GET", "/status", {}, b""), run=run)

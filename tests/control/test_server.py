@@ -26,7 +26,7 @@ from tests.control.conftest import Agent, event, write_events
 Start = Callable[..., Agent]
 
 
-def test_anybody_with_the_socket_can_read(shared: Agent) -> None:
+def test_reading_needs_no_token(shared: Agent) -> None:
     response, body = shared.request("GET", "/status")
     document = json.loads(body)
     assert response.status == 200
@@ -110,9 +110,9 @@ def test_a_change_reaches_the_agent(
 )
 @pytest.mark.parametrize("action", ["stop", "restart", "tighten-timeouts", "nonsense"])
 def test_no_token_no_change(shared: Agent, action: str, headers: dict[str, str], code: int) -> None:
-    told = {name: value.replace("{token}", shared.token) for name, value in headers.items()}
+    filled_in = {name: value.replace("{token}", shared.token) for name, value in headers.items()}
     body = json.dumps({"action": action, "timeouts": {"soft": "1s"}})
-    response, answer = shared.request("POST", "/control", body, told)
+    response, answer = shared.request("POST", "/control", body, filled_in)
     assert response.status == code
     assert "token" in json.loads(answer)["error"]
     assert (response.getheader("WWW-Authenticate") is not None) == (code == 401)
@@ -184,7 +184,7 @@ def test_an_agent_that_refuses_says_why(shared: Agent) -> None:
     assert shared.command({"action": "restart"}) == (409, {"error": "nothing runs any more"})
 
 
-def test_a_command_that_fails_ends_nobody(shared: Agent) -> None:
+def test_a_command_that_fails_does_not_end_the_agent(shared: Agent) -> None:
     shared.asked.fails_with = RuntimeError("a defect")
     code, answer = shared.command({"action": "stop"})
     assert code == 409
@@ -259,13 +259,13 @@ def test_a_server_that_was_killed_is_replaced(agent: Agent) -> None:
     agent.request("GET", "/healthz")
     (pid,) = agent.server.pids
     os.kill(pid, 9)
-    # The socket is the agent's, so nobody is refused in between.
+    # The socket is the agent's, so no client is refused in between.
     assert agent.request("GET", "/healthz")[0].status == 200
     assert agent.server.pids != {pid}
     assert agent.command({"action": "stop"})[0] == 202
 
 
-def test_one_that_cannot_live_is_left_alone_and_that_is_said(agent: Agent) -> None:
+def test_a_server_that_keeps_ending_is_not_restarted_and_that_is_reported(agent: Agent) -> None:
     agent.request("GET", "/healthz")
     seen: set[int] = set()
     deadline = _deadline()

@@ -270,7 +270,7 @@ class TestNodes:
             "2 workers exited 0 on 1 node; n1 was lost: silent for 30s, the others went on"
         )
 
-    def test_nobody_finishes_without_a_lost_node(self) -> None:
+    def test_no_node_finishes_without_a_lost_node(self) -> None:
         gave_up = node(ending(0, 1), failed=True)
         decision = on([gave_up, lost("n1")], IN_PLACE)
         assert decision.reason == "n1 was lost: silent for 30s", "its peers only followed"

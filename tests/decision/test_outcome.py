@@ -17,7 +17,7 @@ def test_the_headline_names_rank_and_signal_and_what_it_often_means() -> None:
     failure = FirstFailure.of(
         ending(3, None, signal="SIGKILL"),
         message=None,
-        tail=["last words"],
+        tail=["last line"],
         log="r/3.log",
         host="n1",
     )

@@ -1,4 +1,4 @@
-"""A full recorder is dumped after the restart, and tells what it would have told before it."""
+"""A full recorder is dumped after the restart, and shows what it would have shown before it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_failure_without_an_incident_is_placed_by_its_traceback(tmp_path: Path
     assert found.next_command == f"ncclops classify {found.run_dir}"
 
 
-def test_what_was_tried_is_told_in_its_order(tmp_path: Path) -> None:
+def test_what_was_tried_is_shown_in_its_order(tmp_path: Path) -> None:
     run = run_with(
         tmp_path,
         failed(),

@@ -103,7 +103,7 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
 
 
 @pytest.mark.slow
-def test_a_hang_seen_from_outside_is_blamed_on_whom_the_recorders_name(make: Make) -> None:
+def test_a_hang_seen_from_outside_is_blamed_on_the_rank_that_the_recorders_name(make: Make) -> None:
     """The agent's watch sees that all stand still, and knows no better than to name the first."""
     by_rank = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls(op="gloo:broadcast", line=71)
@@ -147,7 +147,7 @@ def test_the_incident_in_which_ranks_left_shows_the_fault_before(make: Make) -> 
 
 
 @pytest.mark.slow
-def test_what_the_watch_said_of_a_rank_is_no_fault_of_its_own(make: Make) -> None:
+def test_a_report_of_the_watch_is_no_fault_of_the_rank(make: Make) -> None:
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]
     run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
@@ -175,7 +175,7 @@ def test_a_rank_that_gloo_ended_is_the_victim_of_the_one_that_differs(make: Make
 
 
 @pytest.mark.slow
-def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_told(make: Make) -> None:
+def test_where_gloo_ended_the_rank_that_differs_itself_the_others_line_is_shown(make: Make) -> None:
     """It asked for less than it was sent, and left neither a recorder nor stacks."""
     by_rank = {rank: calls(line=60) for rank in (0, 1, 3)}
     run = make(by_rank, fault(2, "died", "rank 2: the process died", gone=True))
@@ -241,7 +241,7 @@ def test_an_escalation_is_what_was_decided(events: list[Event], what: str, why: 
 
 
 @pytest.mark.slow
-def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Make) -> None:
+def test_a_file_that_an_exception_mentions_is_not_where_it_was_raised(make: Make) -> None:
     """What an exception says may look like a line of a traceback."""
     trace = (
         'Traceback (most recent call last):\n  File "/home/user/train.py", line 9, in main\n'
@@ -253,7 +253,7 @@ def test_a_file_that_an_exception_speaks_of_is_not_where_it_was_raised(make: Mak
 
 
 @pytest.mark.slow
-def test_who_called_the_line_is_told_with_it(make: Make) -> None:
+def test_the_callers_of_the_line_are_shown_with_it(make: Make) -> None:
     """A line in a helper says little by itself."""
     files = [("train.py", "main"), ("train.py", "step"), ("/site-packages/lib.py", "apply")]
     files.append(("comm.py", "sync_gradients"))

@@ -24,7 +24,7 @@ FAULTS = ("raise:1", "hang:2", "crash:3", "gil:2", "kill:0")
 IN_PLACE = ("--nproc-per-node", str(RANKS), "--run-dir", "run")
 
 
-def told(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
+def report_of(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
     done = ncclops("incident", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -54,7 +54,7 @@ class Faulted:
         return self.directory / "run" / "incidents" / str(FAULTS.index(fault))
 
     def page(self, fault: str) -> dict[str, Any]:
-        return told(self._ncclops, str(self.directory / "run"), str(FAULTS.index(fault)))
+        return report_of(self._ncclops, str(self.directory / "run"), str(FAULTS.index(fault)))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_hang_is_blamed_on_the_rank_that_never_came(
 
 
 def test_a_rank_that_crashes_in_c_is_blamed_with_its_line(faulted: Faulted) -> None:
-    """Its last words have its stacks, and so the line."""
+    """Its last output has its stacks, and so the line."""
     page = faulted.page("crash:3")
     assert page["culprit"]["rank"] == 3
     assert page["culprit"]["frame"]["line"] == LINE_OF["string_at"]
@@ -175,7 +175,7 @@ for step in range(6):
 def test_restarts_in_place_that_cannot_help(
     ncclops: Ncclops, ncclops_in_process: Ncclops, tmp_path: Path
 ) -> None:
-    """Three times the same, new processes, once more: told is the fault, decided the escalation."""
+    """The same fault again in new processes: shown is the fault, decided the escalation."""
     script = tmp_path / "train.py"
     script.write_text(ALWAYS)
     line = next(n for n, text in enumerate(ALWAYS.splitlines(), 1) if "raise" in text)
@@ -193,7 +193,7 @@ def test_restarts_in_place_that_cannot_help(
         (3, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
         (None, fault, "the run ended: failed", "again in new processes"),
     ):
-        page = told(ncclops_in_process, "run", *([] if asked is None else [str(asked)]))
+        page = report_of(ncclops_in_process, "run", *([] if asked is None else [str(asked)]))
         assert page["sentence"].startswith("rank 1 on ")
         assert "raised ValueError: no such shard at" in page["sentence"]
         assert page["culprit"]["rank"] == 1
@@ -217,7 +217,7 @@ def test_a_team_that_the_agent_ends(
     done = ncclops(*options, training, env={"FAULT": "raise:1"})
     assert done.returncode == 1
     incident = tmp_path / "run" / "incidents" / "0"
-    page = told(ncclops_in_process, "run")
+    page = report_of(ncclops_in_process, "run")
     assert page["culprit"]["rank"] == 1
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
     assert page["decision"]["what"] == "the run ended: failed"

@@ -23,7 +23,7 @@ def view(rank: int, line: int | None, doing: str | None = None) -> RankView:
     )
 
 
-def test_many_ranks_are_told_in_few_lines() -> None:
+def test_many_ranks_are_shown_in_few_lines() -> None:
     views = [view(rank, 7, "all_reduce") for rank in range(64) if rank not in (5, 9)]
     clusters = cluster([*views, view(5, 12), view(9, None)])
     assert [len(each.ranks) for each in clusters] == [62, 1, 1]
@@ -33,7 +33,7 @@ def test_many_ranks_are_told_in_few_lines() -> None:
     assert rank_list(clusters[0].ranks) == "0-4, 6-8, 10-63"
 
 
-def test_what_a_rank_waits_for_in_our_own_loop_is_said() -> None:
+def test_what_a_rank_waits_for_in_our_own_loop_is_shown() -> None:
     loop = "/v/lib/python3.12/site-packages/ncclops/restart/loop.py"
     frames = (
         Frame("/usr/lib/python3.12/queue.py", 171, "get"),

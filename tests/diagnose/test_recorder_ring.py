@@ -66,7 +66,7 @@ def test_a_dump_after_the_abort_is_read_as_of_the_mark() -> None:
         (3, 2, {2}),  # the third was done before the second
     ],
 )
-def test_what_was_pending_is_told_by_what_the_abort_ended(
+def test_what_was_pending_follows_from_what_the_abort_ended(
     before: int, after: int, pending: set[int]
 ) -> None:
     mark = RecorderMark(at_ns=1000, status={"0": status(3, before)})
@@ -86,7 +86,7 @@ def test_what_the_abort_did_not_end_is_pending() -> None:
     assert [each["retired"] for each in read["entries"]] == [True, False]
 
 
-def test_frames_are_kept_where_they_tell_something() -> None:
+def test_frames_are_kept_where_they_are_needed() -> None:
     entries = [entry(n, 0, n) for n in range(1, 201)]
     entries[3]["retired"] = False
     read = dump_of(entries).read(since_ns=0)
@@ -103,7 +103,7 @@ def test_a_ring_of_any_size_is_bounded() -> None:
     assert read["entries_dropped"] == 20_000
 
 
-def test_groups_are_told_what_the_recorder_knows_of_them() -> None:
+def test_groups_get_the_status_that_the_recorder_has_of_them() -> None:
     described = [
         {"name": "0", "last_enqueued": 5, "last_started": None, "last_completed": None},
         {"name": "1", "last_enqueued": 0, "last_started": None, "last_completed": None},

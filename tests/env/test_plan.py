@@ -78,7 +78,7 @@ def test_each_action_against_what_was_exported(
         (Overrides(keep=frozenset({"X"})), None, ("keep", None)),
     ],
 )
-def test_the_command_line_has_the_last_word_and_says_what_it_overrules(
+def test_the_command_line_overrides_all_and_says_what_it_overrules(
     action: str, overrides: Overrides, before: str | None, expected: tuple[str, str | None]
 ) -> None:
     value = None if action == "unset" else "P"

@@ -54,7 +54,7 @@ def test_the_first_to_fall_behind() -> None:
 
 
 def test_all_arrived_and_the_transfer_stalls() -> None:
-    """Enqueued by all, alike, completed by none: nobody is to blame for it."""
+    """Enqueued by all, alike, completed by none: no rank is to blame for it."""
     found = report({r: [*done(1, 4), entry(5, state="started")] for r in range(4)})
     assert (found.findings[0].kind, found.findings[0].culprits) == ("stalled", ())
 
@@ -136,7 +136,7 @@ def test_names_of_one_algorithm_agree() -> None:
 
 
 def test_a_disagreement_that_was_survived_does_not_explain_a_later_hang() -> None:
-    """It is told, after the hang."""
+    """It is reported, after the hang."""
     before = {0: entry(2, sizes=[[4]]), 1: entry(2, sizes=[[4]]), 2: entry(2, sizes=[[5]])}
     ranks = {
         r: [entry(1), odd, *done(3, 6), *([] if r == 1 else [entry(7, state="scheduled")])]
@@ -195,7 +195,7 @@ def test_two_hangs_in_two_groups_are_two_findings() -> None:
 
 
 def test_rings_that_wrapped_are_compared_where_they_overlap() -> None:
-    """Ranks remember different windows; what only one remembers disagrees with nobody."""
+    """Ranks remember different windows; what only one remembers disagrees with no other."""
     ranks = {0: done(100, 110), 1: done(104, 110), 2: [entry(98, sizes=[[99]]), *done(105, 110)]}
     assert not report(ranks).is_bad
     hung = {r: [*entries, entry(111, state="scheduled")] for r, entries in ranks.items()}
@@ -263,7 +263,7 @@ def test_a_rank_that_ended_well_left_its_peers_waiting() -> None:
     assert (finding.kind, finding.culprits) == ("never-arrived", (2,))
 
 
-def test_one_call_more_than_anybody_else() -> None:
+def test_one_call_more_than_all_other_ranks() -> None:
     """All others have finished: the one that still calls is the odd one."""
     made = dumps.evidence({0: [*done(1, 4), entry(5, state="scheduled", line=60)]})
     record = made.ranks[0].record
@@ -320,7 +320,7 @@ def test_what_several_ranks_say_of_themselves_is_shown_as_they_said_it() -> None
 
 
 def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
-    """That its monitor process ended it came of that; where it stood, a signal has told."""
+    """That its monitor process ended it came of that; where it stood is known by a signal."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)}
     made = dumps.evidence(ranks, {WORLD: [0, 1, 2]})
     about = made.rank(2)
@@ -341,7 +341,7 @@ def test_a_rank_that_was_silent_before_it_was_ended_did_not_arrive() -> None:
     assert judge(made).findings[0].kind == "rank-died"
 
 
-def test_who_waits_in_a_transfer_is_not_to_blame_for_the_one_that_is_elsewhere() -> None:
+def test_a_rank_that_waits_in_a_transfer_is_not_blamed_for_one_that_is_elsewhere() -> None:
     """Gloo records no transfers: a pipeline is known from its stacks and the groups' counts."""
     made = dumps.evidence({r: [] for r in range(3)})
     for rank, count in ((0, 5), (1, 4), (2, 4)):
@@ -377,7 +377,7 @@ def test_a_picture_from_before_the_operation_proves_nothing() -> None:
 
 
 def test_operations_that_timed_out_look_complete_on_gloo() -> None:
-    """Its recorder tells no ends apart: that others never entered it decides."""
+    """Its recorder does not distinguish the ends: that others never entered it decides."""
     over = entry(5, op="gloo:all_reduce", state="scheduled", retired=True)
     before = [entry(n, op="gloo:all_reduce", state="scheduled", retired=True) for n in (1, 2, 3, 4)]
     found = report({0: [*before, over], 1: [*before, over], 2: before})
@@ -459,7 +459,7 @@ def test_matching_transfers_stall() -> None:
 
 
 def test_counts_of_groups_stand_in_for_an_empty_recorder() -> None:
-    """torch 2.7 to 2.10 record nothing unless told to, while each group counts anyway."""
+    """torch 2.7 to 2.10 record nothing unless switched on, while each group counts anyway."""
     made = dumps.evidence({rank: [] for rank in range(3)}, {})
     for rank, last in ((0, 41), (1, 41), (2, 40)):
         made.ranks[rank].groups = (GroupState("0", "default_pg", (0, 1, 2), "nccl", last, 40),)
@@ -468,7 +468,7 @@ def test_counts_of_groups_stand_in_for_an_empty_recorder() -> None:
     assert any("TORCH_FR_BUFFER_SIZE" in note for note in found.notes)
 
 
-def test_gloo_members_are_inferred_and_it_is_said() -> None:
+def test_gloo_members_are_inferred_and_a_note_says_so() -> None:
     """Its recorder knows no members; the default group has all ranks."""
     made = {r: [entry(1, op="gloo:barrier", sizes=[])] for r in range(3)}
     found = report(made, {})
@@ -496,7 +496,7 @@ def test_a_rank_elsewhere_is_no_waiter_on_the_cpu() -> None:
     assert not judge(made).is_bad
 
 
-def test_what_a_rank_reported_is_told() -> None:
+def test_what_a_rank_reported_is_shown() -> None:
     """It raised and did not come; what it raised is on record."""
     ranks = {r: [*done(1, 4), entry(5, state="scheduled")] for r in (0, 1)} | {2: done(1, 4)}
     made = dumps.evidence(ranks, taken_at=dumps.BEGUN_S + 5.01)

@@ -71,7 +71,7 @@ def test_unreadable_is_exit_2_and_one_line(ncclops_in_process: Run, tmp_path: Pa
     assert line.startswith("ncclops: error: cannot read nccl_trace_rank_0: a pickle that wants")
 
 
-def test_what_was_left_out_is_said(ncclops_in_process: Run, tmp_path: Path) -> None:
+def test_what_was_left_out_is_listed(ncclops_in_process: Run, tmp_path: Path) -> None:
     """One damaged file among others: a line on stderr, and the answer from the rest."""
     write(tmp_path / "d", hung=True)
     (tmp_path / "d" / "nccl_trace_rank_2").write_bytes(b"\x80\x02}")

@@ -43,7 +43,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...] | None, bool]] = {
     "merely_late": ("none", (), False),
     "healthy": ("none", (), False),
 }
-# Without stacks, what nobody recorded cannot be known: a rank that died or held its interpreter
+# Without stacks, what no rank recorded cannot be known: a rank that died or held its interpreter
 # left nothing, and Gloo records no monitored barriers.
 WITHOUT_STACKS = {
     "gather_shape": "rank-died",
@@ -84,7 +84,7 @@ def test_an_incident_names_rank_kind_and_line(hangs: Path, scenario: str, world:
 
 
 @pytest.mark.parametrize(("scenario", "world"), JOBS)
-def test_a_recorder_that_is_dumped_after_the_abort_tells_the_same(
+def test_a_recorder_that_is_dumped_after_the_abort_shows_the_same(
     hangs: Path, scenario: str, world: int
 ) -> None:
     """Its groups are gone by then, and what was pending has ended."""
@@ -99,7 +99,7 @@ def test_a_recorder_that_is_dumped_after_the_abort_tells_the_same(
 @pytest.mark.parametrize("form", ["pickle", "json"])
 @pytest.mark.parametrize(("scenario", "world"), [job for job in JOBS if job[1] == 4])
 def test_bare_dumps_name_rank_and_kind(hangs: Path, scenario: str, world: int, form: str) -> None:
-    """torch's own files alone: no stacks, and nobody says who is in which group."""
+    """torch's own files alone: no stacks, and no record of which rank is in which group."""
     kind = WITHOUT_STACKS.get(scenario, EXPECTED[scenario][0])
     check(analyze(hangs / f"{scenario}-{world}" / form), scenario, world, kind)
 

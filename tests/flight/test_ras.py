@@ -82,14 +82,14 @@ MISMATCH
 
 
 class Server:
-    """Speaks the documented protocol on a port of its own; remembers what it was told."""
+    """Implements the documented protocol on a free port; keeps what it received."""
 
     def __init__(self, reply: str, knows_json: bool = True) -> None:
         self._reply = reply
         self._known = {"client protocol 2": "SERVER PROTOCOL 2", "timeout 5": "OK"}
         if knows_json:
             self._known["set format json"] = "OK"
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
@@ -105,12 +105,12 @@ class Server:
     def _converse(self, stream: Any) -> None:
         for raw in stream:
             line = raw.decode().strip().lower()
-            self.heard.append(line)
+            self.received.append(line)
             if line == "verbose status":
                 stream.write(self._reply.encode())
                 return
-            told = self._known.get(line, f"ERROR: Unknown command '{line}'")
-            stream.write(told.encode() + b"\n")
+            answer = self._known.get(line, f"ERROR: Unknown command '{line}'")
+            stream.write(answer.encode() + b"\n")
             stream.flush()
 
     def close(self) -> None:
@@ -146,7 +146,12 @@ def test_json_is_asked_for_and_read(tmp_path: Path) -> None:
     """Who is dead, who launched less: as notes, in the document, and as evidence."""
     with serving(Server(json.dumps(answer()))) as server:
         report = analyze(folder(tmp_path), ras_address=server.address)
-    assert server.heard == ["client protocol 2", "timeout 5", "set format json", "verbose status"]
+    assert server.received == [
+        "client protocol 2",
+        "timeout 5",
+        "set format json",
+        "verbose status",
+    ]
     finding = report.findings[0]
     assert (finding.kind, finding.culprits) == ("rank-died", (2,))
     assert "rank 2 died (NCCL's RAS considers it dead)" in report.sentence
@@ -189,7 +194,7 @@ def test_an_unsafe_release_is_not_connected_to(tmp_path: Path) -> None:
     """The sick job is not made worse; it is said why."""
     with serving(Server(json.dumps(answer()))) as server:
         report = analyze(folder(tmp_path, "2.27.3"), ras_address=server.address)
-    assert server.heard == []
+    assert server.received == []
     assert any("NVIDIA/nccl 1762" in note for note in report.notes)
 
 
@@ -201,7 +206,7 @@ def test_a_saved_answer_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_no_rank_answers(tmp_path: Path) -> None:
     """The verdict stands without it."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -211,7 +216,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_that_took_the_connection() -> None:
-    """Connections are accepted by whoever shares the port: patience ends, with a second try."""
+    """Connections are accepted by any process that shares the port: a second try, then an error."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(RasError, match="no answer"):

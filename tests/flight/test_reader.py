@@ -57,7 +57,7 @@ def culprits(path: Path) -> tuple[int, ...]:
     "prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_", "my-job.2024_", "trace", "rank"]
 )
 def test_names_that_end_in_the_rank(tmp_path: Path, prefix: str) -> None:
-    """torch's own names of all releases, and any prefix that somebody chose."""
+    """torch's own names of all releases, and any prefix that a user chose."""
     dumps.write_pickles(tmp_path, hung(), prefix)
     assert culprits(tmp_path) == (1,)
 

@@ -66,7 +66,7 @@ def test_a_traceback_has_its_innermost_frame_last() -> None:
     assert place is not None and short(place.frame) == "data.py:12 fetch"
 
 
-def test_a_rank_that_is_done_says_so() -> None:
+def test_a_rank_that_is_done_reports_it() -> None:
     """It waits in our loop until the others have finished as well."""
     loop = "/venv/lib/python3.11/site-packages/ncclops/restart/loop.py"
     text = (
@@ -116,7 +116,7 @@ def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path, head: str) -
 
 
 def test_later_stacks_of_a_rank_replace_what_was_said_of_earlier_ones(tmp_path: Path) -> None:
-    """A signal has the stacks dumped of a rank that has raised and then answers no more."""
+    """A signal has the stacks dumped of a rank that has raised and then does not answer."""
     snapshots.write_stacks(tmp_path, FAULTHANDLER, "RuntimeError: connection closed")
     snapshots.write_stacks(tmp_path, FAULTHANDLER)
     place = read_snapshot(tmp_path).place

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _start(job: dict[str, Any]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """Fork the ranks; each has a pipe to say that it is ready and one to be told to look."""
+    """Fork the ranks; each has a pipe to say that it is ready and one for the command to look."""
     out = Path(job["out"])
     pids, pipes = {}, {}
     for rank in range(job["world"]):

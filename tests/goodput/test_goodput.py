@@ -34,13 +34,13 @@ TRAINING = [
 ]
 
 
-def told(events: list[Event]) -> list[tuple[str, float, float]]:
+def rounded(events: list[Event]) -> list[tuple[str, float, float]]:
     return [(span.kind, span.start, span.end) for span in spans(events)]
 
 
 def test_an_undisturbed_run() -> None:
     end = [WorkerExitedEvent(ts=76, rank=0), VerdictEvent(ts=77, outcome="completed")]
-    assert told([*TRAINING, *end]) == [
+    assert rounded([*TRAINING, *end]) == [
         ("start-up", 0, 5),
         ("unmeasured", 5, 10),
         ("compile", 10, 25),
@@ -61,8 +61,8 @@ def test_a_restart_in_process_and_the_steps_that_are_done_again() -> None:
         StepEvent(ts=111, step=61),
         VerdictEvent(ts=120, outcome="completed"),
     ]
-    assert told(events)[3:] == [
-        ("steps", 25, 79),  # the phases say that the fault was at 79, before anybody told of it
+    assert rounded(events)[3:] == [
+        ("steps", 25, 79),  # the phases say that the fault was at 79, before it was recorded
         ("restart", 79, 81),
         ("start-up", 81, 83),
         ("unmeasured", 83, 85),
@@ -81,7 +81,7 @@ def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
         WorkerExitedEvent(ts=90, rank=0),
         VerdictEvent(ts=91, outcome="completed"),
     ]
-    assert told(events)[3:] == [
+    assert rounded(events)[3:] == [
         ("steps", 25, 80.5),
         ("restart", 80.5, 81),
         ("start-up", 81, 82),
@@ -90,7 +90,7 @@ def test_a_rank_that_is_lost_does_not_end_the_run() -> None:
     ]
 
 
-def test_a_fault_that_is_told_after_its_restart_is_no_second_one() -> None:
+def test_a_fault_that_is_recorded_after_its_restart_is_no_second_one() -> None:
     events = [
         *TRAINING,
         RestartEvent(ts=80, faulty_ranks=[1], phases_ms={"abort": 1000.0}),
@@ -100,7 +100,7 @@ def test_a_fault_that_is_told_after_its_restart_is_no_second_one() -> None:
         FaultEvent(ts=110, cause="it raised", rank=1),
         VerdictEvent(ts=111, outcome="completed"),
     ]
-    assert told(events)[3:] == [
+    assert rounded(events)[3:] == [
         ("steps", 25, 79),
         ("restart", 79, 80),
         ("start-up", 80, 82),
@@ -122,7 +122,7 @@ def test_a_retry_with_new_processes() -> None:
         StepEvent(ts=96, step=51),
         VerdictEvent(ts=97, outcome="completed"),
     ]
-    assert told(events)[3:] == [
+    assert rounded(events)[3:] == [
         ("steps", 25, 80),
         ("restart", 80, 83),
         ("cool-down", 83, 93),
@@ -138,12 +138,12 @@ def test_a_store_that_is_lost_stops_nothing() -> None:
         FaultEvent(ts=80, cause="store-lost"),
         VerdictEvent(ts=90, outcome="completed"),
     ]
-    assert told(events)[-1] == ("steps", 25, 90)
+    assert rounded(events)[-1] == ("steps", 25, 90)
 
 
 def test_without_signs_of_training_nothing_is_claimed() -> None:
     events = [*START, BootstrappedEvent(ts=5), VerdictEvent(ts=60, outcome="completed")]
-    assert told(events) == [("start-up", 0, 5), ("unmeasured", 5, 60)]
+    assert rounded(events) == [("start-up", 0, 5), ("unmeasured", 5, 60)]
     assert measure(spans(events)).ratio is None
     assert describe(measure(spans(events)).to_record()) is None
 

@@ -74,7 +74,7 @@ def test_ranks_that_wait_for_one_at_work_are_not_hung() -> None:
     assert result.reason.startswith("ranks 1, 2 waiting; rank 0: CPU time within 30m")
 
 
-def test_ranks_that_wait_for_one_nobody_sees_are_not_hung() -> None:
+def test_ranks_that_wait_for_a_rank_out_of_sight_are_not_hung() -> None:
     result = verdict(inside(0), inside(1), world_size=3)
     assert not result.hung
     assert "cannot be seen" in result.reason
@@ -101,7 +101,7 @@ def test_outside_a_collective_counters_that_move_with_steps_are_one_kind() -> No
     assert not verdict(compiles, inside(1)).hung
 
 
-def test_a_service_that_nobody_uses_is_no_training_that_hangs() -> None:
+def test_an_idle_service_is_not_taken_for_a_hung_training() -> None:
     idle = sample(ages=ages(VERY_STALE, step=None, interpreter=FRESH), in_collective=False)
     assert assess(idle, LIMITS).state == "unclear"
     assert not verdict(idle).hung

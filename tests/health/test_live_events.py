@@ -49,7 +49,7 @@ def reported_steps(
     return [note.step for note in notes if isinstance(note, StepEvent)]
 
 
-def test_a_window_that_passes_is_told_once_with_its_name() -> None:
+def test_a_window_that_passes_is_reported_once_with_its_name() -> None:
     live = watch()
     assert live.deadline == 100.0
     assert live.check(99.0) == []
@@ -81,10 +81,10 @@ def test_a_restart_in_place_opens_them_again() -> None:
     assert live.deadline == 150.0
 
 
-def test_steps_are_told_at_a_pace_and_the_last_one_at_an_end() -> None:
+def test_steps_are_reported_at_intervals_and_the_last_one_at_an_end() -> None:
     live = watch()
     assert reported_steps(live, 1, range(10), now=1.0) == [0]
-    assert reported_steps(live, 0, range(10), now=2.0) == [], "told already, of another rank"
+    assert reported_steps(live, 0, range(10), now=2.0) == [], "reported already, of another rank"
     pace = STEP_PACE.total_seconds()
     assert reported_steps(live, 0, range(10, 20), now=1.0 + pace) == [10]
     assert reported_steps(live, 1, range(20, 30), now=99.0 + pace) == [], "the lowest rank leads"
@@ -92,7 +92,7 @@ def test_steps_are_told_at_a_pace_and_the_last_one_at_an_end() -> None:
     assert live.flush() == []
 
 
-def test_an_end_of_an_iteration_tells_its_last_step_first() -> None:
+def test_an_end_of_an_iteration_reports_its_last_step_first() -> None:
     live = watch()
     reported_steps(live, 0, range(3), now=1.0)
     ended = record(live, 1, now=5.0, kind="iteration", iteration=1)
@@ -110,7 +110,7 @@ def test_what_other_ranks_wrote_before_they_started_again_does_not_count() -> No
     assert reported_steps(live, 1, range(10, 15), now=6.0, iteration=1) == [10]
 
 
-def test_the_time_per_step_is_the_mean_since_the_last_one_told() -> None:
+def test_the_time_per_step_is_the_mean_since_the_last_one_reported() -> None:
     live = watch()
     for n in range(12):
         notes = record(live, 0, now=10.0 + n, kind="step", step=n)
@@ -128,7 +128,7 @@ def test_a_step_that_is_printed_and_recorded_counts_once() -> None:
     assert live.steps_printed(0) == 1
 
 
-def test_warmup_is_told_once_per_rank_and_start() -> None:
+def test_warmup_is_reported_once_per_rank_and_start() -> None:
     live = watch()
     stated = CompileWarmupEvent(ts=0.0, rank=0, seconds=3.5, stated=True)
     assert record(live, 0, kind="compile-warmup", seconds=3.5) == [stated]
@@ -141,7 +141,7 @@ def test_warmup_is_told_once_per_rank_and_start() -> None:
     assert record(live, 0, kind="compile-warmup", seconds=1.0, iteration=1)
 
 
-def test_a_slow_rank_is_told_with_its_ratio_and_the_advice() -> None:
+def test_a_slow_rank_is_reported_with_its_ratio_and_the_advice() -> None:
     live = watch()
     found: list[Event] = []
     for n in range(40):

@@ -1,4 +1,4 @@
-"""A slow rank is found, named with what it costs, and told from a bad moment."""
+"""A slow rank is found, named with what it costs, and distinguished from a single slow episode."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_since_when() -> None:
     assert (found.kind, found.since_step, found.since) == ("chronic", 58, 1058.0)
 
 
-def test_a_bad_moment_is_told_apart() -> None:
+def test_a_single_slow_episode_is_distinguished() -> None:
     times = run(seconds=lambda rank, step: 1.5 if rank == 3 and 30 <= step < 36 else 1.0)
     (found,) = find_stragglers(times)
     assert (found.kind, found.since_step, found.steps_slow) == ("one-off", 30, 6)
@@ -80,7 +80,7 @@ def test_single_slow_steps_are_nothing() -> None:
     assert find_stragglers(run(seconds=lambda rank, step: 2.0 if step % 10 == rank else 1.0)) == []
 
 
-def test_what_slows_everybody_makes_nobody_a_straggler() -> None:
+def test_what_slows_all_ranks_makes_none_a_straggler() -> None:
     assert find_stragglers(run(seconds=lambda rank, step: 5.0 if step > 40 else 1.0)) == []
 
 
@@ -97,7 +97,7 @@ def test_the_first_step_and_disturbed_ones_are_never_compared() -> None:
     assert find_stragglers(times) == []
 
 
-def test_own_time_tells_who_is_slow_when_collectives_make_all_steps_equal() -> None:
+def test_own_time_shows_the_slow_rank_when_collectives_make_all_steps_equal() -> None:
     times = {
         rank: [
             RankStepTime(step=step, seconds=1.2, at=step, busy_s=1.1 if rank == 1 else 0.9)

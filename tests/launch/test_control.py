@@ -48,7 +48,7 @@ class Live:
         self.path = path
 
     def until(self, condition: Callable[[RunStatus], object]) -> RunStatus:
-        """The first status of which ``condition`` holds. A status announces itself to nobody."""
+        """The first status of which ``condition`` holds. No event announces a status."""
         deadline = time.monotonic() + LIMIT_S
         status: RunStatus | None = None
         while time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def test_a_run_is_seen_and_steered(
     script: Callable[[str], Path],
     ncclops: Ncclops,
 ) -> None:
-    """One run, from its start to its stop: a launch with torch is dear."""
+    """One run, from its start to its stop: a launch with torch takes seconds."""
     live = Live(tmp_path / "runs" / "run")
     job = background("launch", "--run-dir", live.path, "--nproc-per-node", "2", script(TRAIN))
 
@@ -114,7 +114,7 @@ def test_a_run_is_seen_and_steered(
         client.send(live.path, {**tighten, "timeouts": {"process_group": "200s"}})
     run = Run(live.path)
     live.until(lambda _: len(run.named("group-timeout")) >= 2)
-    assert {told["to_s"] for told in run.named("group-timeout")} == {100.0}
+    assert {change["to_s"] for change in run.named("group-timeout")} == {100.0}
 
     assert ncclops("stop", "--reason", "seen enough").returncode == 0
     assert job.wait(LIMIT_S) == 0

@@ -145,8 +145,8 @@ while True:
     names = [record["event"] for record in run.events]
     assert names.index("stop-requested") < names.index("stop-forced")
     assert run.named("stop-forced")[0]["ranks"] == [0, 1]
-    told = [(tmp_path / f"run/ranks/{rank}/worker.jsonl").read_text() for rank in range(2)]
-    assert all('"groups-aborted"' in lines for lines in told)
+    recorded = [(tmp_path / f"run/ranks/{rank}/worker.jsonl").read_text() for rank in range(2)]
+    assert all('"groups-aborted"' in lines for lines in recorded)
     assert "did not exit cleanly" in run.verdict["reason"]
 
 
@@ -176,7 +176,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
     [
         pytest.param([page(3), page(4)], True, False, Way.STEPS, id="all report steps"),
         pytest.param([page(3), page()], True, False, Way.UNSETTLED, id="one is still in its first"),
-        pytest.param([page(), page()], True, False, Way.EITHER, id="nobody has begun"),
+        pytest.param([page(), page()], True, False, Way.EITHER, id="no rank has begun"),
         pytest.param([page(), page()], False, False, Way.SIGNAL, id="nothing to cut"),
         pytest.param([None, None], False, False, Way.SIGNAL, id="not our workers"),
         pytest.param(

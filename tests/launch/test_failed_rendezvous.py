@@ -75,12 +75,12 @@ def test_when_the_first_node_gives_up_the_others_say_what_is_gone(
     wait_for(outputs[0], "2/3 nodes")
     first.send_signal(signal.SIGTERM)
     assert (first.wait(LIMIT_S), second.wait(LIMIT_S)) == (128 + signal.SIGTERM, 1)
-    told = outputs[1].read_text()
-    assert "look at the output of the host that serves it" in told
-    assert "Error: " not in told
+    output = outputs[1].read_text()
+    assert "look at the output of the host that serves it" in output
+    assert "Error: " not in output
 
 
-def test_what_is_no_store_is_said_to_be_none(ncclops: Ncclops) -> None:
+def test_a_port_without_a_store_is_reported(ncclops: Ncclops) -> None:
     conf = "join_timeout=2,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=1"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = ncclops(*of_two(1, silent.getsockname()[1], conf=conf))
@@ -98,7 +98,7 @@ def test_an_agent_that_was_stopped_can_be_ended(background: Start, tmp_path: Pat
     assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
-def test_an_agent_that_stood_still_accuses_nobody_of_silence(
+def test_an_agent_that_was_stopped_takes_no_node_for_lost(
     background: Start, tmp_path: Path
 ) -> None:
     """What the others have said meanwhile is there for it to read."""
@@ -124,7 +124,7 @@ def test_an_agent_that_stood_still_accuses_nobody_of_silence(
 def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_path: Path) -> None:
     """Its scheduler would take the whole job for failed."""
     port, go = free_port(), tmp_path / "go"
-    background("store", "serve", "--port", str(port))  # else it may be gone before it has told all
+    background("store", "serve", "--port", str(port))  # else it may be gone before all have read it
     work = f"until [ -e {go} ]; do sleep 0.1; done"
 
     def node(number: int, words: str) -> Background:
@@ -139,6 +139,6 @@ def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_
     agents = [node(0, "1/2 nodes"), node(1, "of 2: "), node(2, "2/2 nodes")]
     go.touch()
     assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0, 0]
-    told = (tmp_path / "output-2").read_text()
-    assert "stopped after" in told
-    assert "this node in reserve was not needed" in told
+    output = (tmp_path / "output-2").read_text()
+    assert "stopped after" in output
+    assert "this node in reserve was not needed" in output

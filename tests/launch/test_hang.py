@@ -110,7 +110,7 @@ def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -
 
 
 @pytest.mark.slow
-def test_a_rank_that_somebody_stopped_is_woken_and_goes_on(train: Train) -> None:
+def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
     assert done.returncode == 0, done.stderr
     assert (run.named("hang")[0]["culprits"], run.named("hang")[0]["action"]) == ([1], "wake it")
@@ -140,7 +140,7 @@ def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("burn(10)", id="an evaluation that nobody declared uses its CPU"),
+        pytest.param("burn(10)", id="an evaluation that was not declared uses its CPU"),
         pytest.param(
             "with receipt.phase('checkpoint', limit='60s'): time.sleep(10)",
             id="a declared checkpoint sleeps",

@@ -1,4 +1,4 @@
-"""Workers restart in place under `ncclops launch`: the default, and what it cannot mend."""
+"""Workers restart in place under `ncclops launch`: the default, and what it cannot recover from."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
     (fault,) = run.named("fault")
     assert (fault["rank"], fault["cause"]) == (1, "RuntimeError: out of the blue")
     (restart,) = run.named("restart")
-    # Those who lose their peer may raise too, before they hear of the fault; it comes first.
+    # Ranks that lose their peer may raise too, before they see the fault; it comes first.
     assert (restart["iteration"], restart["faulty_ranks"][0]) == (1, 1)
     phases = {"detect", "collect", "abort", "finalize"}
     phases |= {"health_check", "barrier", "assign", "enter"}
@@ -65,7 +65,7 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
     assert list((run.path / "incidents").iterdir())
 
 
-def test_somebody_is_always_shown(ncclops: Ncclops, script: Script) -> None:
+def test_the_output_of_one_rank_is_always_shown(ncclops: Ncclops, script: Script) -> None:
     done = ncclops("launch", "--nproc-per-node", "3", script(TRAINING), env={"FAULT": "kill:0"})
     assert done.returncode == 0, done.stderr
     assert "rank 0 exited; now showing rank 1" in done.stderr

@@ -30,7 +30,7 @@ open(f"ready-{os.environ['RANK']}", "w").close()
 for n in itertools.count():
     sys.stdout.write(f"line {n} {'x' * 200}\\n")
     if n % 1000 == 0:
-        # What has been written so far, told outside the log; the log may hold more, never less.
+        # What has been written so far, recorded outside the log; the log may hold more, never less.
         with open(f"written-{os.environ['RANK']}.partial", "w") as file:
             file.write(str(n))
         os.replace(file.name, f"written-{os.environ['RANK']}")
@@ -138,7 +138,7 @@ def test_sigkill_of_the_agent_leaves_no_process(
 def test_sigkill_of_both_at_once_leaves_no_worker(
     busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
 ) -> None:
-    """As `pkill -9 -f ncclops` does; the workers' own children are beyond anybody's reach then."""
+    """As `pkill -9 -f ncclops` does; the workers' own children are not ended then."""
     launcher = busy_run(stubborn=True)
     (agent,) = psutil.Process(launcher.pid).children()
     os.kill(launcher.pid, signal.SIGSTOP)  # so that it cannot clean up in between
@@ -217,7 +217,7 @@ def test_children_that_outlive_their_worker_end_with_the_run(
     assert of_this_test() == []
 
 
-def test_losing_the_store_is_reported_and_ends_nobody(
+def test_losing_the_store_is_reported_and_ends_no_worker(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
     """Groups that are up go on without it. (Only the in-process restart cannot.)"""

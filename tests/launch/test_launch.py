@@ -81,7 +81,7 @@ def test_workers_get_exactly_what_env_diff_said(
         }
 
 
-def test_workers_are_told_who_they_are_as_torchrun_tells_them(
+def test_workers_are_identified_by_torchruns_variables(
     ncclops: Ncclops, script: Script, tmp_path: Path
 ) -> None:
     stale = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
@@ -92,15 +92,19 @@ def test_workers_are_told_who_they_are_as_torchrun_tells_them(
         ours = environ_of(tmp_path, rank)
         # Which port, which run and which file are each launcher's own affair.
         free = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_ADDR"}
-        told = {
+        expected = {
             k
             for k in theirs[rank]
             if "RANK" in k or "SIZE" in k or k.startswith(("TORCHEL", "MAST", "ROLE"))
         }
-        told -= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun talking to its own workers' wrapper
-        assert told >= {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"}
-        assert {k: ours.get(k) for k in told - free} == {k: theirs[rank][k] for k in told - free}
-        assert told <= set(ours)
+        expected -= {
+            "TORCHELASTIC_SIGNALS_TO_HANDLE"
+        }  # torchrun talking to its own workers' wrapper
+        assert expected >= {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"}
+        assert {k: ours.get(k) for k in expected - free} == {
+            k: theirs[rank][k] for k in expected - free
+        }
+        assert expected <= set(ours)
 
 
 def torchrun_environ(script: Script, tmp_path: Path) -> list[dict[str, str]]:
@@ -340,7 +344,7 @@ class TestBadInput:
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "runs").exists()
 
-    def test_a_taken_port_is_said_at_once(self, ncclops: Ncclops, script: Script) -> None:
+    def test_a_taken_port_is_reported_at_once(self, ncclops: Ncclops, script: Script) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
             done = ncclops("launch", "--master-port", port, script(""))

@@ -97,7 +97,7 @@ class TestTarget:
         check_target(Target("module", "trainer"))
         check_target(Target("module", "json.tool"))
 
-    def test_a_function_of_a_file_is_told_from_a_file_of_that_name(
+    def test_a_function_of_a_file_is_distinguished_from_a_file_of_that_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "train.py").write_text("def main(): pass\nfrom os import getcwd as where\n")

@@ -94,9 +94,13 @@ def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
         job.runs[0].path, {"action": "tighten-timeouts", "timeouts": {"soft": "45s"}}
     )
     assert "soft 45s" in str(said)
-    for run in job.runs:  # both agents were told, and both tell their workers
-        (told,) = job.until(partial(run.named, "control"))
-        assert (told["action"], told["soft"], told["told"]) == ("tighten-timeouts", 45.0, True)
+    for run in job.runs:  # both agents got the record, and both send it to their workers
+        (change,) = job.until(partial(run.named, "control"))
+        assert (change["action"], change["soft"], change["told"]) == (
+            "tighten-timeouts",
+            45.0,
+            True,
+        )
 
     done = ncclops("stop", "node-1", "--reason", "drain")
     assert done.returncode == 0, done.stderr
@@ -137,7 +141,7 @@ def test_a_node_in_reserve_ends_with_the_others_and_is_asked_for_no_step(
     assert [run.verdict["outcome"] for run in job.runs] == ["stopped"] * 3
 
 
-def test_the_end_of_a_store_elsewhere_is_told_in_words(
+def test_the_end_of_a_store_elsewhere_is_reported(
     background: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The workers have met in it, and can agree on nothing without it."""

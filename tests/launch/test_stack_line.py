@@ -1,4 +1,4 @@
-"""The stack line tells the versions of what is installed, and a dash for what is not."""
+"""The stack line has the versions of what is installed, and a dash for what is not."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OnlyRun = Callable[[], Run]
 
 
 def test_a_program_that_fails_is_a_failure(ncclops: Ncclops, only_run: OnlyRun) -> None:
-    """What is not Python has no restart core, so nobody goes on without it."""
+    """What is not Python has no restart core, so no rank goes on without it."""
     done = ncclops(
         "launch", "--nproc-per-node", "2", "--no-python", "sh", "-c", "exit $((3 * RANK))"
     )
@@ -146,7 +146,7 @@ def test_a_last_checkpoint_is_not_cut_by_another_rank_that_leaves(
     assert Run(tmp_path / "run").stdout(1) == "started\nsaved\n"
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(
+def test_a_client_that_does_not_read_delays_no_other(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
     """`| less`, or Ctrl-S: the verdict is written, and a signal still ends the launcher."""

@@ -126,7 +126,7 @@ def test_steps_counted_from_1_after_a_stated_warmup_all_count() -> None:
     assert receipt.facts.first_real_step == 1
 
 
-def test_several_ranks_in_one_file_are_told_apart() -> None:
+def test_several_ranks_in_one_file_are_distinguished() -> None:
     lines = [
         f"[rank{rank}]: step {step:05d} loss 3.1\n" for step in range(2) for rank in (0, 1, 2, 3)
     ]

@@ -32,7 +32,7 @@ def seen_by(document: Table, table: Table, line: str) -> list[Observation]:
 
 
 @pytest.mark.parametrize(("document", "table"), [*tables()])
-def test_a_pattern_knows_its_examples(document: Table, table: Table) -> None:
+def test_a_pattern_matches_its_examples(document: Table, table: Table) -> None:
     assert table["examples"]
     for example in table["examples"]:
         seen = seen_by(document, table, example["line"] + "\n")

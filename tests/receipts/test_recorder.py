@@ -207,8 +207,8 @@ if __name__ == "__main__":
 def test_children_of_a_worker_do_not_write(
     report: Report, rank0: Rank, tmp_path: Path, first: str
 ) -> None:
-    """Forked, spawned, or a program that inherits the variables; one of them while nobody else has
-    written yet is the only case that cannot be told from the worker itself.
+    """Forked, spawned, or a program that inherits the variables; one of them while no other has
+    written yet is the only case that cannot be distinguished from the worker itself.
     """
     script = tmp_path / "children.py"
     script.write_text(CHILDREN.format(first=first))
@@ -274,7 +274,7 @@ receipt.step(5)
     assert rate > 50, "the 0.2 s of the phase are in no rate"
 
 
-def test_a_wrong_limit_is_said_even_outside_launch() -> None:
+def test_a_wrong_limit_is_refused_even_outside_launch() -> None:
     from ncclops import receipt
 
     with pytest.raises(ValueError, match="12 parsecs"):

@@ -46,7 +46,7 @@ def test_ids_differ_within_a_second(tmp_path: Path) -> None:
     assert all(run.path.parent == tmp_path for run in runs)
 
 
-def test_a_disk_that_is_full_is_said_once_and_ends_nothing(
+def test_a_full_disk_is_reported_once_and_does_not_end_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Played with a limit on file sizes, which the kernel answers like a full disk."""

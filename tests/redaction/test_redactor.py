@@ -130,7 +130,7 @@ def test_a_snapshot_keeps_nothing_that_a_bundle_takes_out(environ: dict[str, str
 
 
 @given(environments)
-def test_what_a_variable_hides_is_told_nowhere(environ: dict[str, str]) -> None:
+def test_a_secret_value_appears_nowhere(environ: dict[str, str]) -> None:
     for name, value in redact_variables(environ).items():
         assert value in (REDACTED, environ[name])
         assert not (name in NAMES and environ[name] and value != REDACTED)

@@ -87,7 +87,7 @@ def run_dir(starts_processes: None, tmp_path: Path) -> Path:
         "raised": {"name": "RestartAbort", "bases": ["BaseException"]},
         "escalation": {"to": "stop", "reason": "it goes on", "failure": None},
     }
-    for number, record in (("0", incident), ("1", left), ("2", {"cause": "nobody knows"})):
+    for number, record in (("0", incident), ("1", left), ("2", {"cause": "unknown"})):
         write(run / "incidents" / number / "incident.json", record)
     verdict = {
         "schema": "ncclops.verdict/1",
@@ -112,7 +112,7 @@ def page_of(ncclops_in_process: Ncclops, run: Path) -> str:
     return (run.parent / "page.html").read_text()
 
 
-def test_the_page_tells_what_happened(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+def test_the_page_shows_what_happened(ncclops_in_process: Ncclops, run_dir: Path) -> None:
     page = page_of(ncclops_in_process, run_dir)
     assert "20260101-abc" in page
     assert "3 workers exited 0" in page
@@ -122,7 +122,9 @@ def test_the_page_tells_what_happened(ncclops_in_process: Ncclops, run_dir: Path
     assert "rank 2 1.50" in page
 
 
-def test_the_page_tells_faults_as_incident_does(ncclops_in_process: Ncclops, run_dir: Path) -> None:
+def test_the_page_describes_faults_as_incident_does(
+    ncclops_in_process: Ncclops, run_dir: Path
+) -> None:
     """And leaves out those that are none, or that are damaged."""
     page = page_of(ncclops_in_process, run_dir)
     (sentence,) = re.findall(r"<h3>(.*?)</h3>", page)

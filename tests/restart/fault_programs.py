@@ -126,7 +126,7 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
     def slowly(store: dist.Store) -> dist.Store:
         if threading.current_thread() is not threading.main_thread():
             connecting.set()
-            time.sleep(0.5)  # for the main thread, which tells nobody that it waits for its turn
+            time.sleep(0.5)  # for the main thread, which does not announce that it waits
         return another_connection(store)
 
     def main(call: inprocess.CallWrapper) -> str:
@@ -216,7 +216,7 @@ def in_except() -> None:
 
 
 def in_swallowing_except() -> None:
-    """A handler of everything, in a loop: the usual retry of somebody else's library."""
+    """A handler of everything, in a loop: the usual retry of a third-party library."""
     for _ in range(5):
         try:
             while True:

@@ -23,7 +23,7 @@ def join(port: int, rank: int) -> None:
 
 
 def say(line: str) -> None:
-    """In one piece: two threads speak."""
+    """In one piece: two threads print."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -66,7 +66,7 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
 }
 
 /* What a variable says, where it is set. */
-static int told(const char *name, unsigned *value) {
+static int value_of(const char *name, unsigned *value) {
     if (!getenv(name)) return NOT_SUPPORTED;
     *value = (unsigned)number(name, 0);
     return SUCCESS;
@@ -75,48 +75,48 @@ static int told(const char *name, unsigned *value) {
 int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
     (void)device;
     gpu_and_memory[1] = 0;
-    return told("NVML_STUB_BUSY", gpu_and_memory);
+    return value_of("NVML_STUB_BUSY", gpu_and_memory);
 }
 
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
     unsigned bits = 0;
     (void)device;
-    int code = told("NVML_STUB_REASONS", &bits);
+    int code = value_of("NVML_STUB_REASONS", &bits);
     *reasons = bits;
     return code;
 }
 
 int nvmlDeviceGetClockInfo(void *device, int kind, unsigned *mhz) {
     (void)device, (void)kind;
-    return told("NVML_STUB_CLOCK", mhz);
+    return value_of("NVML_STUB_CLOCK", mhz);
 }
 
 int nvmlDeviceGetMaxClockInfo(void *device, int kind, unsigned *mhz) {
     (void)device, (void)kind;
-    return told("NVML_STUB_CLOCK_MAX", mhz);
+    return value_of("NVML_STUB_CLOCK_MAX", mhz);
 }
 
 int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *lanes) {
     (void)device;
-    return told("NVML_STUB_PCIE", lanes);
+    return value_of("NVML_STUB_PCIE", lanes);
 }
 
 int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes) {
     (void)device;
-    return told("NVML_STUB_PCIE_MAX", lanes);
+    return value_of("NVML_STUB_PCIE_MAX", lanes);
 }
 
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *errors) {
     unsigned count = 0;
     (void)device, (void)kind, (void)since;
-    int code = told("NVML_STUB_ECC", &count);
+    int code = value_of("NVML_STUB_ECC", &count);
     *errors = count;
     return code;
 }
 
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used) {
     unsigned gib = 0;
-    int code = told("NVML_STUB_USED_GIB", &gib);
+    int code = value_of("NVML_STUB_USED_GIB", &gib);
     total_free_used[2] = (unsigned long long)(gib + (unsigned)((int *)device - handles)) << 30;
     return code;
 }

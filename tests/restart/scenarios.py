@@ -530,7 +530,7 @@ def forking(worker: Worker) -> Any:
                     sys.exit(7)
                 return "child"
             worker.note("child", code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            time.sleep(1)  # a monitor process that was told of an end would report it now
+            time.sleep(1)  # a monitor process that was notified of an end would report it now
         dist.barrier()
         return worker.finish(call)
 

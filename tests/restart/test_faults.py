@@ -97,9 +97,7 @@ def test_a_keyboard_interrupt_ends_its_rank(job: Job) -> None:
 
 @pytest.mark.parametrize("on", [0, 2])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-def test_a_killed_rank_is_replaced_by_nobody_and_the_others_go_on(
-    job: Job, on: int, how: str
-) -> None:
+def test_a_killed_rank_is_not_replaced_and_the_others_go_on(job: Job, on: int, how: str) -> None:
     codes = job.start(3, "leaving", on=[on], how=how).wait()
     assert codes == {0: 0, 1: 0, 2: 0} | {on: -signal.Signals[how]}
     assert returned_from(job, 1) == sorted({0, 1, 2} - {on})
@@ -116,7 +114,7 @@ def test_two_ranks_killed_at_once(job: Job) -> None:
     job.expect_no_orphans()
 
 
-def test_nobody_is_left_behind_when_all_are_killed(job: Job) -> None:
+def test_no_process_is_left_when_all_are_killed(job: Job) -> None:
     assert job.start(3, "leaving", on=[0, 1, 2], how="SIGKILL").wait() == {0: -9, 1: -9, 2: -9}
     job.expect_no_orphans()
 

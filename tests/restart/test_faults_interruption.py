@@ -40,10 +40,10 @@ def test_an_exception_while_another_restart_is_in_progress_is_part_of_that(job: 
     incidents = job.events("incident")
     assert causes(job) == {("exception", 0)}
     assert any("the second" in fault["summary"] for e in incidents for fault in e["faults"])
-    assert not any(e["holds"] for e in job.events("entered")), "its frames are let go of"
+    assert not any(e["holds"] for e in job.events("entered")), "its frames are released"
 
 
-def test_a_wait_on_a_store_ends_whoever_else_was_connecting(job: Job) -> None:
+def test_a_wait_on_a_store_ends_while_another_thread_was_connecting(job: Job) -> None:
     job.start(2, "fault_programs:connecting_while_another_thread_does")
     assert set(job.wait().values()) == {0}
     assert iterations(job, 0) == iterations(job, 1) == [0, 1]

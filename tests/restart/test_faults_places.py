@@ -71,7 +71,7 @@ def test_a_node_that_falls_silent_is_missed_and_leaves_when_it_comes_back(job: J
 
 
 def test_monitor_processes_do_not_outlive_a_job_of_which_nothing_else_is_left(job: Job) -> None:
-    """Ranks and the store's server are gone at once: there is nobody to report to."""
+    """Ranks and the store's server are gone at once: no process is left to report to."""
     job.start(3, "waiting", busy=0).wait_for("entered", count=3)
     monitors = {job.monitor_process(rank) for rank in range(3)}
     kill_all(set(job.processes()) - monitors)

@@ -28,7 +28,7 @@ def test_a_rank_blocked_in_gloo_gets_free_at_once(how: str, end: str) -> None:
 
 
 def test_no_rank_is_forgotten_by_gloo_when_its_group_is_aborted_in_full_flight() -> None:
-    """Gloo never tells a waiter whose send it could not write. Shutting connections down in both
+    """Gloo never wakes a waiter whose send it could not write. Shutting connections down in both
     directions, or closing them while peers still write, did that to some rank in one of four.
     """
     script = str(Path(__file__).with_name("gloo_storm.py"))

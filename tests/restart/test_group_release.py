@@ -1,4 +1,4 @@
-"""A group can be let go of whatever its worker threads are about to do."""
+"""A group can be released whatever its worker threads are about to do."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def test_a_lost_rank_is_named_once() -> None:
         (RuntimeError(), "RuntimeError"),
     ],
 )
-def test_an_exception_of_a_data_loaders_worker_is_told_without_its_traceback(
-    original: Exception, told: str
+def test_an_exception_of_a_data_loaders_worker_is_shown_without_its_traceback(
+    original: Exception, line: str
 ) -> None:
     """Which torch makes the message of the one that it raises in the main process."""
     try:
@@ -66,5 +66,5 @@ def test_an_exception_of_a_data_loaders_worker_is_told_without_its_traceback(
         wrapper = ExceptionWrapper(where="in DataLoader worker process 0")
     with pytest.raises(type(original)) as caught:
         wrapper.reraise()
-    assert summarise(caught.value) == f"{told} (in DataLoader worker process 0)"
-    assert summarise(original) == told
+    assert summarise(caught.value) == f"{line} (in DataLoader worker process 0)"
+    assert summarise(original) == line

@@ -132,7 +132,7 @@ def test_the_rank_that_completes_the_barrier_plans_for_all(
 
 
 def test_a_report_completes_the_work_of_a_planner_that_died() -> None:
-    """``done`` is there, the placements are not: whoever reports the death plans."""
+    """``done`` is there, the placements are not: the rank that reports the death plans."""
     store = PrefixStore("job", dist.HashStore())
     planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
     without_plan, ledger = Ledger(store, 2), Ledger(store, 2, planner)
@@ -152,7 +152,7 @@ def test_numbers_of_the_lost_from_reports_arrivals_and_what_is_left() -> None:
         fault(9, iteration=0),  # had gone before
         fault(3, rank=None),  # arrived, then died
         fault(7, rank=1, iteration=1),  # reported with its number
-        fault(8, rank=None),  # lost without a trace: it had the number nobody has
+        fault(8, rank=None),  # lost without a trace: it had the number that no other rank has
     ]
     assert numbers_claimed_and_left(1, gone, arrivals, {9}) == {1, 2, 4}
 

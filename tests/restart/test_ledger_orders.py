@@ -43,7 +43,7 @@ class Died(BaseException):
 
 
 class Actor:
-    """A thread that does one operation on the store whenever it is told to."""
+    """A thread that does one operation on the store on command."""
 
     def __init__(self, store: Any, work: Callable[[Any], None]) -> None:
         self._store, self._work = store, work

@@ -54,10 +54,10 @@ def test_a_packet_is_read_that_was_sent_before_the_other_end_went_without_readin
     with ours:
         ours.setblocking(False)
         assert receive_packet(ours) is None
-        theirs.send(b"last words")
+        theirs.send(b"last message")
         ours.send(b"a question")
         theirs.close()
-        assert receive_packet(ours) == b"last words"
+        assert receive_packet(ours) == b"last message"
         assert receive_packet(ours) == b""
 
 

@@ -43,7 +43,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
         (NestedRestarterAborted(), Terminate, "state=aborted"),
     ],
 )
-def test_what_each_callback_says(
+def test_what_each_callback_logs(
     callback: NestedRestarterCallback, kind: type, said: str, lines: Callable[[], list[str]]
 ) -> None:
     assert isinstance(callback, kind)
@@ -63,14 +63,14 @@ def test_the_first_iteration_is_no_restart(lines: Callable[[], list[str]]) -> No
     ]
 
 
-def test_one_rank_speaks_for_all(lines: Callable[[], list[str]]) -> None:
+def test_one_rank_logs_for_all(lines: Callable[[], list[str]]) -> None:
     for rank in range(4):
         NestedRestarterHandlingStarting(special_rank=2)(state(rank))
         NestedRestarterHandlingCompleted(special_rank=2)(state(rank))
     assert lines() == [f"{PREFIX} state=handling stage=starting", f"{PREFIX} state=initialize"]
 
 
-def test_the_rank_that_speaks_is_the_one_with_the_number_now(
+def test_the_rank_that_logs_is_the_one_with_the_number_now(
     lines: Callable[[], list[str]],
 ) -> None:
     """The process that was rank 0 at launch may be the one that was lost."""
@@ -88,7 +88,7 @@ def test_a_users_own_states_and_logger(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_completed_is_said_after_everything_else(lines: Callable[[], list[str]]) -> None:
+def test_completed_is_logged_after_all_other_callbacks(lines: Callable[[], list[str]]) -> None:
     """As the guide has it: listed first, hence run last."""
     initialize = Compose(NestedRestarterHandlingCompleted(), RetryController(max_iterations=1))
     assert isinstance(initialize, Initialize)

@@ -240,7 +240,7 @@ def test_a_tree_is_not_composed() -> None:
 
 
 @pytest.mark.parametrize("before", [(), (ActivateAllRanks(),)])
-def test_a_group_filter_needs_somebody_to_take_the_ranks_out(
+def test_a_group_filter_needs_an_assignment_that_takes_ranks_out(
     before: tuple[RankAssignment, ...],
 ) -> None:
     with pytest.raises(ValueError, match=r"FilterCountGroupedByKey only marks.*ShiftRanks"):

@@ -236,7 +236,7 @@ def test_active_ranks_stay_active_and_in_order_unless_backfilled(job: Job) -> No
 
 @checked
 @given(jobs(size_filter=False))
-def test_when_every_loss_is_replaced_nobody_else_moves(job: Job) -> None:
+def test_when_every_loss_is_replaced_no_other_rank_moves(job: Job) -> None:
     for before, after in job.history():
         if before.active is None or after.active != before.active:
             continue
@@ -273,7 +273,7 @@ def test_replacements_come_from_the_nearest_reserve_domain(job: Job) -> None:
 
 @checked
 @given(jobs(size_filter=False))
-def test_the_first_activation_leaves_nobody_idle_who_has_room(job: Job) -> None:
+def test_the_first_activation_leaves_no_rank_idle_that_has_room(job: Job) -> None:
     after = plan(job.tree, job.world)
     census = Census(Topology.over(after, job.tree.layers))
     for rank in range(after.active or 0):

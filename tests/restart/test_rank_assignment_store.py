@@ -202,7 +202,7 @@ def test_the_callers_set_of_terminated_ranks_is_left_alone(
 
 
 def test_a_tree_starts_anew_for_the_next_job_of_the_process() -> None:
-    """Wrapped functions can be called again; the second call knows nothing of the first."""
+    """Wrapped functions can be called again; the second call is independent of the first."""
     shared = Tree([Layer(key_or_fn="root", max_ranks=1)])
     for _ in range(2):
         states = [State(rank=rank, world_size=2) for rank in range(2)]

@@ -46,7 +46,7 @@ def reserve(world: World) -> tuple[int, ...]:
     return world.initial_ranks[world.active :]
 
 
-def lives(tree: Tree, size: int, deaths: Sequence[Iterable[int]]) -> World:
+def after_losses(tree: Tree, size: int, deaths: Sequence[Iterable[int]]) -> World:
     world = start(tree, size)
     for lost in deaths:
         world = plan(tree, world.losing(lost))
@@ -76,14 +76,16 @@ def test_the_references_two_level_example() -> None:
     assert world.active == 248
 
 
-def test_below_the_roots_minimum_nobody_is_left() -> None:
-    assert len(lives(Tree([root(min_ranks=6), hosts(2, min_ranks=2)]), 8, [[0], [2, 4]])) == 0
+def test_below_the_roots_minimum_no_rank_is_left() -> None:
+    assert (
+        len(after_losses(Tree([root(min_ranks=6), hosts(2, min_ranks=2)]), 8, [[0], [2, 4]])) == 0
+    )
 
 
 def test_a_branch_below_its_minimum_is_given_up_and_may_take_its_parent_along() -> None:
     """Racks of two hosts of two: with one host gone, the rack is below its minimum of three."""
     tree = Tree([root(), Layer(min_ranks=3, key_or_fn=blocks_of(4)), hosts(2, min_ranks=2)])
-    assert lives(tree, 12, [[5]]).initial_ranks == (0, 1, 2, 3, 8, 9, 10, 11)
+    assert after_losses(tree, 12, [[5]]).initial_ranks == (0, 1, 2, 3, 8, 9, 10, 11)
 
 
 def test_ranks_that_never_showed_up_count_as_lost() -> None:
@@ -91,7 +93,7 @@ def test_ranks_that_never_showed_up_count_as_lost() -> None:
 
 
 def test_a_lost_rank_is_replaced_in_place_by_the_reserve_of_its_host() -> None:
-    world = lives(Tree([root(RESERVE), hosts(4, RESERVE, max_ranks=3)]), 8, [[5]])
+    world = after_losses(Tree([root(RESERVE), hosts(4, RESERVE, max_ranks=3)]), 8, [[5]])
     assert active(world) == (0, 1, 2, 4, 7, 6)
     assert reserve(world) == (3,)
 
@@ -99,21 +101,21 @@ def test_a_lost_rank_is_replaced_in_place_by_the_reserve_of_its_host() -> None:
 def test_the_next_host_of_the_rack_is_nearer_than_another_rack() -> None:
     """Racks of two hosts of three, four active in each: 4, 5, 10 and 11 are reserves."""
     racks = Layer(max_ranks=4, key_or_fn=blocks_of(6), flag=RESERVE)
-    world = lives(Tree([root(RESERVE), racks, hosts(3, RESERVE)]), 12, [[6]])
+    world = after_losses(Tree([root(RESERVE), racks, hosts(3, RESERVE)]), 12, [[6]])
     assert active(world) == (0, 1, 2, 3, 10, 7, 8, 9)
     assert reserve(world) == (4, 5, 11)
 
 
 def test_a_full_branch_lends_no_reserve_until_it_has_room() -> None:
     tree = Tree([root(RESERVE), hosts(3, RESERVE, max_ranks=2)])
-    world = lives(tree, 6, [[0, 2]])
+    world = after_losses(tree, 6, [[0, 2]])
     assert active(world) == (1, 3, 4)
     assert reserve(world) == (5,)
 
 
 def test_replacements_count_against_the_limits_themselves() -> None:
     """Two losses, two reserves in the other host, and room there for one of them."""
-    world = lives(
+    world = after_losses(
         Tree([root(RESERVE, max_ranks=5), hosts(4, RESERVE, max_ranks=3)]), 8, [[0, 1, 3]]
     )
     assert active(world) == (6, 2, 4, 5)
@@ -141,33 +143,33 @@ def test_a_search_ends_before_the_first_layer_without_the_flag(
     outer: LayerFlag | None, inner: LayerFlag | None, expected: tuple[int, ...]
 ) -> None:
     tree = Tree([root(outer, max_ranks=3), hosts(3, inner)])
-    assert active(lives(tree, 6, [[0]])) == expected
+    assert active(after_losses(tree, 6, [[0]])) == expected
 
 
 def test_without_flags_the_ranks_shift_left() -> None:
-    assert active(lives(Tree([root(), hosts(4)]), 8, [[1, 4]])) == (0, 2, 3, 5, 6, 7)
+    assert active(after_losses(Tree([root(), hosts(4)]), 8, [[1, 4]])) == (0, 2, 3, 5, 6, 7)
 
 
 def test_backfill_moves_the_largest_ranks_into_the_gaps_of_their_domain() -> None:
-    world = lives(Tree([root(BACKFILL)]), 8, [[1, 4, 5]])
+    world = after_losses(Tree([root(BACKFILL)]), 8, [[1, 4, 5]])
     assert active(world) == (0, 7, 2, 3, 6)
 
 
 def test_backfill_stays_inside_its_domain_and_the_rest_shifts() -> None:
-    world = lives(Tree([root(), hosts(4, BACKFILL)]), 8, [[1]])
+    world = after_losses(Tree([root(), hosts(4, BACKFILL)]), 8, [[1]])
     assert active(world) == (0, 3, 2, 4, 5, 6, 7)
 
 
 def test_backfill_goes_on_in_the_outer_domain() -> None:
     """Within the host 3 moves to 1; the gap it leaves is filled by 7, from the other host."""
-    world = lives(Tree([root(BACKFILL), hosts(4, BACKFILL)]), 8, [[1]])
+    world = after_losses(Tree([root(BACKFILL), hosts(4, BACKFILL)]), 8, [[1]])
     assert active(world) == (0, 3, 2, 7, 4, 5, 6)
 
 
 def test_reserves_come_before_backfill() -> None:
     """Of the two losses one finds a reserve (3); the other is backfilled, 7 having no room."""
     both = RESERVE | BACKFILL
-    world = lives(Tree([root(both), hosts(4, both, max_ranks=3)]), 8, [[0, 1]])
+    world = after_losses(Tree([root(both), hosts(4, both, max_ranks=3)]), 8, [[0, 1]])
     assert active(world) == (3, 2, 6, 4, 5)
     assert reserve(world) == (7,)
 
@@ -183,8 +185,8 @@ def test_the_filter_shrinks_and_the_surplus_is_the_first_reserve() -> None:
 def test_the_filter_takes_its_surplus_back_without_a_reserve_domain() -> None:
     """Multiples of 4 of 7 are 4. With another loss 6 are healthy: 4 must go on, not 3 or none."""
     tree = Tree([root()], world_size_filter=lambda size: size // 4 * 4)
-    assert active(lives(tree, 8, [[0]])) == (1, 2, 3, 4)
-    assert active(lives(tree, 8, [[0], [2]])) == (1, 3, 4, 5)
+    assert active(after_losses(tree, 8, [[0]])) == (1, 2, 3, 4)
+    assert active(after_losses(tree, 8, [[0], [2]])) == (1, 3, 4, 5)
 
 
 @pytest.mark.parametrize("wrong", [9, -1])

@@ -1,4 +1,4 @@
-"""A report finds a main process that records it, whoever of the ring is dead or does not answer."""
+"""A report finds a main process that records it, even if others in the ring do not answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_without_a_successor_it_waits_for_one() -> None:
     assert monitor.next.got == [DIED]
 
 
-def test_what_nobody_confirms_is_given_up() -> None:
+def test_a_report_that_no_process_confirms_is_given_up() -> None:
     monitor = Monitor(main=False)
     monitor.deliver()
     monitor.reports.retry(59.0)

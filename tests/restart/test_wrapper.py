@@ -69,7 +69,7 @@ def test_a_store_that_runs_elsewhere(job: Job) -> None:
         assert str(port) in server.stdout.readline().decode()
         job.env = {"NCCLOPS_STORE": f"127.0.0.1:{port}", "MASTER_ADDR": "", "MASTER_PORT": ""}
         assert set(job.start(2, "stores", kind="default").wait().values()) == {0}
-        assert server.poll() is None, "it stays until it is told to go"
+        assert server.poll() is None, "it stays until it is asked to end"
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     finally:

@@ -1,4 +1,4 @@
-"""Where a node is in its job, from what Slurm, Open MPI and Kubernetes tell a process."""
+"""Where a node is in its job, from what Slurm, Open MPI and Kubernetes give a process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
 
 
 def test_a_rank_without_a_number_of_nodes_is_refused() -> None:
-    """Else each host would train for itself, and nobody would notice."""
+    """Else each host would train for itself, unnoticed."""
     with pytest.raises(UsageError, match="--nnodes"):
         place(NodeOptions(node_rank=1, master_addr="n1"), environ={})
     with pytest.raises(UsageError, match="--nnodes"):

@@ -84,7 +84,11 @@ def test_a_rank_is_read_from_its_page_its_receipts_and_its_process(run: Path) ->
 
 
 def test_phases_of_a_start(run: Path) -> None:
-    assert phases(run) == ["running", "running", "running"]  # no page: a script that tells nothing
+    assert phases(run) == [
+        "running",
+        "running",
+        "running",
+    ]  # no page: a script that reports nothing
     pages_held = [page_of(run, 0), page_of(run, 1)]
     assert phases(run) == ["warming-up", "warming-up", "warming-up"]
     for page in pages_held:
@@ -105,7 +109,7 @@ def test_a_worker_that_has_exited_is_no_longer_measured(run: Path) -> None:
     assert (rank.step_age_s, rank.heartbeat_age_s, rank.memory_gib) == (None, None, None)
 
 
-def test_a_page_of_an_earlier_attempt_says_nothing(run: Path) -> None:
+def test_a_page_of_an_earlier_attempt_is_ignored(run: Path) -> None:
     at_step(run, 0, 41)
     write_events(run, [event("worker-started", time.time() + 60, 0, pid=os.getpid(), attempt=1)])
     rank = rank_of(read_once(run), 0)
@@ -122,7 +126,7 @@ def test_without_receipts_the_printed_step_is_shown(run: Path) -> None:
     assert (status.step, status.phase) == (25, "training")
 
 
-def test_without_receipts_step_times_are_the_mean_since_a_step_was_told(run: Path) -> None:
+def test_without_receipts_step_times_are_the_mean_since_a_step_was_reported(run: Path) -> None:
     log = run / "ranks" / "0" / "stdout.log"
     log.write_text("step 00003 loss 3.1 tok/s 100\nstep 00025 loss 2.9 tok/s 101\n")
     os.utime(log, (2000.0, 2000.0))
@@ -161,8 +165,8 @@ def test_stragglers_are_those_of_now(run: Path) -> None:
     for rank, seconds in ((0, 1.0), (1, 1.2)):
         at_step(run, rank, 30)
         receipts(run, rank, [seconds] * 30)
-    told = {"ratio": 1.3, "kind": "chronic", "since": time.time(), "since_step": 4}
-    write_events(run, [event("straggler", time.time(), 1, **told)])
+    fields = {"ratio": 1.3, "kind": "chronic", "since": time.time(), "since_step": 4}
+    write_events(run, [event("straggler", time.time(), 1, **fields)])
     (straggler,) = read_once(run).stragglers
     assert (straggler.rank, straggler.ratio, straggler.kind) == (1, 1.2, "chronic")
     receipts(run, 1, [1.0] * 60)
@@ -172,8 +176,8 @@ def test_stragglers_are_those_of_now(run: Path) -> None:
 def test_the_verdict_ends_it(run: Path) -> None:
     ended = time.time() - 5
     exits = [event("worker-exited", ended, rank, exit_code=0) for rank in (0, 1)]
-    told = {"outcome": "completed", "exit_code": 0, "reason": "2 workers exited 0"}
-    write_events(run, [*exits, event("verdict", ended, **told)])
+    fields = {"outcome": "completed", "exit_code": 0, "reason": "2 workers exited 0"}
+    write_events(run, [*exits, event("verdict", ended, **fields)])
     status = read_once(run)
     assert (status.phase, status.outcome, status.exit_code) == ("ended", "completed", 0)
     assert [rank.phase for rank in status.ranks] == ["ended", "ended"]
@@ -181,7 +185,7 @@ def test_the_verdict_ends_it(run: Path) -> None:
     assert read_once(run).seconds == status.seconds
 
 
-def test_goodput_is_told_while_the_run_goes_on(run: Path) -> None:
+def test_goodput_is_shown_while_the_run_goes_on(run: Path) -> None:
     now = time.time()
     steps = [event("step", now - 7 + n, 0, step=n) for n in range(3)]
     write_events(run, steps)

@@ -114,7 +114,7 @@ def test_faults_in_place_are_counted_by_what_the_restart_core_calls_them() -> No
     assert dict(seen.faults) == {"death": 1, "timeout": 2, "store-lost": 1}
 
 
-def test_the_loss_of_the_store_interrupts_nobody() -> None:
+def test_the_loss_of_the_store_interrupts_no_rank() -> None:
     assert not facts(event("fault", 1010, None, cause="store-lost")).interrupted
 
 
@@ -153,12 +153,12 @@ def test_step_times_are_held_against_the_lower_median() -> None:
 def test_a_straggler_is_found_by_its_own_time() -> None:
     ranks = [rank(n, step_s=2.0, own_step_s=1.0 if n != 3 else 1.5) for n in range(5)]
     slow = StragglerEvent(rank=3, ratio=1.5, kind="chronic", since_step=40, since=0.0)
-    told = {3: slow, 1: StragglerEvent(rank=1, ratio=1.3, kind="one-off", since_step=2, since=0.0)}
-    (found,) = compared(run(*ranks), told).stragglers
+    known = {3: slow, 1: StragglerEvent(rank=1, ratio=1.3, kind="one-off", since_step=2, since=0.0)}
+    (found,) = compared(run(*ranks), known).stragglers
     assert (found.rank, found.ratio, found.kind, found.since_step) == (3, 1.5, "chronic", 40)
 
 
-def test_ranks_that_have_ended_are_compared_with_nobody() -> None:
+def test_ranks_that_have_ended_are_not_compared() -> None:
     ended = rank(1, phase="failed", step=2, step_s=9.0, own_step_s=9.0)
     seen = compared(run(rank(0, step=5, step_s=1.0, own_step_s=1.0), ended))
     assert (seen.step, seen.median_step_s, seen.stragglers) == (5, 1.0, ())
@@ -254,7 +254,7 @@ def test_ranks_of_other_nodes_end_with_the_run() -> None:
     assert [each.phase for each in seen.ranks] == ["failed", "ended", "failed"]
 
 
-def test_what_happens_on_another_node_is_told_but_neither_counted_nor_a_rank_of_ours() -> None:
+def test_what_happens_on_another_node_is_shown_but_neither_counted_nor_a_rank_of_ours() -> None:
     facts = RunFacts(run_id="r")
     facts.add(WorkerStartedEvent(ts=1.0, rank=0, node="n01", pid=5))
     facts.add(FaultEvent(ts=2.0, rank=3, node="n01", cause="x", on="n02"))

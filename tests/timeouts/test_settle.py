@@ -81,7 +81,7 @@ def test_a_step_out_of_order_names_both_numbers_and_the_remedy(
     assert "--timeout" in message
 
 
-def test_without_restarts_in_place_their_timeouts_are_nobodys_concern() -> None:
+def test_without_restarts_in_place_their_timeouts_are_not_checked() -> None:
     timeouts = settle({"soft": 9 * MINUTE, "hard": 8 * MINUTE}, around("process"))
     assert timeouts.to_json()["soft"] is None
     assert timeouts.to_json()["process_group"] == "10m"
@@ -130,7 +130,7 @@ class TestScheduler:
 
 
 class TestCommandLine:
-    def test_it_has_the_last_word(self) -> None:
+    def test_it_overrides_all_others(self) -> None:
         named = with_named(
             COMPILING, parse_timeouts(["soft=90s", "stop-grace=5s", "groups.mesh_dp=3m"])
         )

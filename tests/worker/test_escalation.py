@@ -97,17 +97,17 @@ def test_a_hang_that_comes_back_is_a_failure_too() -> None:
     assert escalation.to == "respawn"
 
 
-def test_what_new_processes_have_not_mended_stops_the_job_at_once() -> None:
+def test_a_failure_that_repeats_in_new_processes_stops_the_job_at_once() -> None:
     first = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
     assert first is not None
     assert first.failure is not None
-    told = respawned_for(Escalated(to="respawn", reason=first.reason, failure=first.failure))[
+    passed_on = respawned_for(Escalated(to="respawn", reason=first.reason, failure=first.failure))[
         RESPAWNED_FOR
     ]
-    second = after((BROKEN, None), respawned_for=told)
+    second = after((BROKEN, None), respawned_for=passed_on)
     assert second is not None
     assert second.to == "stop"
-    assert after((incident("OSError: another"), None), respawned_for=told) is None
+    assert after((incident("OSError: another"), None), respawned_for=passed_on) is None
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_mistake_is_one_of_pythons_own_exceptions() -> None:
 
 
 class TestRuns:
-    def test_new_processes_mend_what_a_restart_in_place_does_not(
+    def test_new_processes_help_where_a_restart_in_place_does_not(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:
         """The module keeps what spoils each iteration; only one of the ranks fails by itself."""

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 
 
-def test_its_own_wrapper_restarts_it_and_everything_is_told(
+def test_its_own_wrapper_restarts_it_and_everything_is_recorded(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
     done = ncclops("launch", "--nproc-per-node", "2", script(OURS))
@@ -83,5 +83,5 @@ def test_the_wrapper_it_is_compatible_with_is_noticed(
     done = ncclops("launch", "--nproc-per-node", "1", script(source))
     assert done.returncode == 0, done.stderr
     assert only_run().stdout(0) == f"('{seen}', 1)\n"
-    told = [event["wrapper"] for event in only_run().named("own-wrapper")]
-    assert told == (["nvidia_resiliency_ext.inprocess"] if seen == "wrapped" else [])
+    recorded = [event["wrapper"] for event in only_run().named("own-wrapper")]
+    assert recorded == (["nvidia_resiliency_ext.inprocess"] if seen == "wrapped" else [])

@@ -1,4 +1,4 @@
-"""A script under the worker entry cannot tell that it is not run by ``python SCRIPT``."""
+"""A script under the worker entry runs as if it were run by ``python SCRIPT``."""
 
 from __future__ import annotations
 

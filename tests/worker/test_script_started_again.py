@@ -108,21 +108,21 @@ if not again:
     never = threading.Event()
     threading.Thread(target=never.wait, name="prefetcher").start()
     raise RuntimeError("once")
-own = threading.Thread(target=lambda: (time.sleep(0.5), print("last words", flush=True)))
+own = threading.Thread(target=lambda: (time.sleep(0.5), print("last line", flush=True)))
 own.start()
 import atexit
 atexit.register(print, "at exit", flush=True)
 """
 
 
-def test_a_thread_that_nobody_can_end_does_not_keep_the_process(
+def test_a_thread_that_cannot_be_ended_does_not_keep_the_process(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:
-    """The main thread that would have told it to stop was interrupted."""
+    """The main thread that would have stopped it was interrupted."""
     done = ncclops("launch", "--nproc-per-node", "1", script(THREADS))
     assert done.returncode == 0, done.stderr
     run = only_run()
-    assert run.stdout(0) == "started\nstarted\nlast words\nat exit\n"
+    assert run.stdout(0) == "started\nstarted\nlast line\nat exit\n"
     assert "threads of an interrupted run are left: prefetcher" in run.stderr(0)
 
 

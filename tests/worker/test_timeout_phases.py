@@ -46,10 +46,10 @@ def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
         steady = {"default_pg": "600", "mesh_replicate": "600", "mesh_shard": "300"}
         assert lines_of(output, "warm") == steady
         assert lines_of(output, "later") == steady | {"made later": "600"}
-    told = only_run().named("group-timeout")
-    assert all(change["applied"] for change in told)
+    changes = only_run().named("group-timeout")
+    assert all(change["applied"] for change in changes)
     for rank in range(4):
-        of_rank = [change for change in told if change["rank"] == rank]
+        of_rank = [change for change in changes if change["rank"] == rank]
         assert [(change["desc"], change["from_s"], change["to_s"]) for change in of_rank] == [
             ("default_pg", 7200, 600),
             ("mesh_replicate", 7200, 600),
@@ -68,9 +68,9 @@ def test_debug_level_detail_is_noticed(ncclops: Ncclops, only_run: OnlyRun) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert lines_of(done.stdout, "warm")["default_pg"] == "7200"
-    told = only_run().named("group-timeout")
-    assert told
-    assert all(change["applied"] is False and "DETAIL" in change["why"] for change in told)
+    changes = only_run().named("group-timeout")
+    assert changes
+    assert all(change["applied"] is False and "DETAIL" in change["why"] for change in changes)
 
 
 # Two ranks with windows of their own. Rank 1 never reports its warm-up; in the end it stays away
@@ -111,8 +111,8 @@ else:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_report_holds_nobody_up(tmp_path: Path) -> None:
-    """Two steps show as well that nobody compiles; what is shorter stays; the change acts."""
+def test_a_rank_that_does_not_report_does_not_delay_the_others(tmp_path: Path) -> None:
+    """Two steps show as well that no rank compiles; what is shorter stays; the change acts."""
     port = free_port()
     ranks = [
         subprocess.Popen(

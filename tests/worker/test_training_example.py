@@ -67,10 +67,10 @@ def test_a_fault_costs_no_loss(
     assert final_loss(done.stdout) == pytest.approx(undisturbed, abs=0.001)
     run = only_run()
     kind, victim, _ = fault.split(":")
-    told = run.named("fault")
-    assert cause in told[0]["cause"]
+    faults = run.named("fault")
+    assert cause in faults[0]["cause"]
     if kind != "hang":  # there all ranks stand still, and one that waits is as good as the other
-        assert told[0]["rank"] == int(victim)
+        assert faults[0]["rank"] == int(victim)
     restart = run.named("restart")[0]
     assert cause in restart["cause"]
     assert restart["ranks_lost"] == lost

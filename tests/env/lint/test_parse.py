@@ -63,7 +63,7 @@ def test_shell(text: str, expected: dict[str, str | None]) -> None:
     assert shell(text) == expected
 
 
-def test_an_assignment_that_is_not_exported_is_told_apart() -> None:
+def test_an_assignment_that_is_not_exported_is_distinguished() -> None:
     assert parse("NCCL_DEBUG=INFO\n", "shell") == [Setting("NCCL_DEBUG", "INFO", 1, False)]
 
 
@@ -176,7 +176,7 @@ def test_the_format_is_guessed_by_name(name: str, kind: str) -> None:
     assert guess_format(Path(name)) == kind
 
 
-def test_what_a_script_tells_about_its_job() -> None:
+def test_what_a_script_shows_about_its_job() -> None:
     assert node_count("#SBATCH --nodes=4\n") == "many"
     assert node_count("#SBATCH -N 1\n") == "one"
     assert node_count("torchrun --nnodes 2 t.py") == "many"

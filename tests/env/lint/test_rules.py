@@ -45,7 +45,7 @@ def test_a_rule_fires_where_it_should_and_nowhere_else(rule: LintRule) -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=RULES.keys())
-def test_a_rule_knows_its_variables_and_says_why_and_what_to_do(rule: LintRule) -> None:
+def test_a_rule_names_known_variables_a_reason_and_a_remedy(rule: LintRule) -> None:
     assert set(rule.conditions) <= set(catalogue())
     assert rule.say.endswith(".")
     assert rule.fix
@@ -56,7 +56,7 @@ def test_rule_ids_are_unique() -> None:
     assert len(RULES) == len(rules())
 
 
-def test_a_value_that_only_running_tells_fires_nothing() -> None:
+def test_a_value_that_is_known_only_when_it_runs_fires_nothing() -> None:
     settings = LintedSettings([Setting("NCCL_NET", "IB"), Setting("NCCL_IB_DISABLE", None)])
     assert check_rules(settings, Circumstances()) == []
 
