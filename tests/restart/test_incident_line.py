@@ -49,7 +49,7 @@ def test_a_lost_rank_is_named_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("original", "told"),
+    ("original", "line"),
     [
         (KeyError("shard-13"), "KeyError: 'shard-13'"),
         (ValueError("two\nlines"), "ValueError: two lines"),
