@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -297,6 +298,30 @@ def in_task_group() -> None:
     asyncio.run(main())
 
 
+def in_executor() -> None:
+    """The end of a ``with`` waits for a thread that goes on."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(time.sleep, 600)
+        time.sleep(600)
+
+
+def in_exit_stack() -> None:
+    """Several context managers that take their time to close, one after the other."""
+
+    @contextlib.contextmanager
+    def resource() -> Any:
+        try:
+            yield
+        finally:
+            for _ in range(10):
+                time.sleep(0.02)
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(resource())
+        time.sleep(600)
+
+
 def in_c_code() -> None:
     """C code that calls Python and cannot hand an exception on: ctypes prints and forgets it."""
     compare_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -329,6 +354,8 @@ PLACES = {
     "task-group": in_task_group,
     "c-callback": in_c_code,
     "extension": in_an_extension,
+    "executor": in_executor,
+    "exit-stack": in_exit_stack,
 }
 
 

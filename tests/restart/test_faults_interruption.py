@@ -24,6 +24,8 @@ def iterations(job: Job, rank: int) -> list[int]:
         "task-group",
         "c-callback",
         "extension",
+        "executor",
+        "exit-stack",
     ],
 )
 def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: str) -> None:
@@ -32,6 +34,14 @@ def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: s
     assert not job.events("survived")
     assert causes(job) == {("exception", 0)}
     job.expect_no_orphans()
+
+
+def test_the_time_a_function_takes_to_end_is_a_phase(job: Job) -> None:
+    assert job.start(2, "fault_programs:awkward", where="exit-stack").wait() == {0: 0, 1: 0}
+    leave = {e["initial_rank"]: e["phases_ms"]["leave"] for e in job.events("incident")}
+    barrier = {e["initial_rank"]: e["phases_ms"]["barrier"] for e in job.events("incident")}
+    assert leave[1] >= max(1000, leave[0]), "five context managers, 0.2 s each"
+    assert barrier[0] >= 500, "the other rank waits for that"
 
 
 def test_an_exception_while_another_restart_is_in_progress_is_part_of_that(job: Job) -> None:

@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import gc
 import logging
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from ncclops.restart import progress_watchdog
@@ -114,6 +116,59 @@ def test_out_exactly_once(fn: Callable[[Interrupter], object]) -> None:
     with interrupted(fn) as happened:
         assert happened == ["begun", "interrupted"]
     gc.collect()
+
+
+def test_clean_up_that_waits_for_something_that_does_not_come_is_interrupted_as_well() -> None:
+    """As ``with ThreadPoolExecutor()`` does, where one of its threads goes on."""
+
+    def wait_in_clean_up(_: Interrupter) -> None:
+        try:
+            while True:
+                pass
+        finally:
+            threading.Event().wait(1000)
+
+    with interrupted(wait_in_clean_up, patience_s=1000) as happened:
+        assert happened == ["begun", "interrupted"]
+
+
+def test_clean_up_that_moves_is_not_disturbed_however_long_it_takes() -> None:
+    steps = []
+
+    def many_steps(_: Interrupter) -> None:
+        try:
+            while True:
+                pass
+        finally:
+            for step in range(80):
+                time.sleep(0.05)
+                steps.append(step)
+
+    with interrupted(many_steps, patience_s=1000) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert steps == list(range(80))
+
+
+def test_a_process_that_is_being_started_is_known() -> None:
+    """An interruption just after the fork would leave a child of which nothing knows."""
+    before = {child.pid for child in psutil.Process().children()}
+    known: list[int | None] = []
+
+    def start(_: Interrupter) -> None:
+        while True:
+            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            process.start()
+            known.append(process.pid)
+            process.kill()
+            process.join()
+
+    for _ in range(15):
+        with interrupted(start) as happened:
+            assert happened == ["begun", "interrupted"]
+    for child in multiprocessing.active_children():  # of the last round of each
+        child.kill()
+        child.join()
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 def test_clean_up_is_not_disturbed() -> None:

@@ -7,9 +7,10 @@ Three means, in this order:
    socket, a child), whereupon Python raises the exception;
 3. whatever the caller adds for waits in C that no signal ends (a store that waits for a dead peer).
 
-The exception may be swallowed: in ``__del__``, by a C extension, by ``except BaseException``. It
-is therefore raised again until the main thread reports that it is out, but not while the main
-thread is visibly cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it).
+The exception may be swallowed: by a C extension, by ``except BaseException``. It is therefore
+raised again until the main thread reports that it is out, but not while the main thread is visibly
+cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it) and its stack
+moves. In some places it is not raised at all, see ``_delicate``.
 
 The two threads synchronise by single assignments to plain attributes, in an order that works
 whichever of them is first; locks serve only to wake the other thread. Any other synchronisation
@@ -30,6 +31,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from ncclops.restart._delicate import is_delicate
 from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
@@ -47,7 +49,10 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # Between two attempts, at first and at most. The first wait is longer than any unwinding that
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
-_FINALIZER_POLL_S = 0.001
+_DELICATE_POLL_S = 0.001
+# Clean-up that does not move for so long waits for something, such as a thread that goes on: it is
+# interrupted as well.
+_STILL_FOR_S = 3.0
 # A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
@@ -141,17 +146,16 @@ class Interrupter:
             self._raising_ended.wake()
 
     def _raise_until_out(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
-        started = time.monotonic()
+        patience = _Patience(self._patience_s)
         pause_s, before = _FIRST_PAUSE_S, self._stack()
         attempts = 0
         while self.armed:
-            patient = time.monotonic() - started < self._patience_s
-            if patient and self._is_finalizing():
-                # What is raised in __del__ is lost: catch the moment when it is over, which
-                # nothing announces.
-                self._main_is_out.wait(_FINALIZER_POLL_S)
+            now = self._stack()
+            if is_delicate(place.frame.f_code for place in now) and patience.lasts(now):
+                # Nothing announces that it is over.
+                self._main_is_out.wait(_DELICATE_POLL_S)
                 continue
-            if not (patient and self._is_busy_leaving()):
+            if not (self._is_busy_leaving(now) and patience.lasts(now)):
                 if attempts:
                     self._escalate(unblock, before)
                 attempts += 1
@@ -175,13 +179,10 @@ class Interrupter:
             return []
         return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
 
-    def _is_finalizing(self) -> bool:
-        return any(place.frame.f_code.co_name == "__del__" for place in self._stack())
-
-    def _is_busy_leaving(self) -> bool:
+    def _is_busy_leaving(self, stack: list[_Place]) -> bool:
         """Whether the main thread is in ``settle``, or handles what we have raised."""
         own = {type(self).settle.__code__, type(self)._settle.__code__}
-        if any(place.frame.f_code in own for place in self._stack()):
+        if any(place.frame.f_code in own for place in stack):
             return True
         current = sys._current_exceptions().get(self._thread_id)
         error = current[1] if isinstance(current, tuple) else current  # 3.11: sys.exc_info()
@@ -234,12 +235,30 @@ class _Gate:
             return self.closed
 
 
+class _Patience:
+    """How long clean-up is waited for: ``longest_s`` in all, and shorter when it does not move."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._moved_at = time.monotonic()
+        self._ends_at = self._moved_at + longest_s
+        self._seen: list[tuple[int, int]] = []
+
+    def lasts(self, stack: list[_Place]) -> bool:
+        """Whether to wait on, after this look at the main thread's stack."""
+        now = time.monotonic()
+        places = [(id(place.frame), place.instruction) for place in stack]
+        if places != self._seen:
+            self._seen, self._moved_at = places, now
+        return now < min(self._ends_at, self._moved_at + _STILL_FOR_S)
+
+
 class _Place:
-    """A frame and the line it was at when it was looked at."""
+    """A frame, and the line and instruction it was at when it was looked at."""
 
     def __init__(self, frame: FrameType, line: int) -> None:
         self.frame = frame
         self.line = line
+        self.instruction = frame.f_lasti
 
     def __str__(self) -> str:
         code = self.frame.f_code

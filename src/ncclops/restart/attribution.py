@@ -292,6 +292,20 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def all_behind(*errors: BaseException | None) -> list[BaseException]:
+    """``errors`` and whatever they were raised from, during, or are a group of; each once."""
+    found: dict[int, BaseException] = {}
+    waiting = list(errors)
+    while waiting:
+        error = waiting.pop()
+        if error is not None and id(error) not in found:
+            found[id(error)] = error
+            waiting += [error.__cause__, error.__context__]
+            if isinstance(error, BaseExceptionGroup):
+                waiting += error.exceptions
+    return list(found.values())
+
+
 def comes_from_restart(error: BaseException | None) -> bool:
     """Whether ``error`` is ``RankShouldRestart``, or was raised while that was being handled."""
     return any(isinstance(link, RankShouldRestart) for link in chain_of(error))

@@ -25,7 +25,17 @@ log = logging.getLogger("ncclops.restart")
 _LOST_WITH_MANY = "lost, with many others"
 
 # In the order in which they happen.
-PHASES = ("detect", "collect", "abort", "finalize", "health_check", "barrier", "assign", "enter")
+PHASES = (
+    "detect",
+    "collect",
+    "abort",
+    "leave",
+    "finalize",
+    "health_check",
+    "barrier",
+    "assign",
+    "enter",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +46,13 @@ class Incident:
     first; ``ranks_lost`` those that left the job in this iteration. In a job of so many ranks that
     not each of them can read all that happened, the new rank 0 and ranks that leave have the whole
     of it; on the others ``faulty_ranks`` and ``faults`` end after the first, without traceback.
-    ``phases_ms`` has the milliseconds this rank spent in each of ``PHASES``; ``detect`` runs from
-    the fault, by the wall clock of the rank that had it, until it was known here. World sizes count
-    healthy ranks; ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left).
-    ``traceback`` is the exception's, or the stacks of a rank that was silent: of its main thread at
-    the soft timeout, of all its threads (with ``incident_dir``) at the hard one.
+    ``phases_ms`` has the milliseconds this rank spent in each of ``PHASES``, which together are all
+    that the restart took here; ``detect`` runs from the fault, by the wall clock of the rank that
+    had it, until it was known here, and ``leave`` is what the function took to end: ``atomic``
+    sections, clean-up of its own and ``last_call_wait``. World sizes count healthy ranks; ``rank``
+    and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
+    exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout, of
+    all its threads (with ``incident_dir``) at the hard one.
 
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
@@ -199,7 +211,7 @@ class Account:
         self._phases_ms: dict[str, float] = {}
         self._restart: _Restart | None = None  # until the function has been entered again
         self._seen_at = 0.0
-        self._entered_at = time.monotonic()
+        self._assigned_at = 0.0
 
     # --- the phases ---------------------------------------------------------------------------
 
@@ -213,9 +225,14 @@ class Account:
             self._phases_ms[name] = 1000 * (time.monotonic() - started)
 
     def aborted(self, seen_at: float, collect_s: float, abort_s: float) -> None:
-        """A restart begins: the monitor thread saw a fault at monotonic time ``seen_at``."""
-        self._phases_ms = {"collect": 1000 * collect_s, "abort": 1000 * abort_s}
-        self._seen_at = time.time() - (time.monotonic() - seen_at)
+        """A restart begins: the monitor thread saw a fault at monotonic time ``seen_at``.
+
+        Since then it has taken a snapshot and aborted, and the main thread has left the function.
+        """
+        since_s = time.monotonic() - seen_at
+        seconds = {"collect": collect_s, "abort": abort_s, "leave": since_s - collect_s - abort_s}
+        self._phases_ms = {name: 1000 * max(0.0, taken) for name, taken in seconds.items()}
+        self._seen_at = time.time() - since_s
 
     def agreed(self, faults: Sequence[Fault]) -> None:
         """These were the iteration's faults."""
@@ -223,21 +240,18 @@ class Account:
             detected_s = self._seen_at - min(fault.at for fault in faults)
             self._phases_ms["detect"] = max(0.0, 1000 * detected_s)
 
-    def entering(self) -> None:
-        """An iteration begins."""
-        self._entered_at = time.monotonic()
-
     # --- the incidents ------------------------------------------------------------------------
 
     def restarting(self, agreement: Agreement, before: State) -> None:
         """All ranks have their new numbers: what remains is to enter the function."""
         self._restart = _Restart(agreement, before, self._phases_ms)
+        self._assigned_at = time.monotonic()
 
     def restarted(self, state: State) -> None:
         """The function is entered, or will not be: report the restart, unless that is done."""
         restart, self._restart = self._restart, None
         if restart is not None:
-            restart.phases_ms["enter"] = 1000 * (time.monotonic() - self._entered_at)
+            restart.phases_ms["enter"] = 1000 * (time.monotonic() - self._assigned_at)
             self._report(restart, state)
 
     def leaving(self, agreement: Agreement, state: State) -> None:

@@ -4,13 +4,13 @@
 
     join ─► enter ─► run ─┬─ all done ─► complete
               ▲           │
-              │           └─ fault ─► detect ─► abort ─► finalize ─► health check
-              │                                                           │
-              └───────────────────────────── assign ◄─────── barrier ◄────┘
+              │           └─ fault ─► detect ─► abort ─► leave ─► finalize ─► health check
+              │                                                                   │
+              └─────────────────────────────────── assign ◄───── barrier ◄────────┘
 
 ``detect``, ``collect`` (a snapshot of this rank, where a hook for that was handed in) and ``abort``
-happen in the monitor thread; this thread waits for them. Any phase may end with this rank
-*leaving*: it records that in the ledger, and the others continue without it.
+happen in the monitor thread; ``leave`` is this thread's way out of the function. Any phase may end
+with this rank *leaving*: it records that in the ledger, and the others continue without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ncclops.restart.attribution import (
     Causes,
     Fault,
     FaultKind,
-    chain_of,
+    all_behind,
     comes_from_restart,
     judge_exit,
 )
@@ -101,6 +101,7 @@ class RestartLoop:
         session = self.session
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
+        self._caught: BaseException | None = None  # what has left the function in this iteration
         self._pid = os.getpid()
 
     @property
@@ -147,9 +148,10 @@ class RestartLoop:
         """``_iterate``, also when the last interruption arrives in its own last statements."""
         try:
             return self._iterate()
-        except RankShouldRestart:
+        except RankShouldRestart as late:
             self.session.interrupter.settle()
             self._page.watch = Watch.NONE
+            self._caught = late
             return self._await_abort(Failed())
 
     # --- join ---------------------------------------------------------------------------------
@@ -173,7 +175,6 @@ class RestartLoop:
     def _iterate(self) -> Finished | Failed:
         """One iteration: the function on an active rank, waiting on a reserve."""
         state, session = self._state, self.session
-        self._account.entering()
         state.set_distributed_vars()
         forget_failed_groups()
         undo_excepthook_of_torch()
@@ -189,6 +190,7 @@ class RestartLoop:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
         self._page.watch = Watch.NONE
+        self._caught = caught
         if caught is not None:
             session.note_function_left(caught)
             return self._await_abort(self._judge(caught))
@@ -311,7 +313,7 @@ class RestartLoop:
             with self._account.phase("finalize"):
                 place("finalize")
                 self._callback(self._settings.finalize)
-                release(chain_of(self._causes.last))  # also if recorded as a consequence
+                self._release_iteration()
             kind = FaultKind.HEALTH_CHECK
             with self._account.phase("health_check"):
                 place("restart_health_check")
@@ -320,6 +322,14 @@ class RestartLoop:
             self._leave(error, self._fault(error, kind, gone=True))
         finally:
             self._page.watch = Watch.NONE
+
+    def _release_iteration(self) -> None:
+        """Let go of what the abandoned iteration holds."""
+        workers = self.session.loader_workers
+        workers.keep()
+        release(all_behind(self._causes.last, self._caught))
+        self._caught = None
+        workers.end()
 
     def _pass_barrier(self) -> Agreed:
         """The barrier that all healthy ranks pass together."""

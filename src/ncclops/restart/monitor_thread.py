@@ -94,6 +94,7 @@ class MonitorThread:
         abort_timeout: timedelta,
         wake: int | None,
         unblock: Callable[[FrameType], None],
+        before_interrupting: Callable[[], None],
         take_snapshot: Callable[[int], object] | None = None,
     ) -> None:
         self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
@@ -107,6 +108,7 @@ class MonitorThread:
         self._abort_timeout = abort_timeout
         self._wake = wake
         self._unblock = unblock
+        self._before_interrupting = before_interrupting
         self._take_snapshot = take_snapshot
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
@@ -179,6 +181,8 @@ class MonitorThread:
         if self._abort is not None:
             self._abort_within_deadline(self._abort, state)
         abort_s = time.monotonic() - started
+        with _guarded("keeping the workers of data loaders"):
+            self._before_interrupting()
         with _guarded("interrupting the function"):
             self._interrupter.interrupt(self._wake, self._unblock)
         return abort_s

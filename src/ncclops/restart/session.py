@@ -17,6 +17,7 @@ from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
 from ncclops.restart._connections import Connections
+from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._planning import choose_assigner
@@ -55,6 +56,8 @@ class Session:
         self._main_thread = threading.get_ident()
         with contextlib.ExitStack() as stack:
             stack.callback(_gloo_sockets.release_gloo_connections)
+            self.loader_workers = LoaderWorkers()
+            stack.callback(self.loader_workers.end)
             self._snapshots, view = _start_snapshots(settings, self._rank)
             if self._snapshots is not None:
                 stack.callback(_close_snapshots, self._snapshots)
@@ -107,6 +110,7 @@ class Session:
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
                 unblock=self._end_wait,
+                before_interrupting=self.loader_workers.keep,
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
             stack.callback(self.monitor_thread.stop, 1)

@@ -1,0 +1,44 @@
+"""Places of the main thread in which an interruption would be lost, or lose something for good.
+
+- ``__del__``: what is raised in a finalizer is printed and forgotten.
+- A process that is just being started: it would run, and nothing would know of it.
+- A batch that a data loader's iterator has just received: an iterator that outlives the iteration
+  would wait for it for ever. While it waits for the worker it may be interrupted.
+
+None of them lasts long as a rule.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import multiprocessing.process
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+_STARTS_A_PROCESS = {
+    multiprocessing.process.BaseProcess.start.__code__,
+    subprocess.Popen.__init__.__code__,
+}
+# Below an iterator's ``next``: where it waits for a worker, or for the thread that pins memory.
+_WAITS = {multiprocessing.connection.wait.__code__, threading.Condition.wait.__code__}
+
+
+def is_delicate(stack: Iterable[CodeType]) -> bool:
+    """Whether a thread with these functions on its stack should not be interrupted now."""
+    codes = set(stack)
+    if codes & _STARTS_A_PROCESS or any(code.co_name == "__del__" for code in codes):
+        return True
+    return bool(codes & _takes_a_batch()) and not codes & _WAITS
+
+
+def _takes_a_batch() -> set[CodeType]:
+    module = sys.modules.get("torch.utils.data.dataloader")
+    iterator: Any = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    methods: list[Callable[..., Any] | None] = [
+        getattr(iterator, name, None) for name in ("_next_data", "_reset")
+    ]
+    return {code for method in methods if (code := getattr(method, "__code__", None)) is not None}
