@@ -87,7 +87,7 @@ def test_error_files_of_torchelastic_date_the_first_failure(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", ["", "not json", "[1]", '{"message": 3}', '{"message": {"a": 1}}']
+    "content", ["", "not json", "[1]", '{"message": 3}', '{"message": {"a": 1}}', "[" * 100_000]
 )
 def test_odd_error_files_are_read_as_text(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "attempt_0" / "0"

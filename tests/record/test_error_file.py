@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.record.error_file import RecordedError, read_error
+from ncclops.record.error_file import RecordedError, parse_error, read_error
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,18 @@ def test_forms_of_the_file(content: Any, error: RecordedError | None, tmp_path: 
     path = tmp_path / "error.json"
     path.write_text(json.dumps(content))
     assert read_error(path) == error
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "at"),
+    [
+        *[("1760000000", 1.76e9), (1.76e9, 1.76e9), ("soon", None), (None, None), ([], None)],
+        *[(0, None), (-5, None), (1e300, None), (10**400, None), ("nan", None), ("inf", None)],
+    ],
+)
+def test_a_time_that_is_none_is_left_out(timestamp: Any, at: float | None) -> None:
+    document = {"message": {"message": "E: x", "extraInfo": {"timestamp": timestamp}}}
+    assert parse_error(json.dumps(document).encode()) == RecordedError("E: x", None, at)
 
 
 @pytest.mark.parametrize("raw", ["", "{", "[" * 200_000, '{"message": "' + "x" * (1 << 20) + '"}'])

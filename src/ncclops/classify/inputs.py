@@ -6,7 +6,6 @@ A torchelastic error file is one line of JSON; it is read as the traceback it ca
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -19,6 +18,7 @@ from ncclops.classify.model import Report
 from ncclops.classify.ranks import rank_of_path
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
+from ncclops.record.error_file import parse_error
 
 # Blocks that stay in the second-level cache are read three times as fast as larger ones.
 _READ_BYTES = 1 << 18
@@ -172,23 +172,15 @@ def _zstd_chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
 
 
 def _scan_error_file(scanner: Scanner, stream: BufferedReader, file: Path) -> None:
-    raw = stream.read(_ERROR_FILE_BYTES)
-    text = "\n".join(_error_lines(raw))
-    scanner.feed(rank_of_path(file.absolute()), str(file), text.encode() + b"\n")
+    line = _error_line(stream.read(_ERROR_FILE_BYTES))
+    scanner.feed(rank_of_path(file.absolute()), str(file), line.encode(errors="replace") + b"\n")
 
 
-def _error_lines(raw: bytes) -> Iterable[str]:
-    """The message of torchelastic's error.json, dated; the raw text where it is not one.
-
-    ``{"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack", "timestamp"}}}``
-    """
-    try:
-        message = json.loads(raw)["message"]
-        extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-        head = message["message"] if isinstance(message, dict) else str(message)
-        at = float(extra.get("timestamp", 0))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return [raw.decode("utf-8", "replace")]
+def _error_line(raw: bytes) -> str:
+    """The exception of a worker's error file, dated; the raw text where it is no such file."""
+    error = parse_error(raw)
+    if error is None:
+        return raw.decode("utf-8", "replace")
+    stamp = "" if error.at is None else f"{datetime.fromtimestamp(error.at):%Y-%m-%d %H:%M:%S} "
     # The call stack repeats the message at its end; one line is enough to prove it.
-    stamp = f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} " if at else ""
-    return [stamp + " ".join(str(head).split())]
+    return stamp + " ".join(error.message.split())

@@ -11,14 +11,19 @@ from pathlib import Path
 
 # A traceback with long values in it; a larger file is no traceback.
 _MOST_BYTES = 1 << 20
+_LATEST = 253370764800.0  # the beginning of the year 9999: what can be shown as a date anywhere
 
 
 @dataclass(frozen=True)
 class RecordedError:
-    """An exception: ``message`` as its type and text, ``traceback`` None where it is not said."""
+    """An exception: ``message`` as its type and text; what the file does not say is None.
+
+    ``at`` is in seconds since the epoch.
+    """
 
     message: str
     traceback: str | None
+    at: float | None = None
 
     @property
     def headline(self) -> str | None:
@@ -31,13 +36,38 @@ def read_error(path: Path) -> RecordedError | None:
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
-        message = None if len(raw) > _MOST_BYTES else json.loads(raw)["message"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except OSError:
+        return None
+    return None if len(raw) > _MOST_BYTES else parse_error(raw)
+
+
+def parse_error(raw: bytes) -> RecordedError | None:
+    """The exception that ``raw``, the content of such a file, describes; None if it is none.
+
+    ``{"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack", "timestamp"}}}``
+    """
+    try:
+        message = json.loads(raw)["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     if isinstance(message, str):
         return RecordedError(message, message)
     if not isinstance(message, dict) or "message" not in message:
         return None
     extra = message.get("extraInfo")
-    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return RecordedError(str(message["message"]), None if traceback is None else str(traceback))
+    facts = extra if isinstance(extra, dict) else {}
+    traceback = facts.get("py_callstack")
+    return RecordedError(
+        message=str(message["message"]),
+        traceback=None if traceback is None else str(traceback),
+        at=_time(facts.get("timestamp")),
+    )
+
+
+def _time(value: object) -> float | None:
+    """Seconds since the epoch; torchelastic writes them as text, in whole seconds."""
+    try:
+        seconds = float(value) if isinstance(value, str | int | float) else 0.0
+    except (ValueError, OverflowError):
+        return None
+    return seconds if 0 < seconds <= _LATEST else None
