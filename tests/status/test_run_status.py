@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from ncclops.record.events import (
     WorkerStartedEvent,
     decode,
 )
+from ncclops.record.paths import RunPaths
 from ncclops.record.receipt_records import EndRecord, IterationRecord, ReceiptRecord, StepRecord
 from ncclops.status.compare import compared, run_phase
 from ncclops.status.event_facts import RunFacts
-from ncclops.status.merge import merge
+from ncclops.status.merge import load, merge, save
 from ncclops.status.model import FaultStatus, LastEvent, RankStatus, RunStatus, from_json
 from ncclops.status.ranks import step_times
 from tests.control.conftest import event, start_of_run
@@ -317,3 +319,25 @@ def test_a_status_comes_back_from_its_document() -> None:
 def test_what_is_no_status_is_refused(document: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no"):
         from_json(document)
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(RunStatus)])
+@pytest.mark.parametrize("wrong", [True, "7", 10**400, [None], {"a": []}], ids=repr)
+def test_a_field_of_another_type_is_refused_or_means_what_it_says(name: str, wrong: Any) -> None:
+    """What another version sends is never a fault of the one that reads it."""
+    document = run(rank(0)).to_json()
+    try:
+        assert from_json(document | {name: wrong}).to_json()[name] == wrong
+    except ValueError as error:
+        assert "no status: " in str(error)
+
+
+def test_of_the_status_of_other_nodes_what_can_be_read_is_read(tmp_path: Path) -> None:
+    others = [run(rank(number)) for number in (0, 1)]
+    save(tmp_path, others)
+    assert load(tmp_path) == others
+    path = RunPaths(tmp_path).nodes_status
+    path.write_text(json.dumps([1, {"schema": "ncclops.status/2"}, others[1].to_json()]))
+    assert load(tmp_path) == others[1:]
+    path.write_text("[" * 100_000)
+    assert load(tmp_path) == []

@@ -7,13 +7,13 @@ where the agent's server and all other readers find them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ncclops.record.documents import read_list, write_document
 from ncclops.record.paths import RunPaths
 from ncclops.status import compare
 from ncclops.status.event_facts import SEEN_BY_ALL
@@ -60,22 +60,17 @@ def merge(statuses: Sequence[RunStatus]) -> RunStatus:
 
 def save(run_dir: Path, others: Iterable[RunStatus]) -> None:
     """Keep what other nodes have sent, the newest of each. Raises ``OSError``."""
-    path = _path(run_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps([status.to_json() for status in others]))
-    partial.replace(path)  # a reader finds the old list or the new one
+    # A reader finds the old list or the new one.
+    write_document(RunPaths(run_dir).nodes_status, [status.to_json() for status in others])
 
 
 def load(run_dir: Path) -> list[RunStatus]:
-    """What :func:`save` has kept; empty where that cannot be read."""
-    with suppress(OSError, ValueError):
-        return [from_json(document) for document in json.loads(_path(run_dir).read_text())]
-    return []
-
-
-def _path(run_dir: Path) -> Path:
-    return RunPaths(run_dir).nodes_status
+    """What :func:`save` has kept, as far as it can be read."""
+    found = []
+    for document in read_list(RunPaths(run_dir).nodes_status):
+        with suppress(ValueError):
+            found.append(from_json(document))
+    return found
 
 
 def _phase(first: RunStatus, others: Sequence[RunStatus], ranks: Sequence[RankStatus]) -> RunPhase:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 SCHEMA = "ncclops.status/1"
 
@@ -132,31 +134,9 @@ def from_json(document: Mapping[str, Any]) -> RunStatus:
 
     Raises ``ValueError`` if it is none.
     """
+    if (schema := document.get("schema")) != SCHEMA:
+        raise ValueError(f"{schema!r} is not {SCHEMA}")
     try:
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"{document['schema']!r} is not {SCHEMA}")
-        known = _known(RunStatus, document)
-        known["ranks"] = tuple(_rank(rank) for rank in document.get("ranks", ()))
-        known["stragglers"] = tuple(
-            StragglerStatus(**_known(StragglerStatus, each))
-            for each in document.get("stragglers", ())
-        )
-        if (fault := document.get("last_fault")) is not None:
-            known["last_fault"] = FaultStatus(**_known(FaultStatus, fault))
-        known["nodes"] = tuple(document.get("nodes", ()))
-        known["notes"] = tuple(document.get("notes", ()))
-        return RunStatus(**known)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no status: {error!r}") from error
-
-
-def _rank(document: Mapping[str, Any]) -> RankStatus:
-    known = _known(RankStatus, document)
-    if (last := document.get("last_event")) is not None:
-        known["last_event"] = LastEvent(**_known(LastEvent, last))
-    return RankStatus(**known)
-
-
-def _known(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(cls)}
-    return {name: value for name, value in document.items() if name in names}
+        return msgspec.convert(document, RunStatus)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no status: {error}") from error
