@@ -7,6 +7,8 @@ import ctypes
 import gc
 import logging
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -169,6 +171,20 @@ def test_a_process_that_is_being_started_is_known() -> None:
         child.kill()
         child.join()
     assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_a_signal_that_c_code_handles_is_left_to_it() -> None:
+    """``signal.getsignal`` knows nothing of such a handler."""
+    program = """
+import ctypes, signal
+from ncclops.restart._interrupt import wake_signal
+first = signal.SIGRTMIN + 5
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+ctypes.CDLL(None).signal(first, handler)
+assert signal.getsignal(first) == signal.SIG_DFL
+assert wake_signal() == first + 1, wake_signal()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_clean_up_is_not_disturbed() -> None:

@@ -12,7 +12,9 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 from weakref import ref
@@ -28,39 +30,63 @@ from ncclops.restart.log import logged
 _ABORT_NAMES = ("abort", "_abort", "_shutdown")
 
 
+# What ``destroy_process_group`` empties, where it comes so far.
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+    "comms",
+)
+
+
 def forget_failed_groups() -> None:
-    """Remove what is left of the last iteration's groups; all ranks have left it by now.
+    """Leave nothing of the last iteration's groups, now that all ranks are out of it.
 
     A group that was completed just after the abort had looked for it is aborted now. Gloo's
-    connections are closed, and torch numbers process groups from 0 again: it names them by
-    a counter that only ``destroy_process_group`` resets. Where making the first group was
-    interrupted there is nothing to destroy, and the rank would from then on look for its peers
-    under names that they do not use.
+    connections are closed. torch's tables are emptied whatever is in them: where the making or the
+    end of a group was interrupted they hold half of it, the name is taken for ever, and the rank
+    would look for its peers under other names than they use, as torch numbers groups by a counter.
     """
     abort_groups()
     release_gloo_connections()
     world = getattr(distributed_c10d, "_world", None)
-    if world is not None and not distributed.is_initialized() and not world.pg_map:
-        world.group_count = 0
-
-
-def abort_groups() -> None:
-    """Abort and destroy the groups there are."""
-    if not distributed.is_initialized():
+    if world is None:
         return
+    if distributed.is_initialized():  # destroying it has failed
+        distributed_c10d._update_default_pg(None)
+    for name in _TABLES:
+        table = getattr(world, name, None)
+        if table is not None:
+            table.clear()
+    unregister = getattr(torch._C._distributed_c10d, "_unregister_all_process_groups", None)
+    if unregister is not None:
+        unregister()
+    world.group_count = 0
+
+
+def abort_groups(main_thread: FrameType | None = None) -> None:
+    """Abort the groups there are, and destroy them.
+
+    Also those that the main thread is just making, where its present frame is given: torch
+    connects some before they are in its tables, and waits in that for peers.
+    """
     group = distributed.group.WORLD
-    _abort_backends()
+    _abort(_backends() + _backends_in_the_making(main_thread))
     # An abort that took too long was given up; the groups there are now are not its own.
-    if distributed.group.WORLD is group:
+    if distributed.is_initialized() and distributed.group.WORLD is group:
         with logged("destroy_process_group"):
             distributed.destroy_process_group()
 
 
-def _abort_backends() -> None:
+def _abort(backends: list[Any]) -> None:
     """Abort all backends at once: one may wait for another's peers."""
     threads = [
         threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
-        for backend in _backends()
+        for backend in backends
     ]
     for thread in threads:
         thread.start()
@@ -83,6 +109,18 @@ def _backends() -> list[Any]:
             with contextlib.suppress(RuntimeError):
                 backend = group._get_backend(torch.device(device))
                 found[id(backend)] = backend
+    return list(found.values())
+
+
+def _backends_in_the_making(main_thread: FrameType | None) -> list[Any]:
+    """Those that ``init_process_group`` or ``new_group`` has made, and not yet put on record."""
+    found: dict[int, Any] = {}
+    for frame, _ in traceback.walk_stack(main_thread) if main_thread is not None else ():
+        if frame.f_code.co_name == "_new_process_group_helper":
+            variables = frame.f_locals
+            for name in ("backend_class", "eager_backend"):
+                if (backend := variables.get(name)) is not None:
+                    found[id(backend)] = backend
     return list(found.values())
 
 

@@ -29,6 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from ncclops.restart._delicate import is_delicate
@@ -307,7 +308,14 @@ _wake_number: int | None = None
 
 
 def _is_unused(number: int) -> bool:
-    return signal.getsignal(number) == signal.SIG_DFL
+    """Python knows of the handlers that were set from Python; the kernel of those set in C."""
+    masks = [line for line in _STATUS.read_text().splitlines() if line.startswith(_USED)]
+    used = any(int(mask.split()[1], 16) >> (number - 1) & 1 for mask in masks)
+    return not used and signal.getsignal(number) == signal.SIG_DFL
+
+
+_STATUS = Path("/proc/self/status")
+_USED = ("SigCgt:", "SigIgn:")
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ class AbortTorchDistributed(Abort):
         # Also when no group is initialised: the main thread may be blocked in making the first.
         with logged("shutting down Gloo's connections"):
             shut_down_gloo_connections()
-        abort_groups()
+        abort_groups(sys._current_frames().get(threading.main_thread().ident or 0))
         return state
 
 

@@ -20,6 +20,7 @@ import copy
 import logging
 import os
 import queue
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -76,6 +77,9 @@ log = logging.getLogger("ncclops.restart")
 # Between a fault in the ledger and the monitor thread's message about it are two messages of the
 # store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
+# Between the end of a process and its report in the ledger, where several monitor processes have
+# to pass it on.
+_REPORTED_WITHIN = timedelta(seconds=10)
 
 
 class RestartLoop:
@@ -102,6 +106,7 @@ class RestartLoop:
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
         self._caught: BaseException | None = None  # what has left the function in this iteration
+        self._fault_seen_at = 0.0  # monotonic
         self._pid = os.getpid()
 
     @property
@@ -176,6 +181,8 @@ class RestartLoop:
         """One iteration: the function on an active rank, waiting on a reserve."""
         state, session = self._state, self.session
         state.set_distributed_vars()
+        self._page.touch()
+        self._page.watch = Watch.HARD  # destroying a group may hang
         forget_failed_groups()
         undo_excepthook_of_torch()
         value, caught = None, None
@@ -355,7 +362,7 @@ class RestartLoop:
         session.ledger.arrive(iteration, arrival, session.gone)
 
     def _await_agreement(self, iteration: int) -> Agreed:
-        timeout = self._settings.barrier_timeout
+        timeout = self._barrier_deadline(iteration)
         try:
             message = self._next_message(timeout)
         except queue.Empty:
@@ -363,8 +370,8 @@ class RestartLoop:
                 "initial barrier" if iteration == INITIAL else f"barrier of iteration {iteration}"
             )
             raise BarrierTimeout(
-                f"{name}: not all ranks arrived within barrier_timeout={timeout}, and no rank "
-                "reported the missing ones lost"
+                f"{name}: not all ranks arrived within {timeout} (barrier_timeout, and what "
+                "the hard timeout allows), and no rank reported the missing ones lost"
             ) from None
         if not isinstance(message, Agreed):
             raise InternalError(f"expected the agreement, got {message}")
@@ -380,6 +387,16 @@ class RestartLoop:
             return agreed
         self._causes.note_faults(agreement.faults)
         return replace(agreed, agreement=agreement)
+
+    def _barrier_deadline(self, iteration: int) -> timedelta:
+        """How long to wait for the others. On the way here each has the hard timeout twice without
+        any progress, in the abort and in finalize and health check, and is ended after that."""
+        settings = self._settings
+        if iteration == INITIAL:
+            return settings.barrier_timeout
+        allowed = 2 * settings.hard_timeout + settings.termination_grace_time
+        since = timedelta(seconds=time.monotonic() - self._fault_seen_at)
+        return max(settings.barrier_timeout, allowed - since + _REPORTED_WITHIN)
 
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""

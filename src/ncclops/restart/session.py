@@ -105,8 +105,9 @@ class Session:
                 settings.abort,
                 initial_rank=self._rank,
                 last_call_wait=settings.last_call_wait,
-                # the others may need their hard timeout before they come to the barrier
-                agreement_timeout=settings.barrier_timeout + settings.hard_timeout,
+                # later than the main thread, which gives up: see RestartLoop._barrier_deadline
+                agreement_timeout=2 * (settings.barrier_timeout + settings.hard_timeout)
+                + settings.termination_grace_time,
                 abort_timeout=settings.hard_timeout,
                 wake=wake_signal(),
                 unblock=self._end_wait,
