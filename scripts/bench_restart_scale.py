@@ -2,10 +2,14 @@
 
     python scripts/bench_restart_scale.py --ranks 1024 4096 [--peer-python PYTHON]
 
-Each rank is simulated by a thread with a store connection of its own, some dozens of them in a
-process; the code that runs is that of the wrappers. In every round one rank is lost; measured is
-the time from the release of all threads until the last one knows its new number, and the CPU time
-of the store's server, which all ranks of a job share and no noise of the machine gets into.
+Each rank is simulated by a thread with a store connection of its own, ``--per-process`` of them in
+a process: 8 stand for a host with 8 ranks, more take less memory. The code that runs is that of the
+wrappers. In every round one rank is lost; measured is the time from the release of all threads
+until the last one knows its new number, and, of the store's server, the CPU time and the bytes that
+it read and wrote: all ranks of a job share it, and no noise of the machine gets into them.
+
+``--all-fail``: as in a collective, every other rank reports an exception with 8 KB of traceback
+(ncclops alone: the other wrapper records no tracebacks).
 
 * ncclops: what the restart loop does between "health check" and "assign": ``Ledger.arrive``,
   ``wait_for_agreement``, and the placement; the rank that completes the barrier plans for all.
@@ -39,8 +43,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-# More in a process, and the interpreter's lock is what is measured.
-THREADS = 512
 OURS, THEIRS = "ncclops.restart", "nvidia_resiliency_ext.inprocess"
 TIMEOUT = timedelta(seconds=300)
 
@@ -51,6 +53,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--assignment", choices=("shift", "tree"), nargs="+", default=["shift"])
     parser.add_argument("--rounds", type=int, default=3)
+    # More than 512, and the interpreter's lock is what is measured.
+    parser.add_argument("--per-process", type=int, default=512, help="ranks in a process")
+    parser.add_argument("--all-fail", action="store_true")
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -59,34 +64,46 @@ def main() -> None:
         return
     for ranks in arguments.ranks:
         for assignment in arguments.assignment:
-            ours = measure("ncclops", sys.executable, ranks, assignment, arguments.rounds)
+            given = {
+                "ranks": ranks,
+                "assignment": assignment,
+                "rounds": arguments.rounds,
+                "per_process": arguments.per_process,
+                "all_fail": arguments.all_fail,
+            }
+            ours = measure("ncclops", sys.executable, given)
             print(f"{ranks:>6} ranks  {assignment:<5}  ncclops {ours}", flush=True)
             if arguments.peer_python:
-                nvrx = measure("nvrx", arguments.peer_python, ranks, assignment, arguments.rounds)
+                nvrx = measure("nvrx", arguments.peer_python, given)
                 print(f"{'':>21}  nvrx    {nvrx}  {ours.share_of(nvrx)}", flush=True)
 
 
 @dataclass
 class Rounds:
-    """Of each round: seconds until the last rank is through, and seconds of the server's CPU."""
+    """Of each round: seconds until the last rank is through, the server's CPU seconds and bytes."""
 
     wall: list[float]
     server: list[float]
+    moved: list[int]
 
     def __str__(self) -> str:
         wall, server = statistics.median(self.wall), statistics.median(self.server)
         each = " ".join(f"{1000 * value:.0f}" for value in self.wall)
-        return f"{1000 * wall:>7.0f} ms ({each}), server {1000 * server:>6.1f} ms"
+        moved = statistics.median(self.moved) / 1e6
+        return f"{1000 * wall:>7.0f} ms ({each}), server {1000 * server:>6.1f} ms {moved:.2f} MB"
 
     def share_of(self, other: Rounds) -> str:
         """Ours as a part of theirs."""
         wall = statistics.median(self.wall) / statistics.median(other.wall)
         server = statistics.median(self.server) / statistics.median(other.server)
-        return f"ncclops: {wall:.2f} of the time, {server:.2f} of the server"
+        moved = statistics.median(self.moved) / statistics.median(other.moved)
+        return (
+            f"ncclops: {wall:.2f} of the time, {server:.2f} of the server, {moved:.2f} of the bytes"
+        )
 
 
-def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) -> Rounds:
-    """``rounds`` rounds. Raises ``RuntimeError`` when a worker fails."""
+def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds:
+    """The rounds of one setting. Raises ``RuntimeError`` when a worker fails."""
     server = subprocess.Popen(
         [sys.executable, "-m", "ncclops.restart.store_server", "0"],
         stdout=subprocess.PIPE,
@@ -94,7 +111,7 @@ def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) ->
     )
     assert server.stdout is not None
     port = int(server.stdout.readline().rpartition(":")[2])
-    given = {"peer": peer, "port": port, "ranks": ranks, "rounds": rounds, "assignment": assignment}
+    given = {**given, "peer": peer, "port": port}
     worker = subprocess.Popen(
         [python, "-W", "ignore", __file__, "--worker", json.dumps(given)],
         stdin=subprocess.PIPE,
@@ -105,11 +122,12 @@ def measure(peer: str, python: str, ranks: int, assignment: str, rounds: int) ->
     )
     try:
         read_line(worker)  # connected, and in their first numbers
-        found = Rounds([], [])
-        for _ in range(rounds):
-            before = cpu_s(server.pid)
+        found = Rounds([], [], [])
+        for _ in range(given["rounds"]):
+            cpu_before, moved_before = cpu_s(server.pid), moved(server.pid)
             found.wall.append(time_round(worker))
-            found.server.append(cpu_s(server.pid) - before)
+            found.server.append(cpu_s(server.pid) - cpu_before)
+            found.moved.append(moved(server.pid) - moved_before)
         return found
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
@@ -131,6 +149,12 @@ def cpu_s(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
+def moved(pid: int) -> int:
+    """Bytes that the process has read and written, sockets included."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["rchar"]) + int(fields["wchar"])
+
+
 def read_line(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout is not None
     line = worker.stdout.readline()
@@ -148,12 +172,14 @@ def work(given: dict[str, Any]) -> None:
     os.environ.update(RANK="1", WORLD_SIZE=str(given["ranks"]), MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(given["port"])
     make, module = (ours, OURS) if given["peer"] == "ncclops" else (theirs, THEIRS)
-    importlib.import_module(module)  # once, for all children
+    for name in (module, "torch.distributed"):
+        importlib.import_module(name)  # once, for all children
     gates = Gates(given["rounds"])
-    for first in range(0, given["ranks"], THREADS):
+    for first in range(0, given["ranks"], given["per_process"]):
         if os.fork() == 0:
             gates.leave_to_parent()
-            live(make, given, range(first, min(first + THREADS, given["ranks"])), gates)
+            last = min(first + given["per_process"], given["ranks"])
+            live(make, given, range(first, last), gates)
     gates.wait_for_all(given["ranks"])
     print("ready", flush=True)
     for number in range(given["rounds"]):
@@ -262,6 +288,13 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
             lost = world - iteration - 1
             fault = Fault(FaultKind.DIED, lost, lost, iteration, time.time(), "it died", gone=True)
             ledger.record_gone(iteration, fault, gone)
+        if given["all_fail"] and iteration >= 0:
+            text = "RuntimeError: Connection closed by peer [10.0.0.1]:12345"
+            at = time.time()
+            kind = FaultKind.EXCEPTION
+            ledger.record_fault(
+                iteration, Fault(kind, rank, state.rank, iteration, at, text, "x" * 8000)
+            )
         keys = assigner.keys(state, iteration)
         ledger.arrive(iteration, Arrival(rank, state.rank, state.world_size, keys), gone)
         agreement, placement = ledger.wait_for_agreement(iteration, rank, TIMEOUT)
