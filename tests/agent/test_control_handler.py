@@ -11,7 +11,7 @@ import pytest
 
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler, tightened
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.record.run_directory import RunDirectory

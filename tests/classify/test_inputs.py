@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from ncclops.classify import classify_paths, load_signatures
-from ncclops.classify.ranks import rank_of_path
+from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
 
 LOADED = load_signatures()

@@ -13,7 +13,7 @@ import pytest
 
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import AgentSide
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.classify.policy import default_rules
 from ncclops.cluster import messages
 from ncclops.cluster.fingerprint import Fingerprint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.agent.store import StoreAddress
+from ncclops.agent.hosted_store import StoreAddress
 from ncclops.cluster import round_start
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.node_info import NodeInfo

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclops.diagnose.agent_incident import ProcessEnd, record_end
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.paths import INCIDENT
 
 FAILED, KILLED = ProcessEnd(1, None), ProcessEnd(None, "SIGKILL")
@@ -68,7 +68,7 @@ def test_incidents_are_numbered_and_say_why_a_snapshot_is_missing(run: Path) -> 
     first = record_end(run, ended={0: KILLED}, running=[], attempt=0)
     second = record_end(run, ended={0: KILLED}, running=[], attempt=1)
     assert [first.name, second.name] == ["0", "1"]
-    missing = json.loads((snapshots.rank_dir(second, 0) / snapshots.MISSING).read_text())
+    missing = json.loads((snapshot_files.rank_dir(second, 0) / snapshot_files.MISSING).read_text())
     assert missing["reason"] == "its process has ended (SIGKILL)"
 
 
@@ -85,5 +85,5 @@ def test_how_a_process_ended_is_in_fields(
 ) -> None:
     """A rank that finished, while its peers wait for it, did not die."""
     made = record_end(run, ended={0: FAILED, 1: how}, running=[], attempt=0)
-    missing = json.loads((snapshots.rank_dir(made, 1) / snapshots.MISSING).read_text())
+    missing = json.loads((snapshot_files.rank_dir(made, 1) / snapshot_files.MISSING).read_text())
     assert (missing["ended"], missing["ended_well"], missing["ended_signal"]) == fields

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ncclops import flight
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from tests.conftest import CompletedText, clean_environ
 from tests.diagnose.conftest import read
 
@@ -64,13 +64,13 @@ def test_the_ring_goes_on_meanwhile(ncclops: Ncclops, tmp_path: Path, go_on_s: s
     incident = tmp_path / "run" / "incidents" / "0"
     last_of = {}
     for rank in range(RANKS):
-        directory = snapshots.rank_dir(incident, rank)
-        entries = read(directory / snapshots.FLIGHT)["dump"]["entries"]
+        directory = snapshot_files.rank_dir(incident, rank)
+        entries = read(directory / snapshot_files.FLIGHT)["dump"]["entries"]
         assert {each["pg_id"] for each in entries} == {0}, "the next iteration's are left out"
         last = last_of[rank] = entries[-1]
         assert last["retired"] == (rank == 2), "the others waited in theirs"
         assert any(frame["name"] == "reduce_gradients" for frame in last["frames"])
-        (world,) = read(directory / snapshots.GROUPS)
+        (world,) = read(directory / snapshot_files.GROUPS)
         assert world["last_op"]["pending"] == (rank != 2)
     reached = [last_of[rank]["collective_seq_id"] for rank in range(RANKS)]
     assert reached == [BEFORE + 1, BEFORE + 1, BEFORE, BEFORE + 1]

@@ -15,7 +15,7 @@ from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.flight.findings import KINDS
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document
 from ncclops.record.events import (
     EscalationEvent,
@@ -54,7 +54,7 @@ def make(tmp_path: Path) -> Make:
         for rank, entries in by_rank.items():
             flight = {"rank": rank, "host": "n1", "pid": 1, "taken_at": dumps.BEGUN_S + 10_000}
             write_document(
-                snapshots.rank_dir(incident, rank) / snapshots.FLIGHT,
+                snapshot_files.rank_dir(incident, rank) / snapshot_files.FLIGHT,
                 flight | {"dump": dumps.dump(entries, {dumps.WORLD: range(4)})},
             )
         record = {
@@ -94,10 +94,10 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
     log.write_text(said)
     event = {"ts": time.time(), "event": "worker-exited", "rank": rank, "exit_code": None}
     (run / "events.jsonl").write_text(json.dumps(event | {"signal": signal}) + "\n")
-    snapshots.add_missing(
-        snapshots.rank_dir(RunPaths(run).incident(0), rank),
+    snapshot_files.add_missing(
+        snapshot_files.rank_dir(RunPaths(run).incident(0), rank),
         f"the process ended ({signal})",
-        list(snapshots.COMPLETE),
+        list(snapshot_files.COMPLETE),
         ended=True,
     )
 
@@ -151,7 +151,7 @@ def test_a_report_of_the_watch_is_no_fault_of_the_rank(make: Make) -> None:
     by_rank: dict[int, Entries] = {rank: calls() for rank in (0, 1, 3)}
     by_rank[2] = calls()[:2]
     run = make(by_rank, fault(2, "hung", "hang: rank 2: CPU time stale for more than 4s"))
-    stacks = snapshots.rank_dir(RunPaths(run).incident(0), 2) / snapshots.STACKS
+    stacks = snapshot_files.rank_dir(RunPaths(run).incident(0), 2) / snapshot_files.STACKS
     stacks.write_text(
         'Thread 0x1 [MainThread] (most recent call first):\n  File "/home/user/d.py", line 3 in f\n'
     )

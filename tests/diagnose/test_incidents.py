@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.paths import INCIDENT
 from tests.conftest import CompletedText, run_ncclops
 from tests.diagnose.conftest import LINE_OF, read, write_profile, write_training
@@ -34,12 +34,12 @@ def report_of(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
 def expect_complete(incident: Path, absent_of: dict[int, set[str]], ranks: int = RANKS) -> None:
     """Each rank left all its files, but for those that its missing.json explains."""
     for rank in range(ranks):
-        directory = snapshots.rank_dir(incident, rank)
+        directory = snapshot_files.rank_dir(incident, rank)
         have = {path.name for path in directory.iterdir()}
         absent = absent_of.get(rank, set())
-        assert set(snapshots.COMPLETE) - have == absent, f"rank {rank}: {have}"
+        assert set(snapshot_files.COMPLETE) - have == absent, f"rank {rank}: {have}"
         if absent:
-            missing = read(directory / snapshots.MISSING)
+            missing = read(directory / snapshot_files.MISSING)
             assert missing["reason"]
             assert set(missing["files"]) >= absent
 
@@ -80,18 +80,18 @@ def test_an_exception_leaves_a_snapshot_of_every_rank(faulted: Faulted) -> None:
     record = read(incident / INCIDENT)
     assert record["cause"] == "exception"
     assert record["phases_ms"]["collect"] > 0
-    groups = read(snapshots.rank_dir(incident, 0) / snapshots.GROUPS)
+    groups = read(snapshot_files.rank_dir(incident, 0) / snapshot_files.GROUPS)
     (world,) = groups
     assert (world["desc"], world["ranks"]) == ("default_pg", [0, 1, 2, 3])
     assert world["last_op"]["op"] == "all_reduce"
     assert world["last_enqueued"] == world["last_op"]["seq"] >= 6
-    flight = read(snapshots.rank_dir(incident, 0) / snapshots.FLIGHT)
+    flight = read(snapshot_files.rank_dir(incident, 0) / snapshot_files.FLIGHT)
     assert flight["rank"] == 0
     assert flight["source"] == "_dump_fr_trace"
     entries = flight["dump"]["entries"]
     assert [entry["collective_seq_id"] for entry in entries] == list(range(1, len(entries) + 1))
     assert any(frame["name"] == "reduce_gradients" for frame in entries[-1]["frames"])
-    process = read(snapshots.rank_dir(incident, 0) / snapshots.PROCESS)
+    process = read(snapshot_files.rank_dir(incident, 0) / snapshot_files.PROCESS)
     assert process["source"] == "guardian"
     assert process["threads"][0]["tid"] == process["pid"] == flight["pid"]
 
@@ -113,7 +113,8 @@ def test_a_hang_is_blamed_on_the_rank_that_never_came(
     assert page["culprit"]["rank"] == 2
     assert page["culprit"]["frame"]["line"] == LINE_OF["time.sleep"]
     assert (
-        page["culprit"]["host"] == read(snapshots.rank_dir(incident, 2) / snapshots.FLIGHT)["host"]
+        page["culprit"]["host"]
+        == read(snapshot_files.rank_dir(incident, 2) / snapshot_files.FLIGHT)["host"]
     )
     assert "rank 2 never entered all_reduce #7" in page["sentence"]
     at = {tuple(each["ranks"]): each["frame"]["line"] for each in page["clusters"]}
@@ -136,10 +137,12 @@ def test_a_rank_that_crashes_in_c_is_blamed_with_its_line(faulted: Faulted) -> N
 def test_a_rank_that_hangs_with_the_gil_held_is_seen_from_outside(faulted: Faulted) -> None:
     """Its monitor process sees what it can, then ends it; the others are not held up."""
     incident = faulted.incident("gil:2")
-    expect_complete(incident, {2: {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU}}, ranks=3)
-    stacks = (snapshots.rank_dir(incident, 2) / snapshots.STACKS).read_text()
+    expect_complete(
+        incident, {2: {snapshot_files.FLIGHT, snapshot_files.GROUPS, snapshot_files.GPU}}, ranks=3
+    )
+    stacks = (snapshot_files.rank_dir(incident, 2) / snapshot_files.STACKS).read_text()
     assert f'train.py", line {LINE_OF["sleep(1000)"]} in load_batch' in stacks
-    process = read(snapshots.rank_dir(incident, 2) / snapshots.PROCESS)
+    process = read(snapshot_files.rank_dir(incident, 2) / snapshot_files.PROCESS)
     assert process["state"] == "S"
     assert process["python_ran_s_ago"] > 1
     page = faulted.page("gil:2")
@@ -150,7 +153,7 @@ def test_a_rank_that_hangs_with_the_gil_held_is_seen_from_outside(faulted: Fault
 
 def test_a_rank_that_is_killed_leaves_nothing_and_is_blamed(faulted: Faulted) -> None:
     incident = faulted.incident("kill:0")
-    gone = {snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU, snapshots.STACKS}
+    gone = {snapshot_files.FLIGHT, snapshot_files.GROUPS, snapshot_files.GPU, snapshot_files.STACKS}
     expect_complete(incident, {0: gone}, ranks=2)
     page = faulted.page("kill:0")
     assert page["culprit"]["rank"] == 0
@@ -222,10 +225,10 @@ def test_a_team_that_the_agent_ends(
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
     assert page["decision"]["what"] == "the run ended: failed"
     for rank in range(RANKS):  # which of the others are still there is a matter of chance
-        directory = snapshots.rank_dir(incident, rank)
-        assert (directory / snapshots.STACKS).exists() or read(directory / snapshots.MISSING)[
-            "reason"
-        ]
+        directory = snapshot_files.rank_dir(incident, rank)
+        assert (directory / snapshot_files.STACKS).exists() or read(
+            directory / snapshot_files.MISSING
+        )["reason"]
 
 
 def test_without_a_run_or_an_incident_there_is_one_line(

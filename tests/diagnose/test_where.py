@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.paths import RunPaths
 from tests.conftest import CompletedText
 from tests.diagnose.conftest import DEADLINE_S, LINE_OF, read, until
@@ -71,7 +71,9 @@ def test_a_hang_is_seen_and_the_job_goes_on(
     assert [last[rank]["seq"] for rank in range(3)] == [7, 6, 7]
     assert [last[rank]["pending"] for rank in range(3)] == [True, False, True]
     taken = tmp_path / seen["pictures"]
-    assert set(snapshots.COMPLETE) <= {p.name for p in snapshots.rank_dir(taken, 0).iterdir()}
+    assert set(snapshot_files.COMPLETE) <= {
+        p.name for p in snapshot_files.rank_dir(taken, 0).iterdir()
+    }
 
     people = ncclops_in_process("where", "runs/hung")
     assert "2 ranks (0, 2)" in people.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from ncclops.flight import rank_files
 from ncclops.flight.model import FlightEvidence, RankEvidence
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 
 
 def read(folder: Path) -> RankEvidence:
@@ -21,25 +21,31 @@ def read(folder: Path) -> RankEvidence:
 
 @pytest.mark.parametrize("reason", ["its process has ended (SIGKILL)", "reworded"])
 def test_a_rank_whose_process_has_ended(tmp_path: Path, reason: str) -> None:
-    snapshots.add_missing(tmp_path, reason, [snapshots.FLIGHT], ended=True)
+    snapshot_files.add_missing(tmp_path, reason, [snapshot_files.FLIGHT], ended=True)
     rank = read(tmp_path)
     assert (rank.ended, rank.ended_well, rank.silent) == (reason, False, False)
 
 
 def test_a_rank_that_was_silent_and_then_ended_is_both(tmp_path: Path) -> None:
-    snapshots.add_missing(tmp_path, "no answer", [snapshots.FLIGHT], silent=True)
-    snapshots.add_missing(tmp_path, "over", [snapshots.STACKS], ended=True, ended_well=True)
+    snapshot_files.add_missing(tmp_path, "no answer", [snapshot_files.FLIGHT], silent=True)
+    snapshot_files.add_missing(
+        tmp_path, "over", [snapshot_files.STACKS], ended=True, ended_well=True
+    )
     rank = read(tmp_path)
     assert (rank.ended, rank.ended_well, rank.silent) == ("no answer; over", True, True)
 
 
 @pytest.mark.parametrize("signal", ["SIGABRT", "SIGKILL", None])
 def test_the_signal_that_ended_a_rank_is_a_field(tmp_path: Path, signal: str | None) -> None:
-    snapshots.add_missing(tmp_path, "no answer", [snapshots.FLIGHT], silent=True)
-    snapshots.add_missing(
-        tmp_path, "over (signal 6, aborted)", [snapshots.STACKS], ended=True, ended_signal=signal
+    snapshot_files.add_missing(tmp_path, "no answer", [snapshot_files.FLIGHT], silent=True)
+    snapshot_files.add_missing(
+        tmp_path,
+        "over (signal 6, aborted)",
+        [snapshot_files.STACKS],
+        ended=True,
+        ended_signal=signal,
     )
-    snapshots.add_missing(tmp_path, "py-spy failed", [snapshots.NATIVE])
+    snapshot_files.add_missing(tmp_path, "py-spy failed", [snapshot_files.NATIVE])
     assert read(tmp_path).ended_signal == signal
 
 
@@ -55,7 +61,7 @@ def test_the_signal_that_ended_a_rank_is_a_field(tmp_path: Path, signal: str | N
 def test_how_the_kernel_saw_a_rank_end(
     tmp_path: Path, view: dict[str, Any], signal: str | None, well: bool
 ) -> None:
-    (tmp_path / snapshots.PROCESS).write_text(json.dumps(view))
+    (tmp_path / snapshot_files.PROCESS).write_text(json.dumps(view))
     rank = read(tmp_path)
     assert (rank.ended_signal, rank.ended_well) == (signal, well)
     assert rank.ended is not None
@@ -66,12 +72,12 @@ def test_how_the_kernel_saw_a_rank_end(
 )
 def test_whether_a_process_was_stopped(tmp_path: Path, state: str | None, stopped: bool) -> None:
     view = {"state": state, "state_name": "stopped in words", "wchan": "do_signal_stop"}
-    (tmp_path / snapshots.PROCESS).write_text(json.dumps(view))
+    (tmp_path / snapshot_files.PROCESS).write_text(json.dumps(view))
     assert read(tmp_path).stopped is stopped
 
 
 def test_words_alone_prove_neither(tmp_path: Path) -> None:
     reason = "it did not answer: the process died (exit code 0)"
-    snapshots.add_missing(tmp_path, reason, [snapshots.FLIGHT])
+    snapshot_files.add_missing(tmp_path, reason, [snapshot_files.FLIGHT])
     rank = read(tmp_path)
     assert (rank.ended, rank.silent, rank.missing) == (None, False, reason)

@@ -12,7 +12,7 @@ from ncclops.flight import rank_files
 from ncclops.flight.model import FlightEvidence, RankEvidence
 from ncclops.flight.rank_files import read_stacks
 from ncclops.flight.rank_place import place_in
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.stacks.frame import Frame
 
 WAITING = "done with the script, waiting for the others"
@@ -107,7 +107,7 @@ def test_what_a_rank_is_busy_with(below: str, what: str) -> None:
 @pytest.mark.parametrize("head", ["", "# the main thread has left the script, in other words\n"])
 def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path, head: str) -> None:
     """Our own snapshots say that it left, in a field, and show where it raised."""
-    snapshots.write_stacks(tmp_path, head + FAULTHANDLER, "RuntimeError: connection closed")
+    snapshot_files.write_stacks(tmp_path, head + FAULTHANDLER, "RuntimeError: connection closed")
     rank = read_snapshot(tmp_path)
     assert rank.place is not None
     assert rank.place.inside is None
@@ -117,8 +117,8 @@ def test_a_rank_that_has_raised_is_in_no_collective(tmp_path: Path, head: str) -
 
 def test_later_stacks_of_a_rank_replace_what_was_said_of_earlier_ones(tmp_path: Path) -> None:
     """A signal has the stacks dumped of a rank that has raised and then does not answer."""
-    snapshots.write_stacks(tmp_path, FAULTHANDLER, "RuntimeError: connection closed")
-    snapshots.write_stacks(tmp_path, FAULTHANDLER)
+    snapshot_files.write_stacks(tmp_path, FAULTHANDLER, "RuntimeError: connection closed")
+    snapshot_files.write_stacks(tmp_path, FAULTHANDLER)
     place = read_snapshot(tmp_path).place
     assert place is not None and (place.left, place.inside) == (None, "all_reduce")
 
@@ -129,9 +129,9 @@ def test_stacks_without_a_readable_word_on_leaving_are_read(
 ) -> None:
     """Runs of older versions said so in a line of the stacks, which is for people."""
     line = "# the main thread has left the script by RuntimeError: over; it was raised at\n"
-    (tmp_path / snapshots.STACKS).write_text(line + FAULTHANDLER)
+    (tmp_path / snapshot_files.STACKS).write_text(line + FAULTHANDLER)
     if left is not None:
-        (tmp_path / snapshots.LEFT).write_text(left)
+        (tmp_path / snapshot_files.LEFT).write_text(left)
     place = read_snapshot(tmp_path).place
     assert place is not None and (place.left, place.inside) == (None, "all_reduce")
 
@@ -146,7 +146,7 @@ def test_what_a_process_that_has_raised_writes_of_itself_is_read_back(tmp_path: 
     other = threading.Thread(target=lambda: written.append(python_stacks.render_own(None, error)))
     other.start()
     other.join()
-    snapshots.write_stacks(tmp_path, written[0].text, written[0].left_by)
+    snapshot_files.write_stacks(tmp_path, written[0].text, written[0].left_by)
     place = read_snapshot(tmp_path).place
     assert place is not None and place.left == "RuntimeError: connection closed"
 

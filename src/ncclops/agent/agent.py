@@ -32,11 +32,11 @@ from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
+from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis
 from ncclops.agent.rendezvous_result import Place
-from ncclops.agent.stopping import StopRequests
-from ncclops.agent.store import NOWHERE
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.terminal import Terminal
 from ncclops.agent.worker_events import WorkerEvents

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from ncclops.agent import log_files, store, worker_messages, workers
+from ncclops.agent import hosted_store, log_files, worker_messages, workers
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.diagnostics import InternalErrors
@@ -22,7 +22,7 @@ from ncclops.agent.hang_watch import HangWatch
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
 from ncclops.agent.rendezvous_result import Place
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.team_stop import TeamStop
 from ncclops.agent.watching import Watching
@@ -84,7 +84,7 @@ class RunningAttempt:
         self._context = context
         self._job, self._run = context.job, context.job.run
         self._environ = environ
-        self._server: store.StoreServer | None = None
+        self._server: hosted_store.StoreServer | None = None
         self._stop_page: StopPage | None = None
         self._scan = LiveScan(log_files.output(self._run, place.ranks), context.printed)
         self.watching = Watching(self._job, place.ranks, context.say)
@@ -275,11 +275,11 @@ class RunningAttempt:
 
     # --- what the phases are made of ------------------------------------------------------------
 
-    def _start_store(self) -> store.StoreServer | None:
+    def _start_store(self) -> hosted_store.StoreServer | None:
         place = self._place
         if place.listener is None:
             return None
-        server = store.serve(place.listener, place.store.host, self._run.paths.store_log)
+        server = hosted_store.serve(place.listener, place.store.host, self._run.paths.store_log)
         asyncio.get_running_loop().add_reader(server.pidfd, self._on_store_end)
         return server
 

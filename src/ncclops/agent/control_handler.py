@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ncclops.agent.job import Job
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest

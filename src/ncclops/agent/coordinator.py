@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ncclops.agent import store
+from ncclops.agent import hosted_store
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_agreement import StopAgreement
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.workers import Worker
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import JobRules, NodeEnd
@@ -86,8 +86,8 @@ class Alone:
         listener, self._listener = self._listener, None
         # A store for each attempt: torch's keys carry no attempt, and those of the last one
         # would be taken for answers.
-        listener = listener or store.listen(host=None, port=self._port)
-        address = store.StoreAddress(store.LOOPBACK, listener.getsockname()[1])
+        listener = listener or hosted_store.listen(host=None, port=self._port)
+        address = hosted_store.StoreAddress(hosted_store.LOOPBACK, listener.getsockname()[1])
         return Place(number=number, layout=self._job.layout, store=address, listener=listener)
 
     def over_for_all(self) -> str | None:

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout
-from ncclops.agent.store import StoreAddress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
 from ncclops.agent.stop_agreement import RESERVE, SIGNAL, StopAgreement
-from ncclops.agent.stopping import StopRequests
+from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.host import process_tree
 from ncclops.record import progress

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
-from ncclops.agent.store import StoreAddress
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.variables import COMMANDS_FD

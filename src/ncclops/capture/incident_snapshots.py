@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclops.capture import snapshot_server
 from ncclops.capture.rank_snapshot import RankSnapshot
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.restart.snapshots import OutsideViewSource
 
 log = logging.getLogger("ncclops.restart")
@@ -79,14 +79,14 @@ class IncidentSnapshots:
         gpu = threading.Thread(target=snapshot.read_gpu, name="ncclops-gpu", daemon=True)
         gpu.start()
         snapshot.take_before_abort(_TAKE_WITHIN_S)
-        rank_dir = snapshots.rank_dir(directory, self._server.who.rank)
+        rank_dir = snapshot_files.rank_dir(directory, self._server.who.rank)
         self._unfinished.put(_Unfinished(snapshot, rank_dir, gpu, started + _REST_AFTER_S))
 
     def record_lost(self, directory: Path, rank: int, reason: str) -> None:
         """Record why there is no snapshot of a rank whose node was lost."""
-        rank_dir = snapshots.rank_dir(directory, rank)
+        rank_dir = snapshot_files.rank_dir(directory, rank)
         if not rank_dir.exists():
-            snapshots.add_missing(rank_dir, reason, list(snapshots.COMPLETE), ended=True)
+            snapshot_files.add_missing(rank_dir, reason, list(snapshot_files.COMPLETE), ended=True)
 
     def close(self, timeout_s: float) -> None:
         """Finish unfinished snapshots at once, and wait for that."""
@@ -112,6 +112,6 @@ def _write(unfinished: _Unfinished) -> None:
     gpu.join(_TAKE_WITHIN_S)
     if gpu.is_alive():
         snapshot.failures.append(
-            (f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [snapshots.GPU])
+            (f"NVML did not answer within {_TAKE_WITHIN_S:g} s", [snapshot_files.GPU])
         )
     snapshot.write(unfinished.directory)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document
 from ncclops.restart.snapshots import LastProgress
 
@@ -23,7 +23,7 @@ log = logging.getLogger("ncclops.restart.monitor")
 
 # Before a process is ended that does not answer; the monitor process has its heartbeats to send.
 _DUMP_WITHIN_S = 0.5
-_FROM_THE_RANK = [snapshots.FLIGHT, snapshots.GROUPS, snapshots.GPU]
+_FROM_THE_RANK = [snapshot_files.FLIGHT, snapshot_files.GROUPS, snapshot_files.GPU]
 
 
 class Observer:
@@ -49,7 +49,7 @@ class Observer:
         """No Python thread runs there: the kernel's view, and the stacks by a signal."""
         view = self._view(progress)
         text = dump_stacks(self._dumper, _DUMP_WITHIN_S)
-        missing = [*_FROM_THE_RANK, *([] if text else [snapshots.STACKS])]
+        missing = [*_FROM_THE_RANK, *([] if text else [snapshot_files.STACKS])]
         why = f"it did not answer: {reason}"
         self._write_later(directory, view, stacks=text, reason=why, missing=missing, silent=True)
         return text
@@ -59,7 +59,7 @@ class Observer:
         view = self._view(progress)
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
         why = f"{reason} ({how})" if how else reason
-        missing = [*_FROM_THE_RANK, snapshots.STACKS]
+        missing = [*_FROM_THE_RANK, snapshot_files.STACKS]
         self._write_later(directory, view, reason=why, missing=missing, ended=True)
 
     def _view(self, progress: LastProgress) -> dict[str, Any]:
@@ -89,18 +89,18 @@ class Observer:
         """Write in a thread: the monitor process cannot wait for a slow disk."""
         if incident is None:
             return
-        directory = snapshots.rank_dir(incident, self._rank)
+        directory = snapshot_files.rank_dir(incident, self._rank)
 
         def write() -> None:
             # What was seen before it died says more than that it is gone.
             last = {"end": view} if view["state"] in (None, "Z") else view
-            before = read_document(directory / snapshots.PROCESS)
-            write_document(directory / snapshots.PROCESS, (before or view) | last)
+            before = read_document(directory / snapshot_files.PROCESS)
+            write_document(directory / snapshot_files.PROCESS, (before or view) | last)
             if stacks is not None:
-                snapshots.write_stacks(directory, stacks)
+                snapshot_files.write_stacks(directory, stacks)
             if reason is not None:
                 have = {path.name for path in directory.iterdir()}
-                snapshots.add_missing(
+                snapshot_files.add_missing(
                     directory,
                     reason,
                     sorted(set(missing or []) - have),

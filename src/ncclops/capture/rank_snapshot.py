@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.capture import flight_recorder, process_groups, python_stacks
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import write_document
 
 _LOGS = ("stdout.log", "stderr.log")
@@ -111,14 +111,14 @@ class RankSnapshot:
         thread.join(limit_s)
         if thread.is_alive():
             reason = f"the flight recorder did not answer within {limit_s:g} s"
-            self.failures.append((reason, [snapshots.FLIGHT]))
+            self.failures.append((reason, [snapshot_files.FLIGHT]))
 
     def _dump(self, mark: flight_recorder.RecorderMark | None) -> None:
         try:
             self.dumps = flight_recorder.dump(mark)
         except Exception as error:  # noqa: BLE001 - torch's, of whatever release
             reason = f"the flight recorder failed: {type(error).__name__}: {error}"
-            self.failures.append((reason, [snapshots.FLIGHT]))
+            self.failures.append((reason, [snapshot_files.FLIGHT]))
 
     def read_gpu(self) -> None:
         """Ask NVML about this rank's GPU."""
@@ -128,15 +128,15 @@ class RankSnapshot:
         """Write the files below ``directory``. Raises ``OSError`` on a disk that is full."""
         stamp = self.who.stamp
         text = f"# rank {self.who.rank} on {self.who.host}, pid {self.who.pid}\n{self.stacks.text}"
-        snapshots.write_stacks(directory, text, self.stacks.left_by)
+        snapshot_files.write_stacks(directory, text, self.stacks.left_by)
         self._write_dumps(directory)
-        write_document(directory / snapshots.GROUPS, self.groups)
+        write_document(directory / snapshot_files.GROUPS, self.groups)
         if self.logs:
-            write_document(directory / snapshots.LOGS, self.logs)
+            write_document(directory / snapshot_files.LOGS, self.logs)
         if self.gpu is not None:
-            write_document(directory / snapshots.GPU, stamp(self.at, "nvml") | self.gpu)
+            write_document(directory / snapshot_files.GPU, stamp(self.at, "nvml") | self.gpu)
         for reason, files in self.failures:
-            snapshots.add_missing(directory, reason, files)
+            snapshot_files.add_missing(directory, reason, files)
 
     def _write_dumps(self, directory: Path) -> None:
         read = [(raw.source, raw.read(self._since_ns)) for raw in self.dumps]
@@ -144,8 +144,8 @@ class RankSnapshot:
         for _, dump in held:
             process_groups.add_status(self.groups, dump)
         if not held:
-            snapshots.add_missing(directory, _why_empty(read), [snapshots.FLIGHT])
-        names = (snapshots.FLIGHT, snapshots.FLIGHT_GLOO)
+            snapshot_files.add_missing(directory, _why_empty(read), [snapshot_files.FLIGHT])
+        names = (snapshot_files.FLIGHT, snapshot_files.FLIGHT_GLOO)
         for name, (source, dump) in zip(names, held, strict=False):
             document = self.who.stamp(self.at, source) | {"dump": dump}
             write_document(directory / name, document, indent=None)  # it may be megabytes

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ncclops.capture.rank_snapshot import gpu_view
 from ncclops.capture.signal_stacks import dump_stacks, read_dumper
 from ncclops.host import process_view
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document, write_whole
 from ncclops.record.paths import RunPaths
 
@@ -77,7 +77,11 @@ def collect_run(
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(wanted) or 1)) as pool:
         why = dict(zip(wanted, pool.map(one, wanted), strict=True))
     reasons = {rank: reason for rank, reason in why.items() if reason is not None}
-    seen = {rank for rank in reasons if (snapshots.rank_dir(out, rank) / snapshots.STACKS).exists()}
+    seen = {
+        rank
+        for rank in reasons
+        if (snapshot_files.rank_dir(out, rank) / snapshot_files.STACKS).exists()
+    }
     return Collected(
         directory=out,
         answered=tuple(rank for rank in wanted if rank not in reasons),
@@ -89,16 +93,16 @@ def collect_run(
 
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
     """One rank's snapshot; why it did not answer, None if it did."""
-    directory = snapshots.rank_dir(out, rank)
+    directory = snapshot_files.rank_dir(out, rank)
     contact = read_document(RunPaths(run).rank(rank).snapshot_server)
     reason = _unreachable(contact)
     if reason is not None:
-        snapshots.add_missing(
-            directory, reason, list(snapshots.COMPLETE), ended=_has_ended(contact)
+        snapshot_files.add_missing(
+            directory, reason, list(snapshot_files.COMPLETE), ended=_has_ended(contact)
         )
         return reason
     view = _seen_from_outside(contact)
-    write_document(directory / snapshots.PROCESS, view)
+    write_document(directory / snapshot_files.PROCESS, view)
     reason = _ask(contact, directory, limit_s * _PATIENCE)
     if reason is not None:
         _do_without(contact, view, directory, reason)
@@ -158,12 +162,12 @@ def _do_without(
     text = None if stopped else dump_stacks(read_dumper(contact), _DUMP_WITHIN_S)
     if text is not None:
         head = f"# rank {contact['rank']} on {contact['host']}, pid {contact['pid']}, by signal\n"
-        snapshots.write_stacks(directory, head + text)
+        snapshot_files.write_stacks(directory, head + text)
     stamp = {name: view[name] for name in ("rank", "host", "pid", "taken_at")}
     gpu = stamp | {"source": "nvml"} | gpu_view(contact.get("device", {}))
-    write_document(directory / snapshots.GPU, gpu)
+    write_document(directory / snapshot_files.GPU, gpu)
     have = {path.name for path in directory.iterdir()}
-    snapshots.add_missing(directory, reason, sorted(set(snapshots.COMPLETE) - have))
+    snapshot_files.add_missing(directory, reason, sorted(set(snapshot_files.COMPLETE) - have))
 
 
 def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
@@ -171,7 +175,9 @@ def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
     py_spy = shutil.which("py-spy", path=_path_with_our_own())
     if py_spy is None:
         if needed:
-            snapshots.add_missing(directory, "py-spy is not installed", [snapshots.NATIVE])
+            snapshot_files.add_missing(
+                directory, "py-spy is not installed", [snapshot_files.NATIVE]
+            )
         return
     try:
         done = subprocess.run(
@@ -180,13 +186,13 @@ def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:
             timeout=_PY_SPY_WITHIN_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        snapshots.add_missing(directory, f"py-spy failed: {error}", [snapshots.NATIVE])
+        snapshot_files.add_missing(directory, f"py-spy failed: {error}", [snapshot_files.NATIVE])
         return
     if done.returncode == 0 and done.stdout:
-        write_whole(directory / snapshots.NATIVE, done.stdout)
+        write_whole(directory / snapshot_files.NATIVE, done.stdout)
     else:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        snapshots.add_missing(directory, f"py-spy failed: {said[0]}", [snapshots.NATIVE])
+        snapshot_files.add_missing(directory, f"py-spy failed: {said[0]}", [snapshot_files.NATIVE])
 
 
 def _path_with_our_own() -> str:

@@ -13,9 +13,9 @@ from io import BufferedIOBase, BufferedReader
 from os import PathLike
 from pathlib import Path
 
+from ncclops.classify.line_ranks import rank_of_path
 from ncclops.classify.loader import SignatureSet
 from ncclops.classify.model import Report
-from ncclops.classify.ranks import rank_of_path
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 from ncclops.record.error_file import parse_error

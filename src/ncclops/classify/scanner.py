@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ncclops.classify import ranks, stamps
+from ncclops.classify import line_ranks, stamps
+from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.blocks import BlockCutter
-from ncclops.classify.lines import (
+from ncclops.classify.loader import SignatureSet, load_signatures
+from ncclops.classify.matched_lines import (
     EVIDENCE_CHARS,
     Line,
     Match,
@@ -24,10 +26,8 @@ from ncclops.classify.lines import (
     excerpt,
     strongest_on_line,
 )
-from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
-from ncclops.classify.progress import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.ranking import judge
 from ncclops.classify.wording import describe_exit
 
@@ -167,7 +167,7 @@ class Scanner:
     def _source(self, rank: int | None, stream: str) -> _Source:
         key = (rank, stream)
         if key not in self._sources:
-            life = SourceLife(attempt=ranks.attempt_of_path(stream))
+            life = SourceLife(attempt=line_ranks.attempt_of_path(stream))
             self._sources[key] = _Source(stream, len(self._sources), rank, life=life)
             self._ranks.append(rank)
         return self._sources[key]
@@ -245,7 +245,7 @@ class Scanner:
             now = self._clock() if self._clock else None
             stamp = stamps.stamp_of(now) if now else source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
-        seen = Line(text, line, ranks.rank_of_line(text), stamp, steps)
+        seen = Line(text, line, line_ranks.rank_of_line(text), stamp, steps)
         for match in matched:
             self._learn(source, match.signature, text)
             self._keep(source, match, seen)
@@ -274,12 +274,12 @@ class Scanner:
         elif signature.id == _ROOT_CAUSE:
             source.root_cause_next = True
         elif signature.id == _SUMMARY_RANK:
-            source.summary_rank = ranks.rank_of_summary(text)
+            source.summary_rank = line_ranks.rank_of_summary(text)
             if source.root_cause_next:
                 self._first_failed, source.root_cause_next = source.summary_rank, False
 
     def _learn_process(self, text: str) -> None:
-        process, place = ranks.process_of_line(text), ranks.rank_in_communicator(text)
+        process, place = line_ranks.process_of_line(text), line_ranks.rank_in_communicator(text)
         if process is None or place is None or len(self._process_ranks) >= _KEPT_PROCESSES:
             return
         # Sub-groups number their members anew: the largest communicator is the world.
@@ -310,7 +310,7 @@ class Scanner:
             steps_before=line.steps_before,
             order=self._order,
             accuses=match.culprit is not None,
-            process=ranks.process_of_line(line.text),
+            process=line_ranks.process_of_line(line.text),
         )
         if len(kept) < _KEPT_HITS:
             kept.append(hit)

@@ -187,7 +187,7 @@ def _plan(
 
 def _origins(plan: Plan, actions: Sequence[str]) -> dict[str, str]:
     """Who exported the values that rows with one of ``actions`` met."""
-    from ncclops.env.sources import exported_by
+    from ncclops.env.origins import exported_by
 
     return {
         change.name: exported_by(change.name, change.before)
@@ -210,7 +210,7 @@ def _files_after(plan: Plan, environ: dict[str, str]) -> list[dict[str, str]]:
 
     The plan cannot take that away, only set something else: NCCL fills in what is absent.
     """
-    from ncclops.env.sources import from_files
+    from ncclops.env.origins import from_files
 
     added = from_files(plan.apply(environ, _current_directory()))
     return [

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ncclops.agent import store
+from ncclops.agent import hosted_store
 from ncclops.cluster.heartbeat import Silence
 
 
@@ -23,7 +23,7 @@ class JobStore:
         self.lost: str | None = None
         self.is_connected = False  # it has answered our rendezvous process
         self._on_lost = on_lost
-        self._server: store.StoreServer | None = None
+        self._server: hosted_store.StoreServer | None = None
         self._silence: Silence | None = None
 
     @property
@@ -37,7 +37,7 @@ class JobStore:
 
     def serve(self, listener: socket.socket, host: str, log: Path) -> None:
         """Serve it on ``listener``, in a process that writes its output to ``log``."""
-        self._server = store.serve(listener, host, log)
+        self._server = hosted_store.serve(listener, host, log)
 
     def close(self) -> None:
         if self._server is not None:

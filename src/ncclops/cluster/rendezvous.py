@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 
-from ncclops.agent import store
+from ncclops.agent import hosted_store
 from ncclops.agent.coordinator import AgentSide
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
@@ -119,16 +119,18 @@ class Rendezvous:
         remarks = [line for each in found.of_weight("remark") for line in each.lines()]
         peers.post("start", **start, remarks=remarks)
 
-    def _workers_store(self, hosted: bool) -> tuple[socket.socket | None, store.StoreAddress]:
+    def _workers_store(
+        self, hosted: bool
+    ) -> tuple[socket.socket | None, hosted_store.StoreAddress]:
         """The store of this attempt's workers: one of their own, on node 0.
 
         Where no node hosts the job's store and workers restart in place, it is that one: then any
         node may be lost.
         """
         if self._job.restarts_in_process and not hosted:
-            return None, store.StoreAddress(self._config.host, self._config.port)
-        listener = store.listen(host=self._address, port=0)
-        return listener, store.StoreAddress(self._address, listener.getsockname()[1])
+            return None, hosted_store.StoreAddress(self._config.host, self._config.port)
+        listener = hosted_store.listen(host=self._address, port=0)
+        return listener, hosted_store.StoreAddress(self._address, listener.getsockname()[1])
 
     def _place(self, current: Round) -> Place:
         """The result of the rendezvous. Raises ``NcclopsError`` if it failed."""
@@ -156,7 +158,7 @@ class Rendezvous:
         return Place(
             number=start["attempt"],
             layout=Layout(nodes=Nodes(count=count, rank=rank), nproc=nproc),
-            store=store.StoreAddress(*start["store"]),
+            store=hosted_store.StoreAddress(*start["store"]),
             listener=current.listener if rank == 0 else None,
             environ=round_start.workers_environ(start, config, in_process=in_process, nproc=nproc),
             idle=rank in state.idle,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclops.capture.run_snapshots import collect_run
 from ncclops.classify.wording import exit_status
-from ncclops.record import incident_record, snapshots
+from ncclops.record import incident_record, snapshot_files
 from ncclops.record.error_file import read_error
 from ncclops.record.incident_record import FaultRecord, IncidentRecord
 from ncclops.record.paths import RunPaths
@@ -49,15 +49,15 @@ def record_end(
     at, started = time.time(), time.monotonic()
     paths = RunPaths(run)
     parent = paths.incidents
-    directory = parent / str(snapshots.next_number(parent))
+    directory = parent / str(snapshot_files.next_number(parent))
     collected = collect_run(run, running, directory, limit)
     for rank, how in ended.items():
         reason = f"its process has ended ({how})"
-        where = snapshots.rank_dir(directory, rank)
-        snapshots.add_missing(
+        where = snapshot_files.rank_dir(directory, rank)
+        snapshot_files.add_missing(
             where,
             reason,
-            list(snapshots.COMPLETE),
+            list(snapshot_files.COMPLETE),
             ended=True,
             ended_well=how.exit_code == 0,
             ended_signal=how.signal,

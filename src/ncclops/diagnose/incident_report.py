@@ -19,7 +19,7 @@ from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
 from ncclops.rank_lists import rank_list
-from ncclops.record import event_log, incident_record, snapshots
+from ncclops.record import event_log, incident_record, snapshot_files
 from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.stacks.frame import Frame
@@ -112,7 +112,7 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
     fault = escalated.fault_before(parent, asked)
     directory = parent / str(asked if fault is None else fault)
     record = _record(directory)
-    views = tuple(places.read_rank(directory, rank) for rank in snapshots.ranks_in(directory))
+    views = tuple(places.read_rank(directory, rank) for rank in snapshot_files.ranks_in(directory))
     events = event_log.read(paths.events)
     recorded = analyse(directory)
     culprit = _culprit(record, views, recorded)

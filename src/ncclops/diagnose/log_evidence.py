@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.diagnose.incident_events import WorkerEnd
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document
 from ncclops.record.paths import RunPaths, numbered
 
@@ -52,8 +52,8 @@ def classify_rank(
 def _windows(
     run: Path, incident: Path, rank: int, *, ended: bool
 ) -> Iterable[tuple[Path, int, int | None]]:
-    at_incident = read_document(snapshots.rank_dir(incident, rank) / snapshots.LOGS)
-    before = read_document(_previous(incident, rank) / snapshots.LOGS)
+    at_incident = read_document(snapshot_files.rank_dir(incident, rank) / snapshot_files.LOGS)
+    before = read_document(_previous(incident, rank) / snapshot_files.LOGS)
     paths = RunPaths(run).rank(rank)
     for path in (paths.stderr_log, paths.stdout_log):
         if path.exists():
@@ -64,7 +64,7 @@ def _windows(
 def _previous(incident: Path, rank: int) -> Path:
     number = int(incident.name)
     earlier = [each for each in numbered(incident.parent) if each < number]
-    return snapshots.rank_dir(incident.parent / str(max(earlier, default=-1)), rank)
+    return snapshot_files.rank_dir(incident.parent / str(max(earlier, default=-1)), rank)
 
 
 def _read(path: Path, start: int, end: int | None) -> tuple[bytes, int]:

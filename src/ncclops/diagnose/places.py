@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, read_list
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
@@ -72,10 +72,10 @@ class Cluster:
 
 def read_rank(taken: Path, rank: int) -> RankView:
     """The snapshot of ``rank`` below ``taken``, in short; whatever is missing is None."""
-    directory = snapshots.rank_dir(taken, rank)
-    process = read_document(directory / snapshots.PROCESS)
-    missing = read_document(directory / snapshots.MISSING)
-    frames = _main_frames(directory / snapshots.STACKS)
+    directory = snapshot_files.rank_dir(taken, rank)
+    process = read_document(directory / snapshot_files.PROCESS)
+    missing = read_document(directory / snapshot_files.MISSING)
+    frames = _main_frames(directory / snapshot_files.STACKS)
     return RankView(
         rank=rank,
         host=process.get("host"),
@@ -84,7 +84,7 @@ def read_rank(taken: Path, rank: int) -> RankView:
         frames=frames,
         frame=user_frame(frames),
         doing=_doing(frames),
-        last=_last_operation(read_list(directory / snapshots.GROUPS)),
+        last=_last_operation(read_list(directory / snapshot_files.GROUPS)),
         reason=missing.get("reason"),
     )
 

@@ -13,7 +13,7 @@ from ncclops.diagnose import places
 from ncclops.diagnose.live_ranks import live_ranks
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.errors import NcclopsError, UsageError
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.paths import RunPaths
 
 
@@ -57,7 +57,7 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
     at = time.time()
     try:
         ranks = RunPaths(run).rank_numbers()
-        out = parent / str(snapshots.next_number(parent))
+        out = parent / str(snapshot_files.next_number(parent))
         collected = collect_run(run, ranks, out, limit, native=native)
     except OSError as error:
         why = f"cannot write the snapshots below {parent}: {error.strerror}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.env.catalogue import LIBNCCL, RANKS, Variable, catalogue, is_covered, nearest_names
-from ncclops.env.sources import exported_by, from_files
+from ncclops.env.origins import exported_by, from_files
 from ncclops.env.values import problem_with
 from ncclops.errors import UsageError
 from ncclops.redaction.redactor import Redactor

@@ -18,7 +18,7 @@ import psutil
 
 from ncclops.env.catalogue import catalogue
 from ncclops.env.host import installed_nccl, installed_torch
-from ncclops.env.sources import from_files
+from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.record import documents
 from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot

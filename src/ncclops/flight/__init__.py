@@ -10,8 +10,8 @@ What it says (pure):
 - ``decode``, ``parse``, ``columns``   bytes to a rank's record
 - ``rank_place``                       where a rank stands, by its stacks
 - ``groups``       each rank's entries side by side, by process group
-- ``compare``      where ranks made different calls; ``waits``: which rank waits for which
-- ``findings``     what is wrong (``analysis_context``, ``absences``, ``stalls``)
+- ``disagreements`` where ranks made different calls; ``waits``: which rank waits for which
+- ``findings``     what is wrong (``analysis_context``, ``absences``, ``stalled_transfers``)
 - ``report``       the result as JSON and, with ``sentences``, in a sentence
 - ``ras``          the answer of NCCL's service
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ncclops.flight.compare import Mismatch, frames_at
+from ncclops.flight.disagreements import Mismatch, frames_at
 from ncclops.flight.groups import Group
 from ncclops.flight.model import Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits

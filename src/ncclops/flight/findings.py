@@ -5,10 +5,10 @@ from __future__ import annotations
 from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absences
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
-from ncclops.flight.compare import Mismatch, frames_at
+from ncclops.flight.disagreements import Mismatch, frames_at
 from ncclops.flight.groups import Group
 from ncclops.flight.model import FlightEvidence
-from ncclops.flight.stalls import stalls, unrecorded
+from ncclops.flight.stalled_transfers import stalls, unrecorded
 from ncclops.flight.waits import Op, Waits
 
 # The kinds of findings, the gravest first: the order in which they explain each other.

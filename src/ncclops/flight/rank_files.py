@@ -15,9 +15,9 @@ from typing import Any
 
 from ncclops.flight.model import FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
-from ncclops.record import snapshots
+from ncclops.record import snapshot_files
 from ncclops.record.paths import INCIDENT, RunPaths
-from ncclops.record.snapshots import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
+from ncclops.record.snapshot_files import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
 
 DUMPS = (FLIGHT, FLIGHT_GLOO)
 ALL = (*DUMPS, STACKS, GROUPS, PROCESS, MISSING)
@@ -38,7 +38,7 @@ _WAITS = re.compile(r"\.(?:wait|synchronize|item)\(")
 def read(evidence: FlightEvidence, rank: RankEvidence, folder: Path) -> None:
     """Add what the small files in a rank's ``folder`` say."""
     read_stacks(rank, folder / STACKS)
-    left_by = snapshots.left_by(folder)
+    left_by = snapshot_files.left_by(folder)
     if rank.place is not None and left_by is not None:
         # It stands in no collective any more.
         rank.place = replace(rank.place, inside=None, left=left_by[:400])

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclops.flight import ras, torch_opinion
 from ncclops.flight.analysis_context import FlightFinding, Side, others_text
-from ncclops.flight.compare import CallComparison
+from ncclops.flight.disagreements import CallComparison
 from ncclops.flight.findings import find
 from ncclops.flight.groups import Group, add_possible_members, align
 from ncclops.flight.model import FlightEvidence

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ncclops.agent import store, supervisor, workers
+from ncclops.agent import hosted_store, supervisor, workers
 from ncclops.agent.history import JobHistory
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
@@ -130,7 +130,7 @@ def start(
     if request.control_listen is not None:
         control_listeners.append(listen_tcp(request.control_listen))
     if rendezvous is None:
-        listener = store.listen(host=None, port=request.master_port)
+        listener = hosted_store.listen(host=None, port=request.master_port)
     else:
         node_info = describe_node.bring(prepared, rendezvous)
         if doubt := describe_node.doubt(rendezvous):

@@ -6,12 +6,12 @@ import os
 import socket
 
 from ncclops._version import __version__
-from ncclops.agent import store, workers
+from ncclops.agent import hosted_store, workers
 from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.env.host import describe_host
-from ncclops.env.sources import from_files
+from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
 from ncclops.launch.prepared import Prepared
@@ -63,7 +63,7 @@ def _is_host(rendezvous: RendezvousConfig) -> bool:
 def _host(rendezvous: RendezvousConfig) -> socket.socket | None:
     """The store's socket; None where a store is served already (``ncclops store serve``)."""
     try:
-        return store.listen(host=rendezvous.host, port=rendezvous.port)
+        return hosted_store.listen(host=rendezvous.host, port=rendezvous.port)
     except UsageError:
         if rendezvous.backend == "c10d" and _is_served(rendezvous.port):
             return None

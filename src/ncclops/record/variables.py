@@ -11,9 +11,9 @@ RUN_ID = "NCCLOPS_RUN_ID"
 RESTART = "NCCLOPS_RESTART"
 # When this attempt began, in seconds since the epoch.
 STARTED = "NCCLOPS_STARTED"
-# eager or lazy: when NCCL communicators are made. Absent: as the script has it (``groups``).
+# eager or lazy: when NCCL communicators are made. Absent: as the script has it (``group_defaults``).
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
-# standard or skipped: the barrier after init_process_group (``groups``). Absent: standard.
+# standard or skipped: the barrier after init_process_group (``group_defaults``). Absent: standard.
 BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
 # JSON: every timeout that a worker applies, and the budget of restarts in place (``limits``).
 LIMITS = "NCCLOPS_LIMITS"

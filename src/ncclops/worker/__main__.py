@@ -20,7 +20,7 @@ from ncclops.record.variables import RESTART, RUN_DIR
 from ncclops.timeouts import handed_over
 from ncclops.worker import (
     agent_commands,
-    groups,
+    group_defaults,
     last_resort,
     optimizer_steps,
     own_wrapper,
@@ -48,7 +48,7 @@ match sys.argv[1:]:
         sys.exit("usage: python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]")
 given = handed_over.from_environ(os.environ)
 group_timeouts = None if given is None else GroupTimeouts(given[0])
-groups.apply(groups.GroupRules.from_environ(os.environ), group_timeouts)
+group_defaults.apply(group_defaults.GroupRules.from_environ(os.environ), group_timeouts)
 phases = None
 if given is not None and group_timeouts is not None:
     phases = TimeoutPhases(given[0], group_timeouts)

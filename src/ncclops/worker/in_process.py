@@ -21,9 +21,9 @@ from ncclops.timeouts.model import Timeouts
 from ncclops.worker import (
     agent_commands,
     fresh,
-    incidents,
     leftovers,
     own_wrapper,
+    restart_events,
     script,
     spares,
     stopping,
@@ -170,7 +170,7 @@ class _Attempts:
         if self._repetition.escalation is not None:
             return  # this rank leaves because of it
         self._repetition.count(incident, recorder.current().highest_step)
-        incidents.report(incident)
+        restart_events.report(incident)
 
 
 def _obey(call: restart.CallWrapper) -> None:

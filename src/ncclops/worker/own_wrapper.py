@@ -57,13 +57,13 @@ class _Observer:
 
     def _listen(self, applied: Any) -> None:
         """Report the incidents of a wrapper of ours to the agent, too."""
-        from ncclops.worker import incidents
+        from ncclops.worker import restart_events
 
         previous = applied.settings.on_incident
 
         def on_incident(incident: Any) -> None:
-            incidents.report(incident)
-            incidents.begin_next(incident, self._phases)
+            restart_events.report(incident)
+            restart_events.begin_next(incident, self._phases)
             if previous is not None:
                 previous(incident)
 

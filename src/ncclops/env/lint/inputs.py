@@ -11,8 +11,8 @@ from typing import Literal
 from ncclops.env.host import describe_host
 from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
 from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
+from ncclops.env.origins import from_files
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
-from ncclops.env.sources import from_files
 from ncclops.errors import UsageError
 from ncclops.host.gpus import find_gpus
 from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile

@@ -16,7 +16,7 @@ from typing import Literal
 from ncclops.env.lint.manifests import dockerfile_settings, yaml_settings
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.shell import DYNAMIC, NAME, Word, commands, logical_lines, words_of
-from ncclops.env.sources import parse_conf
+from ncclops.env.origins import parse_conf
 
 Format = Literal["shell", "dotenv", "conf", "yaml", "dockerfile"]
 

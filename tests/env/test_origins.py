@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.env.audit import find_libnccl
-from ncclops.env.sources import exported_by, from_files, parse_conf
+from ncclops.env.origins import exported_by, from_files, parse_conf
 
 TEXT = """\
 NCCL_A=one
@@ -93,7 +93,7 @@ def test_long_names_and_values_are_cut_where_nccl_cuts_them() -> None:
 def test_the_exporting_process_is_found() -> None:
     """A shell exports a variable for a child of a child: the shell is named."""
     code = (
-        "import os; from ncclops.env.sources import exported_by;"
+        "import os; from ncclops.env.origins import exported_by;"
         "print(exported_by('MARK', os.environ['MARK']))"
     )
     ran = subprocess.run(

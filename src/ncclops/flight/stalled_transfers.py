@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absent_sides
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
-from ncclops.flight.compare import frames_at
+from ncclops.flight.disagreements import frames_at
 from ncclops.flight.model import OperationState
 from ncclops.flight.waits import Op
 from ncclops.stacks.ownership import user_frames

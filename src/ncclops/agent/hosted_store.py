@@ -1,4 +1,4 @@
-"""The job's TCPStore: its server is a separate process, so that it outlives every rank.
+"""A TCPStore that this node serves, in a separate process, so that it outlives every rank.
 
 The agent binds the port and passes the listening socket to the server: so the port cannot be taken
 in between, and workers may connect before the server has finished importing torch (the kernel keeps
