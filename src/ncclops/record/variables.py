@@ -11,7 +11,7 @@ RUN_ID = "NCCLOPS_RUN_ID"
 RESTART = "NCCLOPS_RESTART"
 # When this attempt began, in seconds since the epoch.
 STARTED = "NCCLOPS_STARTED"
-# eager or lazy: when NCCL communicators are made. Absent: as the script has it (``group_defaults``).
+# eager or lazy: when NCCL communicators are made. Absent: the script decides (``group_defaults``).
 NCCL_INIT = "NCCLOPS_NCCL_INIT"
 # standard or skipped: the barrier after init_process_group (``group_defaults``). Absent: standard.
 BOOTSTRAP_BARRIER = "NCCLOPS_BOOTSTRAP_BARRIER"
