@@ -9,12 +9,18 @@
 live output; all end in a ``Report``. The retry decision is ``ncclops.classify.policy``.
 """
 
-from ncclops.classify.inputs import classify, classify_bytes, classify_paths
-from ncclops.classify.loader import SignatureSet, load_signatures
-from ncclops.classify.model import Classification, Evidence, Report, Signature
-from ncclops.classify.scanner import Scanner
+from __future__ import annotations
 
-Verdict = Classification  # its name until 0.1: `launch` has a verdict of its own
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncclops.classify.inputs import classify, classify_bytes, classify_paths
+    from ncclops.classify.loader import SignatureSet, load_signatures
+    from ncclops.classify.model import Classification, Evidence, Report, Signature
+    from ncclops.classify.scanner import Scanner
+
+    Verdict = Classification  # its name until 0.1: `launch` has a verdict of its own
 
 __all__ = [
     "Classification",
@@ -29,3 +35,21 @@ __all__ = [
     "classify_paths",
     "load_signatures",
 ]
+
+_MODULES = {
+    "inputs": ("classify", "classify_bytes", "classify_paths"),
+    "loader": ("SignatureSet", "load_signatures"),
+    "model": ("Classification", "Evidence", "Report", "Signature"),
+    "scanner": ("Scanner",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A worker that asks ``in_place`` between a fault and its restart needs none of these.
+    asked = "Classification" if name == "Verdict" else name
+    for module, names in _MODULES.items():
+        if asked in names:
+            value = getattr(import_module(f"{__name__}.{module}"), asked)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

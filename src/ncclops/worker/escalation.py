@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import re
 
 from ncclops.restart.attribution import FaultKind, Raised
 from ncclops.restart.exception import Escalation, RestartAbort
@@ -38,28 +37,6 @@ _MISTAKE_NAMES = frozenset(
 )
 _UNKNOWN = "unknown place"
 _EARLY_S = 300.0
-# NCCL's messages for a communicator that did not come up: those after which a new process with
-# lazy communicators works.
-_STARTUP_WORDS = (
-    "ncclRemoteError",
-    "remote process exited",
-    "socketPollConnect",
-    "Connection refused",
-)
-# After these every further call into CUDA fails until the process ends: the errors of which the
-# CUDA runtime's manual says that the process must be relaunched.
-_POISONED = re.compile(
-    r"(?:CUDA|Cuda|cuda).{0,200}?"
-    r"(?P<what>an illegal memory access was encountered|device-side assert triggered"
-    r"|unspecified launch failure|misaligned address|an illegal instruction was encountered"
-    r"|hardware stack error|invalid program counter|operation not supported on global/shared"
-    r"|the launch timed out and was terminated|uncorrectable ECC error encountered"
-    r"|uncorrectable NVLink error|context is destroyed|driver shutting down"
-    r"|cudaError(IllegalAddress|Assert|LaunchFailure|MisalignedAddress|IllegalInstruction"
-    r"|HardwareStackError|InvalidPc|InvalidAddressSpace|LaunchTimeout|ECCUncorrectable"
-    r"|NvlinkUncorrectable|ContextIsDestroyed))",
-    re.DOTALL,
-)
 
 
 def as_exception(escalation: Escalation) -> RestartAbort:
@@ -86,7 +63,7 @@ class Repetition:
 
     def count(self, incident: Incident, highest_step: int | None) -> None:
         """How an iteration ended; ``highest_step`` is the highest that any has reached here."""
-        asked = incident.escalation or _poisoned(incident)
+        asked = incident.escalation or _corrupted(incident)
         this = _failure_of(incident)
         if asked is not None or this is None:
             self._last, self.escalation = None, asked
@@ -120,11 +97,14 @@ def _failure(text: str | None) -> tuple[str, str] | None:
     return str(what), str(where)
 
 
-def _poisoned(incident: Incident) -> Escalation | None:
+def _corrupted(incident: Incident) -> Escalation | None:
+    # Not before there is an incident: most workers never have one.
+    from ncclops.classify import in_place
+
     for fault in incident.faults:
-        found = _POISONED.search(f"{fault.summary}\n{fault.traceback or ''}")
-        if found is not None:
-            rank, what = fault.initial_rank, found["what"]
+        what = in_place.corrupted_context(f"{fault.summary}\n{fault.traceback or ''}")
+        if what is not None:
+            rank = fault.initial_rank
             reason = f"the CUDA context of rank {rank} is corrupted: {what}"
             return Escalation("respawn", reason, (f"rank {rank}", what))
     return None
@@ -138,8 +118,9 @@ def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
 
 
 def _is_startup_failure(incident: Incident) -> bool:
-    text = f"{incident.exception} {incident.traceback}"  # NCCL's words, not ours
-    return any(words in text for words in _STARTUP_WORDS)
+    from ncclops.classify import in_place
+
+    return in_place.is_failed_start(f"{incident.exception} {incident.traceback}")
 
 
 def _failure_of(incident: Incident) -> tuple[str, str] | None:
