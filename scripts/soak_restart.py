@@ -1,13 +1,16 @@
-"""Random faults against restarting jobs, until ``--faults`` have struck. Seeded and repeatable.
+"""Random faults against restarting jobs of all kinds, and many restarts of one. From seeds.
 
-    PYTHONPATH=src python scripts/soak_restart.py [--faults 200] [--seed 0] [--world 8]
+    PYTHONPATH=src python scripts/soak_restart.py [--faults 1000] [--seeds 20] [--seed 0]
+                                [--world 4] [--scene NAME] [--restarts 1000] [--hard-s 20]
 
-Each round is a job of ``--world`` ranks that runs a toy training with checkpoints, and suffers
-exceptions, hangs with and without the GIL, SIGKILL and SIGSTOP, in the function, in a collective,
-while saving and in callbacks. Every rank that nothing lethal struck has to finish with the result
-of an undisturbed run; none may hold more descriptors, threads or shared memory in its last
-iteration than in its first; and no process may stay behind. A round takes up to half of its ranks
-away, and its seed is the last one's plus one: ``--seed`` repeats a round, or goes on after it.
+Each seed runs each scene of tests/restart/soak_scenes.py once: data loaders with and without
+persistent workers, generators, asyncio, a thread pool, forked children, nested wrappers, a thread
+that writes checkpoints. Exceptions, hangs with and without the GIL, exits, SIGKILL and SIGSTOP
+strike in the function, after a collective, while saving and in callbacks. Every rank that nothing
+lethal struck has to finish with the result of an undisturbed run, none may hold more at the end
+than at the beginning, and nothing may stay behind. It ends early when ``--faults`` have struck.
+Then a job restarts ``--restarts`` times. Prints a table; exits with 1 on a violation, and names the
+directory with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a job.
 """
 
 from __future__ import annotations
@@ -18,71 +21,152 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.restart.conftest import Job, Zygote
-from tests.restart.soak import LETHAL, expect_soaked, schedule
+from ncclops.testing import HarnessError, JobFactory
+from tests.restart import soak, soak_scenes
 
-FAULTS_PER_ROUND = 24
-STEPS = 60
-# A healthy rank is never silent for this long, however busy the machine.
-HARD_TIMEOUT_S = 20
+STEPS = 40
+FAULTS_PER_JOB = 6
+DEADLINE = timedelta(minutes=8)
+# A restart of two ranks takes some 20 ms where nothing else runs.
+RESTART_WITHIN_S = 2.0
+
+
+@dataclass
+class Row:
+    """What happened to the jobs of one scene."""
+
+    jobs: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+    lethal: int = 0
+    restarts: int = 0
+    violations: int = 0
+    seconds: float = 0.0
 
 
 def main() -> None:
-    """Run rounds until enough faults have struck; a failure ends with a traceback and the seed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--faults", type=int, default=200)
+    """See the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--world", type=int, default=8)
-    arguments = parser.parse_args()
-    zygote, seed, began = Zygote(), arguments.seed, time.monotonic()
-    struck: Counter[tuple[str, str]] = Counter()
-    try:
-        while struck.total() < arguments.faults:
-            struck += soak(zygote, arguments.world, seed)
-            print(f"{struck.total()} faults survived", flush=True)
-            seed += 1
-    finally:
-        zygote.close()
-    report(struck, seed - arguments.seed, time.monotonic() - began)
+    parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--scene", action="append", choices=[*soak_scenes.SCENES])
+    parser.add_argument("--restarts", type=int, default=1000)
+    # A healthy rank is never silent for so long, however busy the machine.
+    parser.add_argument("--hard-s", type=float, default=20)
+    given = parser.parse_args()
+    rows = {scene: Row() for scene in given.scene or soak_scenes.SCENES}
+    bad = 0
+    for seed in range(given.seed, given.seed + given.seeds):
+        for scene, row in rows.items():
+            if sum(each.struck.total() for each in rows.values()) < given.faults:
+                run(scene, seed, given.world, given.hard_s, row)
+    print(table(rows))
+    if given.restarts:
+        bad = restart(given.restarts, given.hard_s)
+    sys.exit(bool(bad or sum(row.violations for row in rows.values())))
 
 
-def soak(zygote: Zygote, world: int, seed: int) -> Counter[tuple[str, str]]:
-    """One round; what struck where, and how often."""
-    faults = schedule(seed, world, STEPS, FAULTS_PER_ROUND, world // 2)
-    directory = Path(tempfile.mkdtemp(prefix=f"soak-{seed}-"))
-    job, began = Job(zygote, directory), time.monotonic()
-    try:
-        job.start(world, "soak_worker:soak", steps=STEPS, faults=faults, hard_s=HARD_TIMEOUT_S)
-        strikes = expect_soaked(job, world, STEPS)
-    except BaseException:
-        print(f"failed with seed {seed}; logs in {directory}: {faults}", flush=True)
-        raise
-    finally:
-        job.close()
-    restarts = 1 + max(event["iteration"] for event in job.events("incident"))
-    print(
-        f"seed {seed}: {strikes.total()} faults, {restarts} restarts in "
-        f"{time.monotonic() - began:.0f} s",
-        flush=True,
-    )
-    shutil.rmtree(directory)
-    return strikes
+def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
+    """One job of ``scene``, added to ``row``; its directory stays where something was wrong."""
+    # both wrappers would act upon a death, and it is the outer one's choice what to do
+    lethal = 0 if scene == "nested" else world // 2
+    faults = soak.schedule(seed, world, STEPS, FAULTS_PER_JOB, lethal)
+    directory = Path(tempfile.mkdtemp(prefix=f"soak-{scene}-{seed}-"))
+    began, found = time.monotonic(), list[str]()
+    with JobFactory(directory) as factory:
+        job = factory(
+            soak_scenes.train,
+            world_size=world,
+            args=(scene, directory, STEPS, soak.timing(hard_s)),
+            faults=faults,
+            deadline=DEADLINE,
+            all_strike=False,
+        )
+        try:
+            result = job.run()
+        except HarnessError as error:
+            found = [str(error).splitlines()[0]]
+        else:
+            found = soak.violations(result, STEPS)
+            shared = [path.name for path in Path("/dev/shm").iterdir()]
+            left = soak.segments_of(job.pids.values(), shared)
+            found += [f"left in /dev/shm: {', '.join(left)}"] if left else []
+            row.struck += Counter(strike.fault.kind.value for strike in result.strikes)
+            row.lethal += soak.count_lethal(result)
+            row.restarts += result.restarts
+    row.jobs += 1
+    row.violations += len(found)
+    row.seconds += time.monotonic() - began
+    for violation in found:
+        print(f"{scene}, seed {seed}: {violation}; logs in {directory}", flush=True)
+    if found:
+        print(f"  faults: {'; '.join(map(str, faults))}", flush=True)
+    else:
+        shutil.rmtree(directory)
 
 
-def report(struck: Counter[tuple[str, str]], rounds: int, duration_s: float) -> None:
-    """The totals, by kind and by place."""
-    kinds = Counter(kind for kind, _ in struck.elements())
-    places = Counter(place for _, place in struck.elements())
-    deaths = sum(kinds[kind] for kind in LETHAL)
-    print(
-        f"{struck.total()} faults, {deaths} of them lethal, in {rounds} rounds, {duration_s:.0f} s"
-    )
-    print("kinds: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()))
-    print("places: " + ", ".join(f"{place} {count}" for place, count in places.most_common()))
+def restart(times: int, hard_s: float) -> int:
+    """Restart a job of two ranks ``times`` times and print what they hold; the violations."""
+    directory = Path(tempfile.mkdtemp(prefix="soak-restarts-"))
+    deadline = timedelta(seconds=60 + times * RESTART_WITHIN_S)
+    with JobFactory(directory) as factory:
+        job = factory(
+            soak_scenes.restart_often,
+            world_size=2,
+            args=(times, soak.timing(hard_s)),
+            deadline=deadline,
+        )
+        try:
+            result = job.run()
+        except HarnessError as error:
+            print(f"{times} restarts: {str(error).splitlines()[0]}; logs in {directory}")
+            return 1
+    found = []
+    print(f"\n| rank | restarts | {' | '.join(soak.HOLDINGS)} (KiB) |")
+    print("|---|---|" + "---|" * len(soak.HOLDINGS))
+    for rank in result.ranks:
+        holdings = [note.fields for note in result.notes_of("holds", rank)]
+        for entry in holdings:
+            cells = (rank, entry["iteration"], *(entry[name] for name in soak.HOLDINGS))
+            print(f"| {' | '.join(map(str, cells))} |")
+        found += [f"rank {rank} holds {grown}" for grown in soak.growth(holdings)]
+    if result.restarts != times:
+        found.append(f"{result.restarts} restarts and not {times}")
+    for violation in found:
+        print(f"{times} restarts: {violation}; logs in {directory}")
+    if not found:
+        shutil.rmtree(directory)
+    return len(found)
+
+
+def table(rows: dict[str, Row]) -> str:
+    """A line for each scene, and the sum."""
+    lines = ["| scene | jobs | faults | lethal | restarts | violations | s | of which |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    total = Row()
+    for scene, row in rows.items():
+        lines.append(line(scene, row))
+        total.jobs += row.jobs
+        total.struck += row.struck
+        total.lethal += row.lethal
+        total.restarts += row.restarts
+        total.violations += row.violations
+        total.seconds += row.seconds
+    return "\n".join([*lines, line("all", total)])
+
+
+def line(name: str, row: Row) -> str:
+    """One line of the table."""
+    kinds = ", ".join(f"{kind} {count}" for kind, count in row.struck.most_common())
+    cells = (name, row.jobs, row.struck.total(), row.lethal, row.restarts, row.violations)
+    return f"| {' | '.join(map(str, cells))} | {row.seconds:.0f} | {kinds} |"
 
 
 if __name__ == "__main__":

@@ -1,67 +1,114 @@
-"""Random faults for ``soak_worker``, from a seed, and what must be true afterwards."""
+"""Random faults for ``soak_scenes``, from a seed, and what must be true afterwards."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
 
-from .conftest import Job
+from ncclops.testing import Fault, JobResult
 
-Fault = list[object]  # [step, rank, kind, place], as soak_worker.Faults takes it
+from .soak_scenes import undisturbed
 
-LETHAL = ("kill", "stop", "gil")
-# Half of them exceptions, and a hang that releases the GIL, which costs a soft timeout.
-HARMLESS = ("exception", "exception", "exception", "sleep")
-PLACES = ("step", "step", "reduced", "initialize", "saving")
+# Half of the harmless ones are exceptions, and a hang costs a soft timeout.
+_HARMLESS = (Fault.exception, Fault.exception, Fault.exception, Fault.hang)
+_LETHAL = (Fault.kill, Fault.stop, Fault.gil_hang, Fault.exit)
+_PLACES = ("step", "step", "reduced", "initialize", "health_check", "saving")
 # A restart waits for the end of an atomic section: a hang in one takes its rank away.
-_PLACES_OF_HANGS = tuple(place for place in PLACES if place != "saving")
+_PLACES_OF_HANGS = tuple(place for place in _PLACES if place != "saving")
 # A failure there ends its rank, as does death.
-PLACES_OF_NO_RETURN = ("finalize", "health_check")
+_PLACES_OF_NO_RETURN = ("finalize", "restart_health_check")
 
 # What a process may come to hold beyond what it held when it first entered the function: the
 # reporter's thread and its connection, and one that closes late.
-_SLACK = {"fds": 2, "threads": 2, "segments": 0}
+HOLDINGS = ("descriptors", "threads", "segments", "memory")
+_SLACK = {"descriptors": 2, "threads": 2, "segments": 0}
+# Allocators fill their arenas in the first restarts; a leak of a group or of a frame is more.
+_SLACK_OF_MEMORY_KIB = 32 * 1024
+
+_SHORT = timedelta(milliseconds=100)
 
 
-def schedule(seed: int, world: int, steps: int, faults: int, lethal: int) -> list[Fault]:
-    """``faults`` random faults, ``lethal`` of which take their rank away, at most one per rank."""
+def timing(hard_s: float) -> dict[str, Any]:
+    """Timeouts for which a healthy rank of a busy machine is never silent long enough."""
+    return {
+        "soft_timeout": timedelta(seconds=hard_s / 2),
+        "hard_timeout": timedelta(seconds=hard_s),
+        "heartbeat_timeout": timedelta(seconds=hard_s),
+        "barrier_timeout": timedelta(seconds=2 * hard_s),
+        "monitor_process_interval": _SHORT,
+        "progress_watchdog_interval": _SHORT,
+        "monitor_thread_interval": 2 * _SHORT,
+        "heartbeat_interval": _SHORT,
+        "termination_grace_time": 5 * _SHORT,
+    }
+
+
+def schedule(seed: int, world: int, steps: int, count: int, lethal: int) -> list[Fault]:
+    """``count`` random faults, ``lethal`` of which take their rank away, at most one per rank."""
     chance = random.Random(seed)
-    found: list[Fault] = []
+    found: dict[tuple[int, str, int], Fault] = {}
+
+    def add(fault: Fault) -> None:
+        found.setdefault((fault.rank, fault.at, fault.n), fault)
+
     for rank in chance.sample(range(world), lethal):
-        place = chance.choice(PLACES + PLACES_OF_NO_RETURN)
-        found.append([chance.randrange(steps), rank, chance.choice(LETHAL), place])
-    for _ in range(faults - lethal):
-        step, rank, kind = chance.randrange(steps), chance.randrange(world), chance.choice(HARMLESS)
-        place = chance.choice(_PLACES_OF_HANGS if kind == "sleep" else PLACES)
-        found.append([step, rank, kind, place])
+        place = chance.choice(_PLACES + _PLACES_OF_NO_RETURN)
+        add(chance.choice(_LETHAL)(rank, place, _passing(chance, place, steps)))
+    while len(found) < count:
+        make, rank = chance.choice(_HARMLESS), chance.randrange(world)
+        place = chance.choice(_PLACES_OF_HANGS if make == Fault.hang else _PLACES)
+        add(make(rank, place, _passing(chance, place, steps)))
+    return list(found.values())
+
+
+def _passing(chance: random.Random, place: str, steps: int) -> int:
+    """Steps are many, iterations as many as restarts."""
+    return chance.randrange(1, steps + 1 if place in ("step", "reduced", "saving") else 4)
+
+
+def violations(result: JobResult, steps: int) -> list[str]:
+    """What is wrong: ranks lost that nothing lethal struck, other results, or leaks."""
+    found = []
+    wrongly = sorted(result.lost - result.taken)
+    if wrongly:
+        found += [f"rank {r} was lost: {result.ranks[r].ending}" for r in wrongly]
+    wrong = {
+        r: value for r, value in result.values.items() if abs(value - undisturbed(steps)) > 1e-3
+    }
+    if wrong:
+        found.append(f"results are {wrong} and not {undisturbed(steps)}")
+    for rank in result.values:
+        holdings = [note.fields for note in result.notes_of("holds", rank)]
+        found += [f"rank {rank} holds {grown}" for grown in growth(holdings)]
     return found
 
 
-def expect_soaked(job: Job, world: int, steps: int) -> Counter[tuple[str, str]]:
-    """Every rank that nothing lethal struck has finished, with the right result, and held nothing
-    more at the end than at the beginning. Returns how often what struck where.
-    """
-    codes = job.wait()
-    strikes = job.events("strike")
-    struck = {e["rank"] for e in strikes if e["kind"] in LETHAL}
-    survivors = {rank for rank, code in codes.items() if code == 0}
-    assert survivors == set(range(world)) - struck, (
-        f"lost: {set(range(world)) - struck - survivors}"
-    )
-    weights = {round(e["value"], 6) for e in job.events("returned")}
-    assert weights == {float(sum(step % 7 for step in range(steps)))}
-    for rank in survivors:
-        expect_no_growth(job, rank)
-    job.expect_no_orphans()
-    return Counter((e["kind"], e["place"]) for e in strikes)
+def growth(holdings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What has grown from the first to the last of ``holdings``, which are those of one rank.
 
-
-def expect_no_growth(job: Job, rank: int) -> None:
-    """A group may close late, so that it is there for a moment in the next iteration; what leaks
-    is in all of the last ones.
+    A group may close late, so that it is there for a moment in the next iteration; what leaks is
+    in all of the last ones.
     """
-    first, *later = job.events("holds", rank)
+    if not holdings:
+        return []
+    first, *later = holdings
     last = later[-3:] or [first]
-    least = {name: min(entered[name] for entered in last) for name in _SLACK}
-    grown = {name: least[name] - first[name] for name in _SLACK}
-    assert all(grown[name] <= _SLACK[name] for name in _SLACK), f"rank {rank} holds {grown} more"
+    least = {name: min(entry[name] for entry in last) for name in HOLDINGS}
+    grown = {name: least[name] - first[name] for name in least}
+    found = [f"{grown[name]} more {name}" for name in _SLACK if grown[name] > _SLACK[name]]
+    if grown["memory"] > _SLACK_OF_MEMORY_KIB:
+        found.append(f"{grown['memory'] // 1024} MiB more memory")
+    return found
+
+
+def count_lethal(result: JobResult) -> int:
+    """How many faults took a rank."""
+    return sum(bool(strike.fault.takes) for strike in result.strikes)
+
+
+def segments_of(pids: Iterable[int], names: Iterable[str]) -> list[str]:
+    """Those of ``names`` in /dev/shm that torch has made in one of ``pids``."""
+    marks = tuple(f"torch_{pid}_" for pid in pids)
+    return [name for name in names if name.startswith(marks)]
