@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
+import importlib
 import inspect
 import json
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from ncclops import capture
 from ncclops import restart as inprocess
 from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
+from ncclops.testing import note
 
 
 def seconds(number: float) -> timedelta:
@@ -36,13 +38,10 @@ class Worker:
         self.rank = rank
         self.directory = directory
         self.parameters = parameters
-        self._events = (directory / f"events-{rank}").open("a")
 
     def note(self, event: str, **fields: Any) -> None:
-        """Tell the test."""
-        line = {"event": event, "rank": self.rank, "at": time.time(), **fields}
-        self._events.write(json.dumps(line) + "\n")
-        self._events.flush()
+        """Send ``fields`` to the test, as JSON would have them."""
+        note(event, **json.loads(json.dumps(fields)))
 
     def wrap(self, fn: Any, **parameters: Any) -> Any:
         """``fn`` wrapped, with a pid file for the monitor process and incidents noted."""
@@ -82,15 +81,14 @@ def scenario(fn: Any) -> Any:
     return fn
 
 
-def run(name: str, rank: int, directory: Path, parameters: dict[str, Any]) -> None:
-    """Entry from the zygote."""
-    faulthandler.enable()
-    import logging
-
+def run(name: str, directory: Path, parameters: dict[str, Any]) -> None:
+    """What each rank does: the scenario ``name``, or the program ``module:name``."""
     logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(levelname)s %(message)s")
-    worker = Worker(rank, directory, parameters)
+    worker = Worker(int(os.environ["RANK"]), directory, parameters)
+    module, _, program = name.rpartition(":")
+    act = getattr(importlib.import_module(module), program) if module else SCENARIOS[name]
     try:
-        value = SCENARIOS[name](worker)
+        value = act(worker)
         worker.note("returned", value=value)
     except BaseException as error:
         worker.note("raised", error=repr(error), chain=_chain(error))

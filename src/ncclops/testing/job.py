@@ -113,7 +113,7 @@ class Job:
             with theirs:
                 self._server.fork(self._order(rank), theirs)
         self._watch = watch = Watch(watches, self.faults, self._carry_out)
-        self._until(lambda: all(each.pid for each in watches.values()), "its processes")
+        self._until(lambda: all(each.pid for each in watches.values()), "the start")
         self.pids = {rank: each.pid for rank, each in watch.ranks.items() if each.pid is not None}
         return self
 
@@ -122,13 +122,29 @@ class Job:
 
         Raises ``DeadlineExceeded``, ``FaultDidNotStrike`` and ``LeftBehind``.
         """
-        watch = self._started()
-        self._until(lambda: all(each.code is not None for each in watch.ranks.values()), "its end")
-        self._expect_nothing_left()
-        result = watch.result(self.directory)
+        self.join()
+        self.expect_nothing_left()
+        result = self._started().result(self.directory)
         if self._all_strike:
             self._expect_strikes(result)
         return result
+
+    def join(self) -> dict[int, int]:
+        """Until all ranks have ended: their exit codes. Raises ``DeadlineExceeded``."""
+        ranks = self._started().ranks
+        self._until(lambda: all(each.code is not None for each in ranks.values()), "the end")
+        return {rank: each.code for rank, each in ranks.items() if each.code is not None}
+
+    def expect_nothing_left(self) -> None:
+        """Until all processes of the job have ended. Raises ``LeftBehind``."""
+        end = time.monotonic() + self._gone_within_s
+        while left := self.processes():
+            if time.monotonic() > end:
+                raise LeftBehind(
+                    f"all ranks have ended, and {self._gone_within_s:.0f} s later these processes "
+                    f"of the job are still there: {left}; logs in {self.directory}"
+                )
+            time.sleep(_LOOK_AGAIN_S)  # other processes' ends announce nothing
 
     def wait_for(self, name: str, rank: int | None = None, count: int = 1) -> list[Note]:
         """Until there are ``count`` notes called ``name`` (of ``rank``). Raises
@@ -136,10 +152,10 @@ class Job:
         self._until(lambda: len(self.notes(name, rank)) >= count, f"{count} notes {name!r}")
         return self.notes(name, rank)
 
-    def notes(self, name: str, rank: int | None = None) -> list[Note]:
-        """The notes called ``name`` so far, in order of time."""
+    def notes(self, name: str | None = None, rank: int | None = None) -> list[Note]:
+        """The notes so far, in order of time; those called ``name`` and of ``rank``."""
         notes = self._started().notes()
-        return [n for n in notes if n.name == name and rank in (None, n.rank)]
+        return [n for n in notes if name in (None, n.name) and rank in (None, n.rank)]
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Signal the main process of ``rank``."""
@@ -239,16 +255,6 @@ class Job:
             f"struck: {', '.join(str(s.fault) for s in watch.strikes()) or 'nothing'}\n"
             + "\n".join(tails)
         )
-
-    def _expect_nothing_left(self) -> None:
-        end = time.monotonic() + self._gone_within_s
-        while left := self.processes():
-            if time.monotonic() > end:
-                raise LeftBehind(
-                    f"all ranks have ended, and {self._gone_within_s:.0f} s later these processes "
-                    f"of the job are still there: {left}; logs in {self.directory}"
-                )
-            time.sleep(_LOOK_AGAIN_S)  # other processes' ends announce nothing
 
     def _expect_strikes(self, result: JobResult) -> None:
         struck = [strike.fault for strike in result.strikes]
