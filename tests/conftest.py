@@ -6,14 +6,12 @@ import io
 import json
 import logging
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import ncclops as ncclops_package
 from ncclops.cli import main
+from ncclops.testing._processes import free_port as free_port
 
 # An installed package registers the second itself; a checkout that is only on the path does not.
 pytest_plugins = ["tests.fast_tier", "ncclops.testing.plugin"]
@@ -45,19 +44,6 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
 
 CompletedText = subprocess.CompletedProcess[str]
-
-
-def free_port() -> int:
-    """A TCP port on which no process listens, nor will soon.
-
-    Not one of those that the kernel hands out by itself: between our look and its use, any
-    connection or group of another test could get it.
-    """
-    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, ephemeral)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:

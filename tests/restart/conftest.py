@@ -14,6 +14,7 @@ import pytest
 
 from ncclops import testing
 from ncclops.testing._fork_server import ForkServer
+from tests.conftest import free_port
 
 # Generous: a deadline says "stuck", not "slow".
 DEADLINE_S = 100.0
@@ -37,6 +38,7 @@ class Job:
         self._server = server
         self._job: testing.Job | None = None
         self.directory = directory
+        self.port = free_port()
         self.env: dict[str, str] = {}
 
     def start(self, world_size: int, scenario: str, **parameters: Any) -> Job:
@@ -49,13 +51,20 @@ class Job:
             deadline=timedelta(seconds=DEADLINE_S),
             directory=self.directory,
             server=self._server,
-        ).start()
+        )
+        self._job.port = self.port
+        self._job.start()
         return self
 
     @property
     def ranks(self) -> testing.Job:
         assert self._job is not None, "start() comes first"
         return self._job
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The main process of each rank."""
+        return self.ranks.pids
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         self.ranks.signal(rank, number)
