@@ -19,6 +19,10 @@ from ncclops.profiles.versions import parse_spec, release, satisfies
         ("2.9.1", ">=2.8,<2.10", True),
         ("2.10.0", ">=2.8,<2.10", False),
         ("2.9.1", "> 2.9 , <= 2.9.1", True),
+        ("2.8.0-built_here", ">=2.8,<2.8.1", True),
+        ("2.10", ">=2.9.5", True),
+        ("2", "<2.0.1", True),
+        ("0.0", "==0", True),
     ],
 )
 def test_satisfies_compares_releases_number_by_number(version: str, spec: str, holds: bool) -> None:
@@ -29,6 +33,10 @@ def test_satisfies_compares_releases_number_by_number(version: str, spec: str, h
 def test_what_is_no_condition_is_refused(spec: str) -> None:
     with pytest.raises(ValueError, match="is not a version condition"):
         parse_spec(spec)
+
+
+def test_zeros_at_the_end_make_no_other_release() -> None:
+    assert release("2.27") == release("2.27.0") < release("2.27.0.1") < release("2.27.1")
 
 
 def test_release_needs_a_number_first() -> None:

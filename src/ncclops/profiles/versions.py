@@ -1,7 +1,9 @@
 """Version conditions such as ``">=2.8,<2.14"``, on releases only.
 
 A development build counts as the release it leads to (``2.14.0.dev20260901`` is 2.14): what a
-release changed is in its nightlies for months before.
+release changed is in its nightlies for months before. ``packaging`` puts it before that release,
+and refuses the version of a site's own build (``2.8.0-ours``); here the release numbers are all
+that counts, whatever follows them.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The release numbers of ``version``: ``"2.13.0+cu130"`` is ``(2, 13, 0)``.
+    """The release numbers of ``version``, to be compared: ``"2.13.1+cu130"`` is ``(2, 13, 1)``.
 
-    Raises ``ValueError`` when it does not start with a number.
+    Zeros at the end count for nothing: ``2.8.0`` is ``(2, 8)``, as ``2.8`` is. Raises
+    ``ValueError`` when it does not start with a number.
     """
     match = _RELEASE.match(version)
     if match is None:
         raise ValueError(f"{version!r} is not a version")
-    return tuple(int(part) for part in match[0].split("."))
+    numbers = [int(part) for part in match[0].split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def parse_spec(spec: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -47,9 +53,4 @@ def parse_spec(spec: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def satisfies(version: str, spec: str) -> bool:
     """Whether ``version`` meets every clause of ``spec``; ``2.8`` and ``2.8.0`` are the same."""
     have = release(version)
-    for symbol, want in parse_spec(spec):
-        width = max(len(have), len(want))
-        padded = [numbers + (0,) * (width - len(numbers)) for numbers in (have, want)]
-        if not _OPERATORS[symbol](padded[0], padded[1]):
-            return False
-    return True
+    return all(_OPERATORS[symbol](have, want) for symbol, want in parse_spec(spec))
