@@ -40,13 +40,14 @@ class Job:
         self.directory = directory
         self.port = free_port()
         self.env: dict[str, str] = {}
+        self.env_of: dict[int, dict[str, str]] = {}  # of single ranks
 
     def start(self, world_size: int, scenario: str, **parameters: Any) -> Job:
         """Start ``world_size`` ranks; scenario and parameters are the same on all."""
         self._job = testing.Job(
             SCENARIOS,
             world_size=world_size,
-            args=(scenario, self.directory, parameters),
+            args=(scenario, self.directory, parameters, self.env_of),
             env=self.env,
             deadline=timedelta(seconds=DEADLINE_S),
             directory=self.directory,

@@ -81,8 +81,11 @@ def scenario(fn: Any) -> Any:
     return fn
 
 
-def run(name: str, directory: Path, parameters: dict[str, Any]) -> None:
+def run(
+    name: str, directory: Path, parameters: dict[str, Any], env_of: dict[int, dict[str, str]]
+) -> None:
     """What each rank does: the scenario ``name``, or the program ``module:name``."""
+    os.environ.update(env_of.get(int(os.environ["RANK"]), {}))
     logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(levelname)s %(message)s")
     worker = Worker(int(os.environ["RANK"]), directory, parameters)
     module, _, program = name.rpartition(":")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ncclops.restart import _arrival_bitmap
 from ncclops.restart._planning import PlannedAssigner
+from ncclops.restart._store_client import Connection, Patience, StorePath
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.compose import Compose
@@ -98,6 +99,35 @@ def ledger(store: Any) -> Ledger:
     return Ledger(store, RANKS, planner)
 
 
+class Interrupted:
+    """A store whose connection breaks at one addition: before, during or after it.
+
+    ``late`` collects an addition that is carried out later, as one that was still on its way.
+    """
+
+    def __init__(self, store: Any, how: str, late: list[tuple[str, int]]) -> None:
+        self._store, self._how, self._late = store, how, late
+
+    def add(self, key: str, amount: int) -> int:
+        if self._how and amount:
+            how, self._how = self._how, ""
+            if how == "done":
+                self._store.add(key, amount)
+            elif how == "on its way":
+                self._late.append((key, amount))
+            raise dist.DistNetworkError("Connection reset by peer")
+        return int(self._store.add(key, amount))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def interrupted_ledger(store: Any, how: str, late: list[tuple[str, int]]) -> Ledger:
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
+    path = StorePath(lambda: Connection(store), Patience())
+    return Ledger(path.client(Connection(Interrupted(store, how, late))), RANKS, planner)
+
+
 class Barrier:
     """One barrier of a job: its actors, and what they have to come to."""
 
@@ -108,6 +138,13 @@ class Barrier:
     def arrive(self, rank: int) -> Actor:
         def work(store: Any) -> None:
             ledger(store).arrive(self.iteration, Arrival(rank, rank, RANKS), self.gone)
+
+        return self.start(work)
+
+    def arrive_interrupted(self, rank: int, how: str, late: list[tuple[str, int]]) -> Actor:
+        def work(store: Any) -> None:
+            arrival = Arrival(rank, rank, RANKS)
+            interrupted_ledger(store, how, late).arrive(self.iteration, arrival, self.gone)
 
         return self.start(work)
 
@@ -173,6 +210,47 @@ def test_arrivals_and_deaths_at_any_point_end_in_an_agreement(data: st.DataObjec
     agreement, placement = ledger(store).wait_for_agreement(0, RANKS - 1, SOON)
     assert agreement.gone <= deaths.keys()
     assert (placement is None) == (RANKS - 1 in agreement.gone)
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_an_arrival_whose_connection_breaks_counts_once(data: st.DataObject) -> None:
+    """Whether its addition was carried out or not, or is later; with a loss in the same group."""
+    store = dist.HashStore()
+    plain_barrier(store, INITIAL, NOBODY)
+    barrier, late = Barrier(store, 0, NOBODY), list[tuple[str, int]]()
+    how = st.sampled_from(["", "not done", "done", "on its way"])
+    lost = data.draw(st.sets(st.integers(0, RANKS - 1), max_size=2), label="lost")
+    for rank in range(RANKS):
+        if rank in lost:
+            barrier.report(rank)
+        else:
+            barrier.arrive_interrupted(rank, data.draw(how, label="breaks"), late)
+    barrier.run(data, until=lambda: bool(late) and data.draw(st.booleans()))
+    for addition in late:
+        store.add(*addition)
+    barrier.run(data)
+    assert barrier.agreed
+    assert ledger(store).wait_for_agreement(0, 0, SOON)[0].gone == lost
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_completions_whose_connection_breaks_decide_the_outcome_together(
+    data: st.DataObject,
+) -> None:
+    """Not before all have come back, and with the last one."""
+    store = dist.HashStore()
+    late: list[tuple[str, int]] = []
+    how = st.sampled_from(["", "not done", "done", "on its way"])
+    order = data.draw(st.permutations(range(RANKS)))
+    for number, rank in enumerate(order, 1):
+        one = interrupted_ledger(store, data.draw(how, label="breaks"), late)
+        one.record_completion(0, rank, RANKS)
+        if data.draw(st.booleans()):
+            while late:
+                store.add(*late.pop())
+        assert store.check(["0/outcome"]) == (number == RANKS)
 
 
 @settings(max_examples=200)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import itertools
-import os
+import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -14,8 +16,15 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
+from ncclops.restart._process import keep_alive
+from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart.settings import Settings
-from ncclops.restart.store import PrefixStore, another_connection
+from ncclops.restart.store import PrefixStore, another_connection, job_prefix
+
+Address = tuple[str | None, int]
+
+# The store factory has its own.
+_NO_LIMIT_S = -1.0
 
 # The calls of wrapped functions in this process, in their order, which all ranks share.
 _calls = itertools.count()
@@ -30,21 +39,18 @@ class Connections:
 
     def __init__(self, settings: Settings) -> None:
         self._own_sockets: set[int] = set()
+        self._servers: set[Address] = set()
         self._connecting = threading.Lock()
-        before = _inodes()
+        self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
+        self._prefix = f"{job_prefix()}/call{next(_calls)}"
         factory: Any = settings.store_factory
-        self.raw_store: Store = factory(**(settings.store_kwargs or {}))
-        self._own_sockets |= _inodes() - before
-        self._prefix = f"{_job_prefix()}/call{next(_calls)}"
-        self.first: Store = PrefixStore(self._prefix, self.raw_store)
+        made = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
+        self.raw_store: Store = made.store
+        self.first = self._path.client(self._prefixed(made))
 
-    def another(self) -> Store:
+    def another(self) -> StoreClient:
         """A further connection, in the same name space. Any thread."""
-        with self._connecting:  # the reporter does while the main thread is in the function
-            before = _inodes()
-            store = another_connection(self.raw_store)
-            self._own_sockets |= _inodes() - before
-        return PrefixStore(self._prefix, store)
+        return self._path.client(self._connect())
 
     def for_groups(self, iteration: int) -> Store:
         """For the process groups of ``iteration``, over a separate connection.
@@ -52,32 +58,67 @@ class Connections:
         It is shut down when the iteration is aborted, which ends a wait on it.
         """
         with self._connecting:  # or it would be taken for our own, which are never shut down
+            before = _inodes()
             store = another_connection(self.raw_store)
+            for sock in _gloo_sockets.handles_on(_inodes() - before):
+                with sock:
+                    keep_alive(sock)
         return PrefixStore(f"{self._prefix}/{iteration}/groups", store)
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
-        ports = {port for store in _stores_in(frame) if (port := _port_of(store)) is not None}
-        if isinstance(self.raw_store, distributed.TCPStore):
-            ports.add(self.raw_store.port)
-        for port in ports:
-            _gloo_sockets.shut_down_connections_to(port, keep=self._own_sockets)
+        own, others = set(self._servers), _addresses_of(_stores_in(frame))
+        for host, port in own | others:
+            _gloo_sockets.shut_down_connections_to(host, port, keep=self._own_sockets)
         _gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
             _gloo_sockets.answer_gloo_rendezvous(world_size + 1)
 
+    # --- connecting -----------------------------------------------------------------------------
+
+    def _connect(self) -> Connection:
+        """Raises ``ConnectionRefusedError`` where no server listens any more."""
+        limit_s = self._path.patience.reconnect_s
+        if isinstance(self.raw_store, distributed.TCPStore):
+            # torch tries for minutes, and pauses for seconds in between
+            address = self.raw_store.host, self.raw_store.port
+            socket.create_connection(address, limit_s).close()
+        return self._prefixed(self._make(lambda: another_connection(self.raw_store), limit_s))
+
+    def _make(self, make: Callable[[], Store], limit_s: float) -> Connection:
+        """What ``make`` makes, with its sockets, which count as our own."""
+        # The reporter makes one while the main thread is in the function.
+        if not self._connecting.acquire(timeout=limit_s):
+            raise TimeoutError("another connection to the store is being made, and that hangs")
+        try:
+            before = _inodes()
+            store = make()
+            new = _inodes() - before
+            self._own_sockets |= new
+        finally:
+            self._connecting.release()
+        servers = _peers_on_port(new, store.port) if isinstance(store, distributed.TCPStore) else {}
+        self._servers |= set(servers.values())
+        return Connection(store, frozenset(servers))
+
+    def _prefixed(self, connection: Connection) -> Connection:
+        return connection._replace(store=PrefixStore(self._prefix, connection.store))
+
+
+def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:
+    """Those of the sockets that are connected to ``port``, and to which host."""
+    found: dict[int, Address] = {}
+    for inode in inodes:
+        for sock in _gloo_sockets.handles_on([inode]):
+            with sock, contextlib.suppress(OSError):
+                host, there = sock.getpeername()[:2]
+                if there == port:
+                    found[inode] = host, there
+    return found
+
 
 def _inodes() -> set[int]:
     return set(_gloo_sockets.socket_inodes().values())
-
-
-def _job_prefix() -> str:
-    """The name space of this job and attempt in a store that others may use as well."""
-    chosen = os.environ.get("NCCLOPS_STORE_PREFIX")
-    if chosen:
-        return chosen
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
 
 
 def _is_making_a_group(frame: FrameType) -> bool:
@@ -93,8 +134,24 @@ def _stores_in(frame: FrameType) -> Iterable[Store]:
                 yield value
 
 
-def _port_of(store: Any) -> int | None:
-    """The port of the TCPStore at the bottom of ``store``."""
-    while isinstance(store, distributed.PrefixStore):
-        store = store.underlying_store
-    return store.port if isinstance(store, distributed.TCPStore) else None
+def _addresses_of(stores: Iterable[Store]) -> set[tuple[str | None, int]]:
+    """Where the servers of those of ``stores`` are that are TCPStores at the bottom.
+
+    The host is ``None`` where it is known by name only: to look that up may take long.
+    """
+    found: set[tuple[str | None, int]] = set()
+    for store in stores:
+        bottom: Any = store
+        while isinstance(bottom, distributed.PrefixStore):
+            bottom = bottom.underlying_store
+        if isinstance(bottom, distributed.TCPStore):
+            found.add((bottom.host if _is_numeric(bottom.host) else None, bottom.port))
+    return found
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -30,7 +30,7 @@ import platform
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ncclops.restart._process import duplicate_socket
@@ -105,15 +105,24 @@ def _connect_as_each_peer(listener: socket.socket, peers: int) -> None:
             caller.send(struct.pack("=q", number))
 
 
-def shut_down_connections_to(port: int, keep: set[int]) -> int:
-    """Shut down this process's connections to remote ``port``, except the inodes in ``keep``."""
+def shut_down_connections_to(host: str | None, port: int, keep: Collection[int]) -> int:
+    """Shut down this process's connections to ``port`` of ``host``, except the inodes in ``keep``.
+
+    ``host`` is a numeric address; ``None``: any. Returns how many there were.
+    """
     done = 0
     for fd, inode in socket_inodes().items():
         for sock in _tcp_sockets([fd] if inode not in keep else []):
             with sock, contextlib.suppress(OSError, IndexError):
-                if sock.getpeername()[1] == port:
+                there, its_port = sock.getpeername()[:2]
+                if its_port == port and (host is None or _plain(there) == _plain(host)):
                     done += _shut_down(sock, socket.SHUT_RDWR)
     return done
+
+
+def _plain(address: str) -> str:
+    """A socket of IPv6 shows an address of IPv4 in its own notation."""
+    return address.removeprefix("::ffff:")
 
 
 def socket_inodes() -> dict[int, int]:
@@ -123,6 +132,12 @@ def socket_inodes() -> dict[int, int]:
         if target.startswith("socket:["):
             found[fd] = int(target[8:-1])
     return found
+
+
+def handles_on(inodes: Collection[int]) -> list[socket.socket]:
+    """Our own handles on the TCP sockets of this process with these inodes; to be closed."""
+    fds = [fd for fd, inode in socket_inodes().items() if inode in inodes] if inodes else []
+    return _tcp_sockets(fds)
 
 
 def _gloo_epolls() -> set[int]:

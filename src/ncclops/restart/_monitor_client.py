@@ -49,6 +49,7 @@ class MonitorClient:
         main_thread: int,
         monitor_process: MonitorProcess,
         connect: Callable[[], Ledger],
+        look_again: Callable[[int], object],
     ) -> None:
         self.iteration = INITIAL
         self.gone: frozenset[int] = frozenset()
@@ -57,6 +58,7 @@ class MonitorClient:
         self._main_thread = main_thread
         self._monitor_process = monitor_process
         self._reporter = Reporter(connect)
+        self._look_again = look_again
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
 
@@ -96,6 +98,10 @@ class MonitorClient:
         if more:  # an empty message would mean that no other rank is left
             self._send_addresses(more)
 
+    def ask_to_look_again(self) -> None:
+        """Ask all ranks, along the ring, whether they know that the iteration has ended."""
+        self._monitor_process.send({"op": "look-again", "iteration": self.iteration})
+
     # --- faults seen in this process ----------------------------------------------------------
 
     def request_restart(self, reason: str, hung: int | None) -> None:
@@ -121,6 +127,8 @@ class MonitorClient:
         """Act on ``message``; does not block. Watchdog thread."""
         if message["op"] == "need-addresses":
             self._on_need_addresses(message["after"])
+        elif message["op"] == "look-again":
+            self._look_again(message["iteration"])
         else:
             self._reporter.submit(lambda ledger: self._record(ledger, message))
 

@@ -75,6 +75,7 @@ class Monitor:
         self._outside_view = _load_outside_view(config)
         self._silent_in: float | None = None  # the iteration; one look in each is enough
         self._stacks: str | None = None  # as of that look
+        self._looked_in = -1  # the iteration of the last "look-again"
         self._done = False
         self._ring = Ring(
             self._rank,
@@ -195,12 +196,28 @@ class Monitor:
         if self._page.finished:
             self._done = True
             return
+        self._report_death()
+
+    def _on_departed(self, message: Message) -> None:
+        """The main process leaves the wrapper, and could not record that in the store."""
+        log.warning("the main process leaves: %s", message["detail"])
+        self._selector.unregister(self._pidfd)
+        self._close_link()
+        self._report("lost", message["detail"], gone=True)
+        self._goes_on_without_main()
+
+    def _report_death(self) -> None:
         ended_for = self._ended_for
         cause = f"hard timeout: {_describe(ended_for)}" if ended_for else "the process died"
         log.warning("the main process ended: %s", cause)
         self._look(lambda view: view.main_ended(self._directory(), self._progress(), cause))
         stacks = self._stacks if ended_for is not None else None
         self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
+        self._goes_on_without_main()
+
+    def _goes_on_without_main(self) -> None:
+        """Until what there is to report has been confirmed."""
+        self._reports.main_is_gone = True
         self._reports.on_successor(time.monotonic())
         self._done = self._ring.idle
 
@@ -220,6 +237,8 @@ class Monitor:
             "confirm": self._on_confirmation,
             "timeouts": self._on_timeouts,
             "observe": self._on_observe,
+            "look-again": self._on_look_again,
+            "departed": self._on_departed,
             "bye": self._on_bye,
         }
         handlers[message["op"]](message)
@@ -313,6 +332,8 @@ class Monitor:
         """A predecessor passes something on."""
         if message["op"] == "timeouts":
             self._on_timeouts(message)
+        elif message["op"] == "look-again":
+            self._on_look_again(message)
         else:
             self._reports.deliver(message, peer, time.monotonic())
             self._end_if_done()
@@ -347,6 +368,14 @@ class Monitor:
         if self._timeouts is None or message["stamp"] > self._timeouts["stamp"]:
             self._timeouts = message
             self._page.change_timeouts(message["soft_s"], message["hard_s"], message["stamp"])
+            if self._ring.successor is not None:
+                self._ring.successor.send(message)
+
+    def _on_look_again(self, message: Message) -> None:
+        """A rank waits for others that may not know that its iteration has ended: once round."""
+        if message["iteration"] > self._looked_in:
+            self._looked_in = message["iteration"]
+            self._send_to_main(message)
             if self._ring.successor is not None:
                 self._ring.successor.send(message)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ncclops.restart._assignment import (
@@ -183,7 +183,7 @@ class Assigner(Protocol):
         """
 
 
-def choose_assigner(assignment: RankAssignment, store: Store) -> Assigner:
+def choose_assigner(assignment: RankAssignment, store: Callable[[], Store]) -> Assigner:
     """The way to run ``assignment``; ``store`` is for assignments that are called on each rank."""
     if supports_global_plan(assignment):
         return PlannedAssigner(assignment)
@@ -241,7 +241,7 @@ class RankByRankAssigner:
 
     planner: Planner | None = None
 
-    def __init__(self, assignment: RankAssignment, store: Store) -> None:
+    def __init__(self, assignment: RankAssignment, store: Callable[[], Store]) -> None:
         self._assignment = assignment
         self._store = store
 
@@ -255,6 +255,6 @@ class RankByRankAssigner:
             PrefixStore,  # needs torch, the rest of the module does not
         )
 
-        store = PrefixStore(f"{agreement.iteration}/assignment", self._store)
+        store = PrefixStore(f"{agreement.iteration}/assignment", self._store())
         context = RankAssignmentCtx(state, store, set(agreement.terminated))
         state.copy_from(assign(self._assignment, context).state)

@@ -99,6 +99,21 @@ def duplicate_socket(fd: int) -> socket.socket | None:
         return None
 
 
+# The kernel asks the other end of an idle connection after 10 s, and gives it up after 15 s more.
+_KEEPALIVE_AFTER_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 10, 5, 3
+# What was sent and is not acknowledged by then is lost, and the connection with it.
+_ACKNOWLEDGED_WITHIN_MS = 20_000
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel find out within half a minute when the other end of ``sock`` is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ACKNOWLEDGED_WITHIN_MS)
+
+
 _is_frozen = False
 
 

@@ -120,7 +120,7 @@ class RestartLoop:
         Raises what this rank leaves with; the exceptions of the function on the way there are
         chained to it.
         """
-        error: BaseException
+        error: BaseException | None = None
         try:
             with self._env_rendezvous():
                 return self._run_iterations()
@@ -140,7 +140,7 @@ class RestartLoop:
             self._report_unexpected_end(unexpected)
         finally:
             if os.getpid() == self._pid:
-                self.session.close()
+                self.session.close(error)
         raise self._causes.with_root_cause(error)
 
     def _run_iterations(self) -> Any:
@@ -202,8 +202,9 @@ class RestartLoop:
             session.note_function_left(caught)
             return self._await_abort(self._judge(caught))
         if state.mode is Mode.ACTIVE:
-            assert state.active_world_size is not None
-            session.ledger.record_completion(state.iteration, state.active_world_size)
+            rank, size = state.active_rank, state.active_world_size
+            assert rank is not None and size is not None
+            session.ledger.record_completion(state.iteration, rank, size)
         return self._await_outcome(value)
 
     def _run_armed(self) -> Any:
@@ -266,6 +267,7 @@ class RestartLoop:
     def _fail_late(self, failed: Failed) -> Finished:
         """A reserve failed after all active ranks had finished: the outcome stays."""
         if failed.fault is not None and failed.fault.gone and failed.error is not None:
+            self._page.finished = 1
             self._end_rank(failed.error, None)
         log.warning("a reserve failed after the job had finished: %s", failed.fault)
         return Finished(None)
@@ -362,15 +364,17 @@ class RestartLoop:
         session.ledger.arrive(iteration, arrival, session.gone)
 
     def _await_agreement(self, iteration: int) -> Agreed:
-        timeout = self._barrier_deadline(iteration)
+        timeout, patience = self._barrier_deadline(iteration), self._settings.barrier_patience
         try:
-            message = self._next_message(timeout)
+            try:
+                message = self._next_message(patience)
+            except queue.Empty:
+                self.session.ask_to_look_again()
+                message = self._next_message(timeout - patience)
         except queue.Empty:
-            name = (
-                "initial barrier" if iteration == INITIAL else f"barrier of iteration {iteration}"
-            )
+            where = f"barrier of iteration {iteration}" if iteration >= 0 else "initial barrier"
             raise BarrierTimeout(
-                f"{name}: not all ranks arrived within {timeout} (barrier_timeout, and what "
+                f"{where}: not all ranks arrived within {timeout} (barrier_timeout, and what "
                 "the hard timeout allows), and no rank reported the missing ones lost"
             ) from None
         if not isinstance(message, Agreed):
@@ -413,6 +417,7 @@ class RestartLoop:
 
     def _complete(self, value: Any) -> Any:
         """All ranks have finished."""
+        self._page.finished = 1
         if self._settings.completion is not None:
             with logged("the completion callback"):
                 self._settings.completion(self._state.freeze())
@@ -435,6 +440,8 @@ class RestartLoop:
         """The last steps of a rank that leaves: incident, terminate callback, check-out."""
         self._causes.note(error)
         self._state.mode = Mode.TERMINATED
+        if agreed is not None:
+            self._page.finished = 1
         if agreed is not None and agreed.agreement.iteration != INITIAL:
             self._account.leaving(agreed.agreement, self._state)
         if self._settings.terminate is not None:
@@ -453,6 +460,7 @@ class RestartLoop:
         with logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session
             session.ledger.record_gone(session.iteration, fault, session.gone)
+            self._page.finished = 1
 
     def _check_out(self) -> None:
         """Have the ranks that host the store leave last."""

@@ -146,6 +146,21 @@ class MonitorProcess:
         self.page.close()
         os.close(self._page_fd)
 
+    def leave_behind(self, reason: str) -> None:
+        """Have the process stay until it has reported that this rank left, because of ``reason``.
+
+        ``stop`` is still to be called, and does not end it.
+        """
+        self.page.finished = 1
+        self.send({"op": "departed", "detail": reason})
+        with self._lock:
+            link, process = self._link, self._process
+            self._link = self._process = None
+        if link is not None:
+            link.close()
+        if process is not None:
+            threading.Thread(target=process.wait, name="ncclops-reap", daemon=True).start()
+
     def _end(self, grace_s: float) -> None:
         with self._lock:
             link, process = self._link, self._process

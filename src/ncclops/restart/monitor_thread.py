@@ -122,6 +122,15 @@ class MonitorThread:
         """Watch ``iteration``; messages: ``Completed``, or ``Aborted`` and then ``Agreed``."""
         self._tasks.put(_Task(iteration, state))
 
+    def look_again(self, iteration: int) -> None:
+        """Other ranks are in the barrier after ``iteration``: see that this one knows. Any thread.
+
+        A connection over which nothing comes any more looks like one on which nothing has happened.
+        """
+        if self.fault_seen_in is None or self.fault_seen_in < iteration:
+            log.warning("the end of iteration %d was not heard of: connecting again", iteration)
+            self._ledger.renew()
+
     def stop(self, timeout_s: float) -> None:
         """Let the thread end when its present wait does, and wait for that a while."""
         self._tasks.put(None)

@@ -21,6 +21,7 @@ from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._planning import choose_assigner
+from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
@@ -75,8 +76,9 @@ class Session:
             # Not before the store answers: until then there is nothing that it could report to, and
             # the wait for a late rank 0 would count towards the hard timeout.
             self.monitor_process.start()
-            self.assigner = choose_assigner(settings.rank_assignment, self._connections.first)
-            self.ledger = self._ledger(self._connections.first)
+            first = self._connections.first
+            self.assigner = choose_assigner(settings.rank_assignment, lambda: first.store)
+            self.ledger = self._ledger(first)
             self.incidents = self._incident_directories()
             self._client = MonitorClient(
                 self._rank,
@@ -84,6 +86,7 @@ class Session:
                 self._main_thread,
                 self.monitor_process,
                 lambda: self._ledger(self._connections.another()),
+                self._look_again,
             )
             stack.callback(self._client.stop, _RECORD_WITHIN_S)
             self.watchdog = ProgressWatchdog(
@@ -117,8 +120,14 @@ class Session:
             stack.callback(self.monitor_thread.stop, 1)
             self._stack = stack.pop_all()
 
-    def close(self) -> None:
-        """Stop the threads and the monitor process, and drop the connections."""
+    def close(self, unrecorded: BaseException | None = None) -> None:
+        """Stop the threads and the monitor process, and drop the connections.
+
+        ``unrecorded``: this rank leaves because of that, and the store does not know. The monitor
+        process stays until it has reported that to another rank.
+        """
+        if unrecorded is not None and not self.monitor_process.page.finished:
+            self.monitor_process.leave_behind(f"{type(unrecorded).__name__}: {unrecorded}")
         self.monitor_process.page.finished = 1
         self._stack.close()
         # The connections close with the last reference, and the store's server goes when they do.
@@ -134,7 +143,7 @@ class Session:
         self.monitor_process.page.incidents_from = directories.first + 1
         return directories
 
-    def _ledger(self, store: Store) -> Ledger:
+    def _ledger(self, store: StoreClient) -> Ledger:
         return Ledger(store, self._world_size, self.assigner.planner)
 
     def store_for_user(self) -> Store:
@@ -196,6 +205,13 @@ class Session:
     def add_successors(self, gone: Iterable[int]) -> None:
         """See ``MonitorClient``."""
         self._client.add_successors(self.ledger, gone)
+
+    def _look_again(self, iteration: int) -> None:
+        self.monitor_thread.look_again(iteration)
+
+    def ask_to_look_again(self) -> None:
+        """See ``MonitorClient``."""
+        self._client.ask_to_look_again()
 
     def request_restart(self, reason: str, hung: int | None) -> None:
         """See ``MonitorClient``."""

@@ -69,6 +69,14 @@ class Settings:
             if path is not None and not Path(path).is_absolute():
                 raise ValueError(f"{name}={path!r} must be an absolute path")
 
+    @property
+    def barrier_patience(self) -> timedelta:
+        """How long a rank waits in a barrier before it asks the others whether they know of it.
+
+        One that does not know that the iteration has ended is killed at its hard timeout.
+        """
+        return min(self.barrier_timeout / 4, (self.hard_timeout - self.soft_timeout) / 2)
+
 
 # The smaller one first. The guides give the reasons: a hard timeout must come before the others
 # give up on the rank in a barrier, an interval must fit into the timeout it serves.

@@ -184,6 +184,18 @@ def another_connection(store: dist.Store) -> dist.Store:
     return store
 
 
+def job_prefix() -> str:
+    """The name space of this job and attempt in a store that others may use as well."""
+    chosen = os.environ.get("NCCLOPS_STORE_PREFIX")
+    if chosen:
+        return chosen
+    names = (
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        *("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
+    )
+    return "/".join(["ncclops", *(os.environ[name] for name in names if name in os.environ)])
+
+
 def parse_address(text: str, source: str) -> tuple[str, int]:
     """Host and port of ``host:port`` (``[v6]:port``). Raises ``ValueError`` naming ``source``."""
     host, _, port = text.rpartition(":")

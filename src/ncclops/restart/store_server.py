@@ -34,7 +34,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe
+from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe, keep_alive
 
 # The ranks of a large job may take this long to come up before the first one connects.
 _FIRST_CLIENT_WITHIN_S = 600.0
@@ -58,6 +58,7 @@ def bind(port: int, *, loopback: bool = False) -> socket.socket | None:
     sock, host = _unbound("127.0.0.1") if loopback else _unbound("::")
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_alive(sock)  # what it accepts inherits that: a host that vanished does not hang up
         sock.bind((host, port))
         sock.listen(4096)
     except OSError as error:

@@ -1,0 +1,319 @@
+"""One thread's connection to the store, with a deadline for every call; made anew when it is lost.
+
+A call that waits for no other rank and is not answered within ``Patience.answer_s`` counts as a
+lost connection, and so does one that breaks. The client then connects again, for at most
+``Patience.reconnect_s``, and repeats the call. What may have happened already is repeated only
+where twice is the same as once: all of them but an addition, see ``AdditionUnknown``.
+
+TCPStore has the operations that the ledger is made of (``append``, ``compare_set``); FileStore and
+stores written in Python have them not at all, or not atomically, and get them built from ``add``,
+which every store has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+from weakref import ref
+
+from torch.distributed import DistNetworkError, Store
+
+from ncclops.restart._deadline import run_within
+from ncclops.restart._gloo_sockets import handles_on
+from ncclops.restart._process import keep_alive
+from ncclops.restart.exception import RestartError
+
+log = logging.getLogger("ncclops.restart")
+
+T = TypeVar("T")
+
+# Where connecting is refused there is no server any more; but a proxy may be starting again.
+_REFUSED_FOR_S = 1.0
+_PAUSE_S = 0.1
+# A connection that is lost again and again, at once, is no connection.
+_MOST_ATTEMPTS = 3
+
+
+class AdditionUnknown(RestartError):
+    """The connection was lost during an addition; whether that was carried out is not known.
+
+    The connection has been made anew.
+    """
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a call waits for its answer, and how long it tries to connect again, in seconds."""
+
+    answer_s: float = 60.0
+    reconnect_s: float = 30.0
+
+    @classmethod
+    def within(cls, barrier_timeout: timedelta) -> Patience:
+        """What fits into the time that the other ranks wait for this one."""
+        whole_s = barrier_timeout.total_seconds()
+        return cls(min(60.0, 0.4 * whole_s), min(30.0, 0.3 * whole_s))
+
+
+class Connection(NamedTuple):
+    """A store, and the inodes of its sockets, as far as they are known."""
+
+    store: Store
+    inodes: Collection[int] = ()
+
+
+class StorePath:
+    """The way to the store, which all clients of a process share.
+
+    ``connect`` makes another connection to the same store in the same name space. Once one client
+    has connected again in vain the path is ``lost`` to all of them: a thread that still waits for
+    an answer does not wait to the end of its own patience.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], patience: Patience) -> None:
+        self.connect = connect
+        self.patience = patience
+        self.lost = False
+        self._clients: list[ref[StoreClient]] = []
+
+    def client(self, connection: Connection) -> StoreClient:
+        """One that uses ``connection`` at first."""
+        made = StoreClient(connection, self)
+        self._clients = [*(known for known in self._clients if known() is not None), ref(made)]
+        return made
+
+    def give_up(self) -> None:
+        """The store cannot be reached any more."""
+        self.lost = True
+        for known in self._clients:
+            if (client := known()) is not None:
+                client.renew()
+
+
+class StoreClient:
+    """What the ledger needs of a store. One thread's; ``renew`` may be called by any.
+
+    Without ``path`` a lost connection stays lost. Methods raise what the store raises.
+    """
+
+    def __init__(self, connection: Connection, path: StorePath | None = None) -> None:
+        self._path = path
+        self._patience = path.patience if path is not None else Patience()
+        self._use(connection)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def add(self, key: str, amount: int, *, repeatable: bool = False) -> int:
+        """Add ``amount`` to the number at ``key``; returns the sum.
+
+        Raises ``AdditionUnknown`` unless it is ``repeatable``: where too much does no harm.
+        """
+
+        def operation(store: Store) -> int:
+            return int(store.add(key, amount))
+
+        return self._do(operation, once=amount != 0 and not repeatable)
+
+    def set(self, key: str, value: str) -> None:
+        """Set ``key``."""
+        self._do(lambda store: store.set(key, value))
+
+    def get(self, key: str) -> str:
+        """The value of ``key``, which has one."""
+        return self.wait(key, timedelta(seconds=self._patience.answer_s))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of ``keys`` have a value."""
+        return self._do(lambda store: bool(store.check(list(keys))))
+
+    def delete(self, key: str) -> None:
+        """Delete ``key``, where the store can."""
+        self._do(lambda store: store.delete_key(key))
+
+    def wait(self, key: str, timeout: timedelta) -> str:
+        """The value of ``key`` once it has one. Raises what the store raises when that is late."""
+        deadline = time.monotonic() + timeout.total_seconds()
+
+        def operation(store: Store) -> str:
+            left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+            return _wait(store, key, left)
+
+        return self._do(operation)
+
+    def append(self, key: str, line: str) -> None:
+        """Add ``line`` to the log at ``key``; concurrent ones all survive, in some order.
+
+        It may be there twice.
+        """
+        self._do(lambda store: _append(store, key, line))
+
+    def read_log(self, key: str) -> list[str]:
+        """The lines of the log at ``key``, none if nothing was written."""
+        return self._do(lambda store: _read_log(store, key))
+
+    def publish(self, key: str, value: str) -> None:
+        """Set ``key`` unless it is set already: the first value stands."""
+        self._do(lambda store: _publish(store, key, value))
+
+    def read_counts(self, keys: Sequence[str]) -> list[int] | None:
+        """What was added up under each of ``keys``; ``None`` if one of them is still without."""
+        return self._do(lambda store: _read_counts(store, keys))
+
+    def set_many(self, values: Mapping[str, str]) -> None:
+        """Set all of ``values``, in one message where the store can."""
+        self._do(lambda store: _set_many(store, values))
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Give up the present connection, which may be lost without a sign: a new one is made.
+
+        A call that waits on it goes on waiting on the new one. Any thread.
+        """
+        for sock in handles_on(self._inodes):
+            with sock, contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def store(self) -> Store:
+        """torch's store over the present connection, for the thread that the client is for."""
+        return self._store
+
+    def _use(self, connection: Connection) -> None:
+        self._store, self._inodes = connection
+        for sock in handles_on(self._inodes):
+            with sock, contextlib.suppress(OSError):
+                _set_deadlines(sock, self._patience.answer_s)
+
+    def _do(self, operation: Callable[[Store], T], *, once: bool = False) -> T:
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return operation(self._store)
+            except DistNetworkError as error:
+                if self._path is None or self._path.lost or attempt == _MOST_ATTEMPTS:
+                    raise
+                self._connect_again(self._path, error)
+                if once:
+                    raise AdditionUnknown(
+                        f"the connection to the store was lost: {error}"
+                    ) from error
+        raise AssertionError("unreachable")
+
+    def _connect_again(self, path: StorePath, error: Exception) -> None:
+        """A new connection in the place of the one that broke. Raises ``error`` if it fails."""
+        started = time.monotonic()
+        self.renew()  # a late answer on it would be taken for that of the next call
+        while (left_s := started + self._patience.reconnect_s - time.monotonic()) > 0:
+            left = timedelta(seconds=left_s)
+            try:
+                self._use(run_within(left, "connecting to the store", path.connect))
+            except ConnectionRefusedError:
+                if time.monotonic() - started > _REFUSED_FOR_S:
+                    break
+            except (RuntimeError, OSError, RestartError) as failure:
+                log.debug("connecting to the store again: %s", failure)
+            else:
+                log.warning("a connection to the store was lost and made again: %s", brief(error))
+                return
+            if path.lost:
+                break
+            time.sleep(_PAUSE_S)
+        path.give_up()
+        raise error
+
+
+def brief(error: BaseException) -> str:
+    """The first line of ``error``: torch adds the stack of its own code."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _set_deadlines(sock: socket.socket, answer_s: float) -> None:
+    """Have the kernel notice that the other end is gone, and end a call without an answer.
+
+    torch waits for keys in ``poll``, which has a deadline of its own; all else it reads at once.
+    """
+    timeval = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, timeval)
+    keep_alive(sock)
+
+
+# --- operations of a store ------------------------------------------------------------------------
+
+
+def _append(store: Store, key: str, line: str) -> None:
+    if _is_extended(store):
+        store.append(key, line + "\n")
+    else:
+        slot = store.add(f"{key}/slots", 1)
+        store.set(f"{key}/slot/{slot}", line)
+
+
+def _read_log(store: Store, key: str) -> list[str]:
+    if _is_extended(store):
+        return store.get(key).decode().splitlines() if store.check([key]) else []
+    slots = [f"{key}/slot/{slot}" for slot in range(1, store.add(f"{key}/slots", 0) + 1)]
+    # A slot that is taken and still empty belongs to a writer that has not counted it yet, or
+    # that died and will be reported: either way a later event reads the log again.
+    return [store.get(slot).decode() for slot in slots if store.check([slot])]
+
+
+def _publish(store: Store, key: str, value: str) -> None:
+    try:
+        # The second time for those that wait already: not every server of torch 2.5 wakes them
+        # on a compare_set. It sets the same value, whichever rank was first.
+        store.set(key, store.compare_set(key, "", value).decode())
+    except DistNetworkError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        if _is_extended(store):
+            raise
+        if not _lacks_compare_set(error):
+            raise
+        if store.add(f"{key}/claims", 1) == 1:
+            store.set(key, value)
+
+
+def _wait(store: Store, key: str, timeout: timedelta) -> str:
+    if not _is_extended(store):
+        store.wait([key], timeout)
+        return str(store.get(key).decode())
+    # Their get waits by itself: one message less.
+    usual = store.timeout
+    store.set_timeout(timeout)
+    try:
+        return str(store.get(key).decode())
+    finally:
+        store.set_timeout(usual)
+
+
+def _read_counts(store: Store, keys: Sequence[str]) -> list[int] | None:
+    if not store.check(list(keys)):
+        return None
+    if _is_extended(store):
+        return list(map(int, store.multi_get(list(keys))))
+    return [store.add(key, 0) for key in keys]
+
+
+def _set_many(store: Store, values: Mapping[str, str]) -> None:
+    if _is_extended(store):
+        store.multi_set(list(values), list(values.values()))
+        return
+    for key, value in values.items():
+        store.set(key, value)
+
+
+def _is_extended(store: Any) -> bool:
+    return bool(store.has_extended_api())
+
+
+def _lacks_compare_set(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, NotImplementedError) or "assert" in text or "not implemented" in text

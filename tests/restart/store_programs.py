@@ -1,0 +1,79 @@
+"""Programs of test_store_connection.py: a rank whose connections to the store break."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch.distributed as dist
+from fault_programs import callback_of
+from scenarios import FAST, Worker, seconds
+
+from ncclops import restart as inprocess
+from ncclops.restart.state import FrozenState
+
+TIMING = {
+    **FAST,
+    "soft_timeout": seconds(20),
+    "hard_timeout": seconds(30),
+    "heartbeat_timeout": seconds(10),
+    "barrier_timeout": seconds(60),
+}
+
+
+def working(worker: Worker) -> Any:
+    """All work until the file ``go`` is there; rank ``faulty`` then raises, once."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        world = worker.join()
+        worker.note("entered", iteration=call.iteration, world=world)
+        while call.iteration == 0 and not (worker.directory / "go").exists():
+            time.sleep(0.05)
+        if call.iteration == 0 and worker.rank == worker.parameters.get("faulty"):
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    try:
+        return worker.wrap(main, **TIMING)()
+    except inprocess.exception.StoreGone as error:
+        worker.note("cut off", error=str(error))
+        while worker.parameters.get("lingers") and not (worker.directory / "end").exists():
+            time.sleep(0.05)
+        raise
+
+
+def waiting_in_the_barrier(worker: Worker) -> Any:
+    """Rank 0 holds up the barrier after iteration 0 until the file ``go`` is there."""
+
+    def hold_up(state: FrozenState, _: str) -> FrozenState:
+        worker.note("finalize")
+        while worker.rank == 0 and not (worker.directory / "go").exists():
+            time.sleep(0.02)
+        return state
+
+    def main(call: inprocess.CallWrapper) -> str:
+        world = worker.join()
+        worker.note("entered", iteration=call.iteration, world=world)
+        if call.iteration == 0 and worker.rank == 1:
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    finalize = callback_of(inprocess.finalize.Finalize, "finalize", hold_up)
+    return worker.wrap(main, finalize=finalize, **TIMING)()
+
+
+def finishing(worker: Worker) -> Any:
+    """All are through the function but rank 0, until the file ``go`` is there."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        dist.destroy_process_group()
+        worker.note("entered", iteration=call.iteration, pid=os.getpid())
+        while worker.rank == 0 and not (worker.directory / "go").exists():
+            time.sleep(0.02)
+        return f"iteration {call.iteration}"
+
+    return worker.wrap(main, **TIMING)()

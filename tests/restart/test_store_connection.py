@@ -1,0 +1,149 @@
+"""A connection to the store that is lost costs no rank; a rank that stays cut off is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .conftest import Job, wait_until
+from .store_proxy import StoreProxy
+from .test_faults import returned_from
+
+ALL_WELL = {0: 0, 1: 0, 2: 0}
+
+
+@pytest.fixture
+def proxy(job: Job) -> Iterator[StoreProxy]:
+    """What stands between rank 1 and the store; the path of the others is their own."""
+    made = StoreProxy(job.port)
+    job.env_of[1] = {"NCCLOPS_STORE": made.address}
+    yield made
+    made.close()
+
+
+def lost(job: Job) -> set[int]:
+    return {rank for incident in job.events("incident") for rank in incident["ranks_lost"]}
+
+
+def test_a_rank_whose_connections_break_in_the_function_goes_on(
+    job: Job, proxy: StoreProxy
+) -> None:
+    job.start(3, "store_programs:working").wait_for("entered", count=3)
+    proxy.order("reset")
+    wait_until(lambda: "made again" in (job.directory / "log-1").read_text(), "a new connection")
+    (job.directory / "go").touch()
+    assert job.wait() == ALL_WELL
+    assert job.events("incident") == []
+    job.expect_no_orphans()
+
+
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_connections_that_break_just_before_a_fault(
+    job: Job, proxy: StoreProxy, faulty: int
+) -> None:
+    job.start(3, "store_programs:working", faulty=faulty).wait_for("entered", count=3)
+    (job.directory / "go").touch()
+    proxy.order("reset")
+    assert job.wait() == ALL_WELL
+    assert returned_from(job, 1) == [0, 1, 2]
+    assert lost(job) == set()
+
+
+@pytest.mark.parametrize("how", ["reset", "swallow"])
+def test_connections_that_break_while_the_rank_waits_in_the_barrier(
+    job: Job, proxy: StoreProxy, how: str
+) -> None:
+    job.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
+    time.sleep(0.5)  # nothing shows from outside that a rank waits in the barrier
+    proxy.order(how)
+    (job.directory / "go").touch()
+    assert job.wait() == ALL_WELL
+    assert lost(job) == set()
+
+
+def test_connections_that_break_while_the_rank_waits_for_others_to_finish(
+    job: Job, proxy: StoreProxy
+) -> None:
+    job.start(3, "store_programs:finishing").wait_for("entered", count=3)
+    proxy.order("reset")
+    (job.directory / "go").touch()
+    assert job.wait() == ALL_WELL
+    assert job.events("incident") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_connections_that_are_dropped_without_a_sign(
+    job: Job, proxy: StoreProxy, faulty: int
+) -> None:
+    """Nothing comes back on them any more; what is sent is even acknowledged."""
+    job.start(3, "store_programs:working", faulty=faulty).wait_for("entered", count=3)
+    proxy.order("swallow")
+    (job.directory / "go").touch()
+    assert job.wait() == ALL_WELL
+    assert returned_from(job, 1) == [0, 1, 2]
+    assert lost(job) == set()
+    proxy.close()
+    job.expect_no_orphans()
+
+
+@pytest.mark.parametrize("lingers", [False, True], ids=["ends", "lives on"])
+def test_the_others_go_on_without_a_rank_that_stays_cut_off(
+    job: Job, proxy: StoreProxy, lingers: bool
+) -> None:
+    """Reported at once, and not only when the process ends."""
+    job.start(3, "store_programs:working", lingers=lingers).wait_for("entered", count=3)
+    proxy.order("refuse")
+    job.wait_for("cut off", rank=1)
+    assert len(job.wait_for("returned", count=2)) == 2
+    assert returned_from(job, 1) == [0, 2]
+    assert lost(job) == {1}
+    (job.directory / "end").touch()
+    assert job.wait() == {0: 0, 1: 1, 2: 0}
+    job.expect_no_orphans()
+
+
+@pytest.mark.slow
+def test_the_others_go_on_without_a_rank_whose_path_to_the_store_swallows_everything(
+    job: Job, proxy: StoreProxy
+) -> None:
+    job.start(3, "store_programs:working", faulty=0).wait_for("entered", count=3)
+    proxy.order("swallow_all")
+    (job.directory / "go").touch()
+    assert job.wait() == {0: 0, 1: 1, 2: 0}
+    assert returned_from(job, 1) == [0, 2]
+    assert lost(job) == {1}
+    proxy.close()
+    job.expect_no_orphans()
+
+
+def test_a_rank_that_is_cut_off_in_the_barrier_is_not_waited_for(
+    job: Job, proxy: StoreProxy
+) -> None:
+    job.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
+    proxy.order("refuse")
+    (job.directory / "go").touch()
+    assert job.wait() == {0: 0, 1: 1, 2: 0}
+    assert lost(job) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["working", "waiting_in_the_barrier"])
+def test_a_store_that_stands_still_for_ten_seconds_costs_no_rank(job: Job, program: str) -> None:
+    job.start(3, f"store_programs:{program}", faulty=0)
+    job.wait_for("entered" if program == "working" else "finalize", count=3)
+    servers = set(job.store_servers())
+    assert servers
+    for pid in servers:
+        os.kill(pid, signal.SIGSTOP)
+    (job.directory / "go").touch()
+    time.sleep(10)  # that is the case
+    for pid in servers:
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait() == ALL_WELL
+    assert returned_from(job, 1) == [0, 1, 2]
+    assert lost(job) == set()
