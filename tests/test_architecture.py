@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY, clean_environ
 
 ROOT = Path(ncclops.__file__).parent
 # Single modules at the top: values and helpers without a place of their own, free for all.
-EVERYWHERE = {"errors", "durations", "rank_lists", "_version"}
+EVERYWHERE = {"errors", "durations", "lazy_names", "rank_lists", "_version"}
 # What holds torch processes or is loaded by torch's users; all other packages import none.
 WITH_TORCH = {"restart", "worker"}
 

@@ -49,6 +49,24 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
+def waiting_worker(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> Callable[..., Background]:
+    """Starts one worker that runs some lines and then waits for signals; returns when it waits."""
+
+    def start(lines: str, *options: str | Path) -> Background:
+        path = script(
+            f"import signal, sys\n{lines}open('ready', 'w').close()\n"
+            "while True:\n    signal.pause()\n"
+        )
+        launched = background("launch", *options, "--nproc-per-node", "1", "--run-dir", "run", path)
+        wait_until((tmp_path / "ready").exists, "ready")
+        return launched
+
+    return start
+
+
+@pytest.fixture
 def busy_run(
     background: Callable[..., Background],
     script: Script,
@@ -150,21 +168,14 @@ def test_sigkill_of_both_at_once_leaves_no_worker(
 
 
 def test_a_second_interrupt_does_not_wait_for_the_grace_time(
-    background: Callable[..., Background], script: Script, tmp_path: Path
+    waiting_worker: Callable[..., Background], tmp_path: Path
 ) -> None:
     profile = tmp_path / "patient.toml"
     profile.write_text(
         'description = "Long grace."\nkind = "lane"\nnodes = "any"\nextends = "local-cpu"\n'
         f'[timeouts]\nstop_grace = "{LIMIT_S * 10}s"\n'
     )
-    path = script(
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open('ready', 'w').close()\nsignal.pause()\nsignal.pause()"
-    )
-    agent = background(
-        "launch", "--profile", profile, "--nproc-per-node", "1", "--run-dir", "run", path
-    )
-    wait_until((tmp_path / "ready").exists, "ready")
+    agent = waiting_worker("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "--profile", profile)
     agent.send_signal(signal.SIGINT)
     wait_until(lambda: bool(Run(tmp_path / "run").named("stop-requested")), "the first was taken")
     agent.send_signal(signal.SIGINT)
@@ -172,19 +183,12 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_time(
 
 
 def test_a_worker_may_end_well_when_asked_to_stop(
-    background: Callable[..., Background], script: Script, tmp_path: Path
+    waiting_worker: Callable[..., Background], tmp_path: Path
 ) -> None:
     """A script that saves on SIGTERM and exits 0 gets the time for it; the run is interrupted."""
-    path = script(
-        "import os, signal, sys\n"
-        "def save(*_):\n"
-        "    print('saved'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "open('ready', 'w').close()\n"
-        "signal.pause()\n"
+    agent = waiting_worker(
+        "def save(*_):\n    print('saved'); sys.exit(0)\nsignal.signal(signal.SIGTERM, save)\n"
     )
-    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
-    wait_until((tmp_path / "ready").exists, "ready")
     agent.terminate()
     assert agent.wait(LIMIT_S) == 143
     run = Run(tmp_path / "run")
@@ -192,18 +196,9 @@ def test_a_worker_may_end_well_when_asked_to_stop(
     assert run.verdict["workers"][0]["exit_code"] == 0
 
 
-def test_user_signals_are_passed_on(
-    background: Callable[..., Background], script: Script, tmp_path: Path
-) -> None:
+def test_user_signals_are_passed_on(waiting_worker: Callable[..., Background]) -> None:
     """Schedulers announce the end of an allocation with them."""
-    path = script(
-        "import signal, sys\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
-        "open('ready', 'w').close()\n"
-        "signal.pause()\n"
-    )
-    agent = background("launch", "--nproc-per-node", "1", "--run-dir", "run", path)
-    wait_until((tmp_path / "ready").exists, "ready")
+    agent = waiting_worker("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n")
     agent.send_signal(signal.SIGUSR1)
     assert agent.wait(LIMIT_S) == 0
 

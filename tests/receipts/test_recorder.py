@@ -286,17 +286,22 @@ def test_a_loss_that_is_no_number_stays_valid_json(report: Report, rank0: Rank) 
     assert rank0.named("step")[0]["loss"] == "nan"
 
 
-@pytest.mark.slow
-def test_a_run_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a directory")
-    done = subprocess.run(
+def train(run_dir: Path) -> subprocess.CompletedProcess[str]:
+    """``TRAINING`` as a worker of the run in ``run_dir``, to its end."""
+    return subprocess.run(
         [sys.executable, "-c", TRAINING],
-        env=worker_environ(blocked),
+        env=worker_environ(run_dir),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
+
+
+@pytest.mark.slow
+def test_a_run_directory_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    done = train(blocked)
     assert done.returncode == 0
     assert "no receipts from rank 0" in done.stderr
 
@@ -307,13 +312,7 @@ def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (run_dir / "ranks" / "0").mkdir(parents=True)
     (run_dir / "ranks" / "0" / "receipt.jsonl").symlink_to("/dev/full")
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINING],
-        env=worker_environ(run_dir),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = train(run_dir)
     assert done.returncode == 0
     assert done.stderr.count("receipts are no longer written: No space left on device") == 1
 

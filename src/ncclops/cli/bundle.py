@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption, RunArgument
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -27,13 +28,7 @@ def _print_rules(wanted: bool) -> None:
 
 
 def bundle(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory, run id or its beginning; default: the newest in runs/.",
-        ),
-    ] = None,
+    run: RunArgument = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The archive to write; default RUN's name here."),
@@ -53,7 +48,7 @@ def bundle(
             help="Print what is taken out as a secret.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Pack a run's records for a ticket, with secrets taken out.
 

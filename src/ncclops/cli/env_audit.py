@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption
 from ncclops.cli._output import print_json
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def audit(
         Path | None,
         typer.Option(metavar="FILE", help="Look into this libnccl, not the installed one."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find which variables the libnccl and the torch installed here read, by their own strings.
 

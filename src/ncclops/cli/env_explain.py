@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclops.cli._options import JsonOption
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def explain(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An environment variable.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Explain a variable: who reads it, what it takes, its value here and where that comes from."""
     import os

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption, RunArgument
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -19,17 +20,11 @@ _SHOWN_FRAMES = 4
 
 
 def incident(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory, run id or its beginning; default: the newest in runs/.",
-        ),
-    ] = None,
+    run: RunArgument = None,
     number: Annotated[
         int | None, typer.Argument(metavar="[N]", help="Which incident; default the latest.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Explain one incident: who, where, why, what was decided, what to do next."""
     from ncclops.diagnose.incident_report import report_incident

@@ -7,17 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ncclops.cli._options import RunArgument
 from ncclops.cli._output import note
 
 
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory, run id or its beginning; default: the newest in runs/.",
-        ),
-    ] = None,
+    run: RunArgument = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The page to write; - for standard output.")
     ] = Path("report.html"),

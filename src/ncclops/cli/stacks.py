@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption, LiveRunArgument
 from ncclops.cli._output import print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -14,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def stacks(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory, run id or its beginning; default: the run under way in runs/.",
-        ),
-    ] = None,
+    run: LiveRunArgument = None,
     native: Annotated[
         bool,
         typer.Option(
@@ -32,7 +27,7 @@ def stacks(
     limit: Annotated[
         str, typer.Option("--limit", help="How long to wait for the ranks, such as 5s.")
     ] = "5s",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Show the stacks of all ranks of a running job, without stopping it.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption
 from ncclops.cli._output import note, print_json, stdout_console
 from ncclops.errors import UsageError
 
@@ -29,7 +30,7 @@ def status(
             " runs/, else the newest of all.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show a live table until the run ends or Ctrl-C.")
     ] = False,

@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
+from ncclops.cli._options import JsonOption, LiveRunArgument
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
 
 
 def stop(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run directory, run id or its beginning; default: the run under way in runs/.",
-        ),
-    ] = None,
+    run: LiveRunArgument = None,
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="For the record of the run.")
     ] = "no reason given",
@@ -28,7 +23,7 @@ def stop(
             help="Grace period before SIGTERM and SIGKILL. Default: 5m.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask the agent of a run to stop it; it answers at once with what follows.
 

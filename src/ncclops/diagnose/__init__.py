@@ -10,7 +10,9 @@ incident, ``where`` the ranks of a running job.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ncclops.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ncclops.diagnose.diagnosis import Diagnosis, diagnose
@@ -18,10 +20,5 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "diagnose"]
 
 
-def __getattr__(name: str) -> Any:
-    # It imports most of the package, of which the agent needs only a part.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ncclops.diagnose import diagnosis
-
-    return getattr(diagnosis, name)
+# It imports most of the package, of which the agent needs only a part.
+__getattr__ = lazy_names(__name__, {"Diagnosis": "diagnosis", "diagnose": "diagnosis"})

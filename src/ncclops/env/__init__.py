@@ -12,10 +12,11 @@ compares two. Nothing here changes this process's environment, and any thread ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ncclops.env.host import has_rdma, installed_nccl, installed_torch
 from ncclops.env.plan import Action, Change, Overrides, Plan, PlanContext, compute_plan
+from ncclops.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ncclops.env.request import plan_environment
@@ -34,10 +35,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # It reads profiles, which brings pydantic with it.
-    if name == "plan_environment":
-        from ncclops.env.request import plan_environment
-
-        return plan_environment
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# It reads profiles, which imports pydantic.
+__getattr__ = lazy_names(__name__, {"plan_environment": "request"})

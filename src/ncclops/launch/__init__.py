@@ -18,11 +18,12 @@ stack                      the versions of torch, NCCL, the driver…, for the r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ncclops.launch.handle import LaunchedRun, launch, start
 from ncclops.launch.request import LaunchRequest
 from ncclops.launch.verdict import RunVerdict, read_verdict
+from ncclops.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ncclops.launch.command import prepare
@@ -40,14 +41,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # These bring the agent and profiles with them, which a caller of ``launch`` does not need.
-    if name == "prepare":
-        from ncclops.launch.command import prepare
-
-        return prepare
-    if name == "Prepared":
-        from ncclops.launch.prepared import Prepared
-
-        return Prepared
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# These import the agent and profiles, which a caller of ``launch`` does not need.
+__getattr__ = lazy_names(__name__, {"prepare": "command", "Prepared": "prepared"})

@@ -6,9 +6,9 @@ in ``./profiles``, the user's config directory, or with ncclops itself.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ncclops.lazy_names import lazy_names
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
     RESTART_MODES,
@@ -42,16 +42,13 @@ __all__ = [
 
 # Reading profile files needs pydantic, which takes longer to import than most commands run;
 # code that only works with a resolved profile does not pay for it.
-_NEEDS_PYDANTIC = {
-    "ProfileSummary": "choose",
-    "choose_profile": "choose",
-    "list_profiles": "choose",
-    "with_lane": "choose",
-    "load_profiles": "resolve",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_PYDANTIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEEDS_PYDANTIC[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ProfileSummary": "choose",
+        "choose_profile": "choose",
+        "list_profiles": "choose",
+        "with_lane": "choose",
+        "load_profiles": "resolve",
+    },
+)
