@@ -76,11 +76,10 @@ def busy_run(
 ) -> Callable[..., Background]:
     """Starts two busy workers and returns once they and all their children are there."""
 
-    def start(*, stubborn: bool = False) -> Background:
+    def start(*, stubborn: bool = False, restart: str = "in-process") -> Background:
         path = script(BUSY.replace("STUBBORN", STUBBORN if stubborn else ""))
-        agent = background(
-            "launch", "--profile", quick_profile, "--nproc-per-node", "2", "--run-dir", "run", path
-        )
+        options = ["--profile", quick_profile, "--restart", restart, "--nproc-per-node", "2"]
+        agent = background("launch", *options, "--run-dir", "run", path)
         wait_until(
             lambda: all((tmp_path / f"written-{rank}").exists() for rank in (0, 1)),
             "both workers at work",
@@ -103,20 +102,27 @@ def assert_all_gone(of_this_test: Processes) -> None:
     wait_until(lambda: not of_this_test(), f"all gone; left: {of_this_test()}")
 
 
+# What a worker is made of does not depend on which signal it was: one of them is enough for each.
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("signum", "code", "restart"),
+    [
+        (signal.SIGINT, 130, "process"),
+        (signal.SIGTERM, 143, "in-process"),
+        (signal.SIGHUP, 129, "none"),
+    ],
 )
 def test_a_signal_ends_everything_and_leaves_a_verdict(
     signum: signal.Signals,
     code: int,
+    restart: str,
     stubborn: bool,
     busy_run: Callable[..., Background],
     of_this_test: Processes,
     tmp_path: Path,
 ) -> None:
     """Workers that ignore SIGTERM, and children that hide, end too; the verdict is written."""
-    agent = busy_run(stubborn=stubborn)
+    agent = busy_run(stubborn=stubborn, restart=restart)
     agent.send_signal(signum)
     assert agent.wait(LIMIT_S) == code
     assert of_this_test() == [], "gone by the time that the launcher returns"
@@ -175,7 +181,8 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_time(
         'description = "Long grace."\nkind = "lane"\nnodes = "any"\nextends = "local-cpu"\n'
         f'[timeouts]\nstop_grace = "{LIMIT_S * 10}s"\n'
     )
-    agent = waiting_worker("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "--profile", profile)
+    options = ["--profile", profile, "--restart", "process"]
+    agent = waiting_worker("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", *options)
     agent.send_signal(signal.SIGINT)
     wait_until(lambda: bool(Run(tmp_path / "run").named("stop-requested")), "the first was taken")
     agent.send_signal(signal.SIGINT)
@@ -207,7 +214,7 @@ def test_children_that_outlive_their_worker_end_with_the_run(
     background: Callable[..., Background], script: Script, of_this_test: Processes
 ) -> None:
     path = script("import subprocess; subprocess.Popen(['setsid', 'sleep', '300'])")
-    agent = background("launch", "--nproc-per-node", "1", path)
+    agent = background("launch", "--restart", "process", "--nproc-per-node", "1", path)
     assert agent.wait(LIMIT_S) == 0
     assert of_this_test() == []
 

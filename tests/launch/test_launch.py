@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ, free_port
+from tests.conftest import (
+    LIMIT_S,
+    REPOSITORY,
+    CompletedText,
+    clean_environ,
+    free_port,
+    run_ncclops,
+)
 from tests.launch.conftest import Background, Run
 
 Ncclops = Callable[..., CompletedText]
@@ -29,8 +36,8 @@ with open(f"environ-{os.environ['RANK']}.json", "w") as file:
 """
 
 
-def environ_of(tmp_path: Path, rank: int) -> dict[str, str]:
-    environ: dict[str, str] = json.loads((tmp_path / f"environ-{rank}.json").read_text())
+def environ_of(directory: Path, rank: int) -> dict[str, str]:
+    environ: dict[str, str] = json.loads((directory / f"environ-{rank}.json").read_text())
     return environ
 
 
@@ -58,38 +65,44 @@ def test_the_example_trains_under_the_single_node_profile(
     assert done.stderr.startswith("ncclops: torch ")
 
 
-def test_workers_get_exactly_what_env_diff_said(
-    ncclops: Ncclops, script: Script, tmp_path: Path
-) -> None:
-    leaked = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
-    choice = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
-    diff = ncclops("env", "diff", "--json", *choice, env=leaked)
-    changes = json.loads(diff.stdout)["changes"]
-    done = ncclops("launch", *choice, "--nproc-per-node", "2", script(DUMP_ENVIRON), env=leaked)
+LEAKED = {"NCCL_NET": "IB", "NCCL_IB_TC": "106", "NCCL_TUNER_CONFIG_PATH": "/x"}
+STALE = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
+CHOICE = ["--profile", "single-node-h200", "--set", "A=b c", "--keep", "NCCL_IB_TC"]
+
+
+@pytest.fixture(scope="module")
+def dumped(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run of two workers, in an environment with leftovers, has dumped theirs."""
+    directory = tmp_path_factory.mktemp("dumped")
+    path = directory / "train.py"
+    path.write_text(DUMP_ENVIRON)
+    options = [*CHOICE, "--run-dir", "run", "--nproc-per-node", "2"]
+    done = run_ncclops(directory, "launch", *options, path, env={**LEAKED, **STALE})
     assert done.returncode == 0, done.stderr
-    assert {c["name"] for c in changes} >= {*leaked, "A", "NCCL_NVLS_ENABLE"}
-    (run_path,) = (tmp_path / "runs").iterdir()
+    return directory
+
+
+def test_workers_get_exactly_what_env_diff_said(dumped: Path, ncclops_in_process: Ncclops) -> None:
+    diff = ncclops_in_process("env", "diff", "--json", *CHOICE, env={**LEAKED, **STALE})
+    changes = json.loads(diff.stdout)["changes"]
+    assert {c["name"] for c in changes} >= {*LEAKED, "A", "NCCL_NVLS_ENABLE"}
     for rank in (0, 1):
-        environ = environ_of(tmp_path, rank)
-        rank_dir = str(run_path / "ranks" / str(rank))
+        environ = environ_of(dumped, rank)
+        rank_dir = str(dumped / "run" / "ranks" / str(rank))
         for change in changes:
             expected = change["after"] and change["after"].replace("{rank_dir}", rank_dir)
             assert environ.get(change["name"]) == expected, change
-        untouched = set(clean_environ(leaked)) - {change["name"] for change in changes}
+        untouched = set(clean_environ(LEAKED)) - {change["name"] for change in changes}
+        untouched -= {"PYTEST_CURRENT_TEST"}  # names the phase of the test, too
         assert {k: environ.get(k) for k in untouched} == {
-            k: v for k, v in clean_environ(leaked).items() if k in untouched
+            k: v for k, v in clean_environ(LEAKED).items() if k in untouched
         }
 
 
-def test_workers_are_identified_by_torchruns_variables(
-    ncclops: Ncclops, script: Script, tmp_path: Path
-) -> None:
-    stale = {"RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere"}
-    done = ncclops("launch", "--nproc-per-node", "2", script(DUMP_ENVIRON), env=stale)
-    assert done.returncode == 0, done.stderr
-    theirs = torchrun_environ(script, tmp_path)
+def test_workers_are_identified_by_torchruns_variables(dumped: Path) -> None:
+    theirs = torchrun_environ(dumped)
     for rank in (0, 1):
-        ours = environ_of(tmp_path, rank)
+        ours = environ_of(dumped, rank)
         # Which port, which run and which file are each launcher's own affair.
         free = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_ADDR"}
         expected = {
@@ -97,18 +110,18 @@ def test_workers_are_identified_by_torchruns_variables(
             for k in theirs[rank]
             if "RANK" in k or "SIZE" in k or k.startswith(("TORCHEL", "MAST", "ROLE"))
         }
-        expected -= {
-            "TORCHELASTIC_SIGNALS_TO_HANDLE"
-        }  # torchrun talking to its own workers' wrapper
+        # torchrun's own, for its workers' wrapper
+        expected -= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
         assert expected >= {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"}
         assert {k: ours.get(k) for k in expected - free} == {
             k: theirs[rank][k] for k in expected - free
         }
         assert expected <= set(ours)
+        assert ours["MASTER_ADDR"] != STALE["MASTER_ADDR"]
 
 
-def torchrun_environ(script: Script, tmp_path: Path) -> list[dict[str, str]]:
-    directory = tmp_path / "torchrun"
+def torchrun_environ(dumped: Path) -> list[dict[str, str]]:
+    directory = dumped / "torchrun"
     directory.mkdir()
     subprocess.run(
         [
@@ -117,7 +130,7 @@ def torchrun_environ(script: Script, tmp_path: Path) -> list[dict[str, str]]:
             "torch.distributed.run",
             "--nproc-per-node",
             "2",
-            script(DUMP_ENVIRON),
+            dumped / "train.py",
         ],
         cwd=directory,
         env=clean_environ(),
@@ -142,6 +155,10 @@ dist.all_reduce(tensor)
 print("sum", tensor.item(), args.total_epochs, args.batch_size, os.environ["LOCAL_RANK"])
 dist.destroy_process_group()
 """
+
+
+# Where the restart core has no part in what is shown: it imports torch in each worker.
+WITHOUT_RESTART = ["--restart", "none"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +238,8 @@ class TestFailure:
     def test_a_script_of_errors_only_shows_its_own_traceback(
         self, ncclops: Ncclops, script: Script
     ) -> None:
-        done = ncclops("launch", "--nproc-per-node", "1", script("def broken(:\n"))
+        options = [*WITHOUT_RESTART, "--nproc-per-node", "1"]
+        done = ncclops("launch", *options, script("def broken(:\n"))
         assert done.returncode == 1
         assert "SyntaxError" in done.stderr
 
@@ -312,15 +330,13 @@ class TestBadInput:
             (["--set", "A", "ok.py"], "--set"),
             (["--set", "RANK=3", "ok.py"], "RANK"),
             (["--set", "A=1", "--unset", "A", "ok.py"], "A is given"),
-            (["--run-dir", "/proc/nowhere", "ok.py"], "/proc/nowhere"),
-            (["--run-dir", "ok.py", "ok.py"], "run directory"),
             (["--nnodes", "2", "ok.py"], "--master-addr"),
             (["--no-such-option", "ok.py"], "--no-such-option"),
             ([], "SCRIPT"),
         ],
     )
     def test_one_line_and_exit_2(
-        self, arguments: list[str], says: str, ncclops: Ncclops, tmp_path: Path
+        self, arguments: list[str], says: str, ncclops_in_process: Ncclops, tmp_path: Path
     ) -> None:
         if "unreadable.py" in arguments and os.geteuid() == 0:
             pytest.skip("root reads everything")
@@ -335,7 +351,19 @@ class TestBadInput:
         for name, content in files.items():
             (tmp_path / name).write_text(content)
         (tmp_path / "unreadable.py").chmod(0)
-        done = ncclops("launch", *arguments)
+        self.refused(ncclops_in_process("launch", *arguments), says, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("place", "says"), [("/proc/nowhere", "/proc/nowhere"), ("train.py", "run directory")]
+    )
+    def test_a_run_directory_that_cannot_be_made_is_refused(
+        self, place: str, says: str, ncclops: Ncclops, script: Script, tmp_path: Path
+    ) -> None:
+        """By then the port of the store is taken, which only the end of the process gives back."""
+        self.refused(ncclops("launch", "--run-dir", place, script("")), says, tmp_path)
+
+    @staticmethod
+    def refused(done: CompletedText, says: str, tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stdout == ""
         errors = [line for line in done.stderr.splitlines() if line]
@@ -352,7 +380,7 @@ class TestBadInput:
         assert port in done.stderr
 
     def test_a_run_is_never_overwritten(self, ncclops: Ncclops, script: Script) -> None:
-        options = ["--run-dir", "mine", "--nproc-per-node", "1", script("")]
+        options = [*WITHOUT_RESTART, "--run-dir", "mine", "--nproc-per-node", "1", script("")]
         assert ncclops("launch", *options).returncode == 0
         again = ncclops("launch", *options)
         assert again.returncode == 2
@@ -373,7 +401,8 @@ class TestOutput:
             "    for small in range(2000):\n"
             "        out.write(f'{rank} small {n} {small} ' + 'y' * 500 + ' end\\n')\n"
         )
-        done = ncclops("launch", "--tee", "all", "--nproc-per-node", "2", script(source))
+        options = [*WITHOUT_RESTART, "--tee", "all", "--nproc-per-node", "2"]
+        done = ncclops("launch", *options, script(source))
         assert done.returncode == 0, done.stderr
         shown: dict[str, list[str]] = {"0": [], "1": []}
         for line in done.stdout.splitlines():
@@ -387,14 +416,15 @@ class TestOutput:
 
     def test_a_last_line_without_an_end_is_shown(self, ncclops: Ncclops, script: Script) -> None:
         source = "import sys; sys.stdout.write('no newline'); sys.stderr.write('here neither')"
-        done = ncclops("launch", "--nproc-per-node", "1", script(source))
+        done = ncclops("launch", *WITHOUT_RESTART, "--nproc-per-node", "1", script(source))
         assert done.stdout == "[rank0]: no newline\n"
         assert "[rank0]: here neither\n" in done.stderr
 
     def test_json_prints_the_verdict_and_nothing_else(
         self, ncclops: Ncclops, script: Script
     ) -> None:
-        done = ncclops("launch", "--json", "--nproc-per-node", "1", script("print('hello')"))
+        options = [*WITHOUT_RESTART, "--json", "--nproc-per-node", "1"]
+        done = ncclops("launch", *options, script("print('hello')"))
         assert json.loads(done.stdout)["outcome"] == "completed"
         assert "[rank0]: hello" in done.stderr
 
@@ -402,7 +432,8 @@ class TestOutput:
         self, background: Callable[..., Background], script: Script, only_run: OnlyRun
     ) -> None:
         path = script("for n in range(200_000): print('line', n)\nprint('done')")
-        process = background("launch", "--nproc-per-node", "1", path, stdout=subprocess.PIPE)
+        options = [*WITHOUT_RESTART, "--nproc-per-node", "1"]
+        process = background("launch", *options, path, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
@@ -445,7 +476,8 @@ def test_two_nodes_by_torchruns_static_options(
 def test_runs_of_the_same_second_do_not_collide(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
-    runs = [background("launch", "--nproc-per-node", "1", script("")) for _ in range(4)]
+    options = [*WITHOUT_RESTART, "--nproc-per-node", "1"]
+    runs = [background("launch", *options, script("")) for _ in range(4)]
     assert [run.wait(LIMIT_S) for run in runs] == [0] * 4
     assert len(list((tmp_path / "runs").iterdir())) == 4
 
@@ -473,8 +505,8 @@ class TestReceipt:
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:
         source = TRAINER.replace('print("training finished")', "")
-        path = script(source)
-        done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", path)
+        options = [*WITHOUT_RESTART, "--require-receipt", "--nproc-per-node", "1"]
+        done = ncclops("launch", *options, script(source))
         assert done.returncode == 4
         assert "receipt: incomplete" in done.stderr
         verdict = only_run().verdict
@@ -487,8 +519,8 @@ class TestReceipt:
         spoil = (
             "import os\nos.makedirs(os.environ['NCCLOPS_RUN_DIR'] + '/ranks/99/receipt.jsonl')\n"
         )
-        path = script(spoil + TRAINER)
-        done = ncclops("launch", "--require-receipt", "--nproc-per-node", "1", path)
+        options = [*WITHOUT_RESTART, "--require-receipt", "--nproc-per-node", "1"]
+        done = ncclops("launch", *options, script(spoil + TRAINER))
         assert done.returncode == 70, done.stderr
         run = only_run()
         assert (run.verdict["outcome"], run.verdict["receipt"]) == ("no-receipt", None)

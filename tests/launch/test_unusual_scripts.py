@@ -49,8 +49,9 @@ def test_a_real_time_signal_has_a_name_of_a_kind(ncclops: Ncclops, script: Scrip
 
 def test_names_that_are_no_text_are_kept(ncclops: Ncclops, script: Script, tmp_path: Path) -> None:
     path = script("import os; print(os.environb[b'ODD'])")
+    options = ["--restart", "none", "--nproc-per-node", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "1", path, b"\xff"],
+        [sys.executable, "-m", "ncclops", "launch", *options, path, b"\xff"],
         cwd=tmp_path,
         env={**{k.encode(): v.encode() for k, v in clean_environ().items()}, b"ODD": b"\xfe"},
         capture_output=True,
@@ -83,7 +84,8 @@ def test_what_lies_in_the_current_directory_shadows_nothing(
 
 @pytest.mark.slow
 def test_closed_streams_are_no_reason_to_fail(script: Script, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m ncclops launch --nproc-per-node 1 {script('print(1)')} >&- 2>&-"
+    launch = f"{sys.executable} -m ncclops launch --restart none --nproc-per-node 1"
+    command = f"{launch} {script('print(1)')} >&- 2>&-"
     done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean_environ(), timeout=LIMIT_S)
     assert done.returncode == 0
 
@@ -151,9 +153,8 @@ def test_a_client_that_does_not_read_delays_no_other(
 ) -> None:
     """`| less`, or Ctrl-S: the verdict is written, and a signal still ends the launcher."""
     path = script("for n in range(20_000): print('line', n, 'x' * 100)")
-    launcher = background(
-        "launch", "--nproc-per-node", "1", "--run-dir", "run", path, stdout=subprocess.PIPE
-    )
+    options = ["--restart", "none", "--nproc-per-node", "1", "--run-dir", "run"]
+    launcher = background("launch", *options, path, stdout=subprocess.PIPE)
     run = Run(tmp_path / "run")
     wait_until((run.path / "verdict.json").exists, "the verdict")
     assert run.verdict["outcome"] == "completed"
