@@ -18,7 +18,7 @@ from tests.diagnose.conftest import read
 
 Ncclops = Callable[..., CompletedText]
 
-RANKS = 4
+RANKS = 3
 BEFORE = 600  # reductions: more than is dumped at once
 # Rank 2 fails while the others wait. Then the recorder is filled over and over, for as long as it
 # takes the rest to be written and more, or the job is done at once.
@@ -73,7 +73,7 @@ def test_the_ring_goes_on_meanwhile(ncclops: Ncclops, tmp_path: Path, go_on_s: s
         (world,) = read(directory / snapshot_files.GROUPS)
         assert world["last_op"]["pending"] == (rank != 2)
     reached = [last_of[rank]["collective_seq_id"] for rank in range(RANKS)]
-    assert reached == [BEFORE + 1, BEFORE + 1, BEFORE, BEFORE + 1]
+    assert reached == [BEFORE + 1, BEFORE + 1, BEFORE]
     report = flight.analyze(incident)
     verdict = report.to_json()["verdict"]
     assert verdict["culprits"] == [2]

@@ -11,8 +11,9 @@ import pytest
 
 from ncclops.diagnose import diagnose
 from ncclops.errors import UsageError
-from tests.conftest import CompletedText
-from tests.diagnose.conftest import LINE_OF, until
+from ncclops.record import snapshot_files
+from tests.conftest import CompletedText, run_ncclops
+from tests.diagnose.conftest import LINE_OF, read, until, write_profile, write_training
 from tests.launch.conftest import Background
 
 Ncclops = Callable[..., CompletedText]
@@ -133,23 +134,30 @@ def test_no_run_is_wrong_usage(tmp_path: Path, ncclops_in_process: Ncclops) -> N
     assert "no runs in runs/" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_real_failure_names_rank_line_operation_and_proof(
-    ncclops: Ncclops, training: Path, profile: Profile
-) -> None:
-    done = ncclops(
-        "launch", "--nproc-per-node", "2", "--restart", "none", "--profile", profile("20s", "30s"),
-        training, env={"FAULT": "raise:1"},
+@pytest.fixture(scope="module")
+def failed_run(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks, without restarts in place, of which rank 1 has failed."""
+    directory = tmp_path_factory.mktemp("failed")
+    done = run_ncclops(
+        directory, "launch", "--run-dir", "run", "--nproc-per-node", "2", "--restart", "none",
+        "--profile", write_profile(directory, "20s", "30s"), write_training(directory),
+        env={"FAULT": "raise:1"},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    page = json.loads(ncclops("diagnose", "--json").stdout)
+    return directory / "run"
+
+
+def test_a_real_failure_names_rank_line_operation_and_proof(
+    failed_run: Path, ncclops_in_process: Ncclops
+) -> None:
+    page = json.loads(ncclops_in_process("diagnose", failed_run, "--json").stdout)
     assert (page["schema"], page["state"]) == ("ncclops.diagnose/1", "ended")
     assert (page["outcome"], page["recovered"]) == ("failed", False)
     assert page["culprit"]["rank"] == 1
     assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
     assert page["classification"]["class"] == "user-error"
     assert "out of the blue" in page["classification"]["evidence"][0]["text"]
-    text = ncclops("diagnose").stdout
+    text = ncclops_in_process("diagnose", failed_run).stdout
     for words in (
         ": failed\n",
         "  rank      1",
@@ -159,6 +167,23 @@ def test_a_real_failure_names_rank_line_operation_and_proof(
     ):
         assert words in text
     assert text.splitlines()[-1] == f"more: {page['next_command']}"
+
+
+def test_of_a_team_that_the_agent_ends_there_is_an_incident_too(
+    failed_run: Path, ncclops_in_process: Ncclops
+) -> None:
+    """Without restarts in place it is the agent that has snapshots taken, before SIGTERM."""
+    done = ncclops_in_process("incident", failed_run, "--json")
+    assert done.returncode == 0, done.stderr
+    page = json.loads(done.stdout)
+    assert page["culprit"]["rank"] == 1
+    assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
+    assert page["decision"]["what"] == "the run ended: failed"
+    for rank in range(2):  # whether the other is still there is a matter of chance
+        directory = snapshot_files.rank_dir(failed_run / "incidents" / "0", rank)
+        assert (directory / snapshot_files.STACKS).exists() or read(
+            directory / snapshot_files.MISSING
+        )["reason"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ RANKS = 4
 # One after the other in one job, each after the restart in place that the one before has led to. A
 # rank that is lost is the last one, so that the others keep their numbers.
 FAULTS = ("raise:1", "hang:2", "crash:3", "gil:2", "kill:0")
-IN_PLACE = ("--nproc-per-node", str(RANKS), "--run-dir", "run")
 
 
 def report_of(ncclops: Ncclops, *arguments: str) -> dict[str, Any]:
@@ -61,7 +60,8 @@ class Faulted:
 def faulted_directory(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("faulted")
     # Not shorter: on a busy machine a healthy rank may be slow for seconds.
-    options = ("launch", *IN_PLACE, "--profile", write_profile(directory, "5s", "8s"))
+    profile = write_profile(directory, "5s", "8s")
+    options = ("launch", "--run-dir", "run", "--nproc-per-node", str(RANKS), "--profile", profile)
     done = run_ncclops(
         directory, *options, write_training(directory), env={"FAULT": " ".join(FAULTS)}
     )
@@ -182,7 +182,9 @@ def test_restarts_in_place_that_cannot_help(
     script = tmp_path / "train.py"
     script.write_text(ALWAYS)
     line = next(n for n, text in enumerate(ALWAYS.splitlines(), 1) if "raise" in text)
-    done = ncclops("launch", *IN_PLACE, "--profile", "local-cpu", script)
+    done = ncclops(
+        "launch", "--run-dir", "run", "--nproc-per-node", "2", "--profile", "local-cpu", script
+    )
     assert done.returncode == 1
     incidents = tmp_path / "run" / "incidents"
     latest = max(int(path.name) for path in incidents.iterdir())
@@ -191,7 +193,7 @@ def test_restarts_in_place_that_cannot_help(
     assert (left[0], left[-1]) == (3, latest)
     fault = max(set(range(latest)) - set(left))  # of the new processes
     for asked, expected_number, decided, why in (
-        (0, 0, "restarted in place, on all 4 ranks", "every rank was healthy"),
+        (0, 0, "restarted in place, on all 2 ranks", "every rank was healthy"),
         (2, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
         (3, 2, "no further restart in place, but new processes (attempt 2)", "3 times in a row"),
         (None, fault, "the run ended: failed", "again in new processes"),
@@ -209,26 +211,6 @@ def test_restarts_in_place_that_cannot_help(
         assert page["decision"]["what"].startswith(decided), f"incident {asked}"
         assert why in page["decision"]["why"]
     assert "the ranks left in incident" in ncclops_in_process("incident", "run").stdout
-
-
-@pytest.mark.slow
-def test_a_team_that_the_agent_ends(
-    ncclops: Ncclops, ncclops_in_process: Ncclops, training: Path, profile: Profile, tmp_path: Path
-) -> None:
-    """Without restarts in place it is the agent that has snapshots taken, before SIGTERM."""
-    options = ("launch", *IN_PLACE, "--restart", "none", "--profile", profile("20s", "30s"))
-    done = ncclops(*options, training, env={"FAULT": "raise:1"})
-    assert done.returncode == 1
-    incident = tmp_path / "run" / "incidents" / "0"
-    page = report_of(ncclops_in_process, "run")
-    assert page["culprit"]["rank"] == 1
-    assert page["culprit"]["frame"]["line"] == LINE_OF["raise Runtime"]
-    assert page["decision"]["what"] == "the run ended: failed"
-    for rank in range(RANKS):  # which of the others are still there is a matter of chance
-        directory = snapshot_files.rank_dir(incident, rank)
-        assert (directory / snapshot_files.STACKS).exists() or read(
-            directory / snapshot_files.MISSING
-        )["reason"]
 
 
 def test_without_a_run_or_an_incident_there_is_one_line(
