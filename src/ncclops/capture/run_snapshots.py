@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ncclops.capture.rank_snapshot import gpu_view
-from ncclops.capture.signal_stacks import dump_stacks, read_dumper
+from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
-from ncclops.record import snapshot_files
-from ncclops.record.documents import read_document, write_document, write_whole
+from ncclops.record import snapshot_files, snapshot_server_record
+from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
+from ncclops.record.snapshot_server_record import SnapshotServerRecord
 
 DEFAULT_LIMIT = timedelta(seconds=5)
 # Share of the limit after which a rank's stacks are taken without its help. A thread runs within
@@ -33,6 +34,7 @@ _PATIENCE = 0.5
 _DUMP_WITHIN_S = 1.0
 _PY_SPY_WITHIN_S = 20.0  # it reads the symbols of all of torch
 _AT_ONCE = 32
+_NO_SERVER = "it has not started its snapshot server yet, or does not run Python under ncclops"
 
 Native = Literal["all", "silent", "none"]
 
@@ -94,55 +96,41 @@ def collect_run(
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
     """One rank's snapshot; why it did not answer, None if it did."""
     directory = snapshot_files.rank_dir(out, rank)
-    contact = read_document(RunPaths(run).rank(rank).snapshot_server)
-    reason = _unreachable(contact)
-    if reason is not None:
-        snapshot_files.add_missing(
-            directory, reason, list(snapshot_files.COMPLETE), ended=_has_ended(contact)
-        )
-        return reason
-    view = _seen_from_outside(contact)
+    server = snapshot_server_record.read(RunPaths(run).rank(rank).snapshot_server)
+    if server is None:
+        return _left_out(directory, _NO_SERVER)
+    if server.host != socket.gethostname():
+        return _left_out(directory, f"it runs on {server.host}: ask there")
+    if not process_view.is_same_process(server.pid, server.started_ticks):
+        return _left_out(directory, f"its process ({server.pid}) has ended", ended=True)
+    view = _seen_from_outside(server)
     write_document(directory / snapshot_files.PROCESS, view)
-    reason = _ask(contact, directory, limit_s * _PATIENCE)
+    reason = _ask(server, directory, limit_s * _PATIENCE)
     if reason is not None:
-        _do_without(contact, view, directory, reason)
+        _do_without(server, view, directory, reason)
     if native == "all" or (native == "silent" and reason is not None):
-        _add_native_stacks(contact["pid"], directory, needed=native == "all")
+        _add_native_stacks(server.pid, directory, needed=native == "all")
     return reason
 
 
-def _unreachable(contact: dict[str, Any]) -> str | None:
-    if not contact:
-        return "it has not started its snapshot server yet, or does not run Python under ncclops"
-    if contact["host"] != socket.gethostname():
-        return f"it runs on {contact['host']}: ask there"
-    if _has_ended(contact):
-        return f"its process ({contact['pid']}) has ended"
-    return None
+def _left_out(directory: Path, reason: str, *, ended: bool = False) -> str:
+    snapshot_files.add_missing(directory, reason, list(snapshot_files.COMPLETE), ended=ended)
+    return reason
 
 
-def _has_ended(contact: dict[str, Any]) -> bool:
-    """Whether it was a process of this machine, and is there no more."""
-    return (
-        bool(contact)
-        and contact["host"] == socket.gethostname()
-        and not process_view.is_same_process(contact["pid"], contact["started_ticks"])
-    )
-
-
-def _seen_from_outside(contact: dict[str, Any]) -> dict[str, Any]:
-    stamp = {name: contact[name] for name in ("rank", "host", "pid")}
+def _seen_from_outside(server: SnapshotServerRecord) -> dict[str, Any]:
+    stamp: dict[str, Any] = {"rank": server.rank, "host": server.host, "pid": server.pid}
     stamp |= {"taken_at": time.time(), "source": "outside"}
-    return stamp | (process_view.view(contact["pid"]) or {"state": None, "state_name": "gone"})
+    return stamp | (process_view.view(server.pid) or {"state": None, "state_name": "gone"})
 
 
-def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | None:
+def _ask(server: SnapshotServerRecord, directory: Path, patience_s: float) -> str | None:
     """Have the snapshot server write; the reason if it did not."""
     request = json.dumps({"directory": str(directory.resolve())}).encode() + b"\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(patience_s)
-            connection.connect("\0" + contact["address"])
+            connection.connect("\0" + server.address)
             connection.sendall(request)
             with connection.makefile("rb") as stream:
                 line = stream.readline(64 << 10)
@@ -156,18 +144,22 @@ def _ask(contact: dict[str, Any], directory: Path, patience_s: float) -> str | N
 
 
 def _do_without(
-    contact: dict[str, Any], view: dict[str, Any], directory: Path, reason: str
+    server: SnapshotServerRecord, view: dict[str, Any], directory: Path, reason: str
 ) -> None:
     stopped = view["state"] in ("T", "t")  # it would take the signal only when it goes on
-    text = None if stopped else dump_stacks(read_dumper(contact), _DUMP_WITHIN_S)
+    text = None if stopped else dump_stacks(_dumper_of(server), _DUMP_WITHIN_S)
     if text is not None:
-        head = f"# rank {contact['rank']} on {contact['host']}, pid {contact['pid']}, by signal\n"
+        head = f"# rank {server.rank} on {server.host}, pid {server.pid}, by signal\n"
         snapshot_files.write_stacks(directory, head + text)
     stamp = {name: view[name] for name in ("rank", "host", "pid", "taken_at")}
-    gpu = stamp | {"source": "nvml"} | gpu_view(contact.get("device", {}))
+    gpu = stamp | {"source": "nvml"} | gpu_view(server.device)
     write_document(directory / snapshot_files.GPU, gpu)
     have = {path.name for path in directory.iterdir()}
     snapshot_files.add_missing(directory, reason, sorted(set(snapshot_files.COMPLETE) - have))
+
+
+def _dumper_of(server: SnapshotServerRecord) -> StackDumper:
+    return StackDumper(server.pid, server.tid, server.signal, server.stacks_fd, server.main_thread)
 
 
 def _add_native_stacks(pid: int, directory: Path, *, needed: bool) -> None:

@@ -102,9 +102,3 @@ def _with_main_named(text: str, main_thread: int) -> str:
             line = line.replace(" (", " [MainThread] (", 1)  # noqa: PLW2901
         lines.append(line)
     return "\n".join(lines) + "\n" if lines else ""
-
-
-def read_dumper(contact: dict[str, int]) -> StackDumper:
-    """The dumper that a ``snapshot-server.json`` describes."""
-    names = ("pid", "tid", "signal", "stacks_fd", "main_thread")
-    return StackDumper(*(int(contact.get(name, 0)) for name in names))

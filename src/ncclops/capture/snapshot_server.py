@@ -23,8 +23,9 @@ from typing import Any
 
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot, prepare
 from ncclops.host import process_view
-from ncclops.record.documents import write_document
+from ncclops.record import snapshot_server_record
 from ncclops.record.paths import RankPaths, RunPaths
+from ncclops.record.snapshot_server_record import SnapshotServerRecord
 
 # A request is a line with a path in it; a client that needs longer to send it is not ours.
 _REQUEST_BYTES = 64 << 10
@@ -84,11 +85,11 @@ class SnapshotServer:
         if self.who.rank_dir is None:
             return
         device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
-        document = {"rank": self.who.rank, "host": self.who.host, **vars(self.contact)}
+        record = SnapshotServerRecord(
+            rank=self.who.rank, host=self.who.host, device=device, **vars(self.contact)
+        )
         with suppress(OSError):  # a full disk does not stop training
-            write_document(
-                RankPaths(self.who.rank_dir).snapshot_server, document | {"device": device}
-            )
+            snapshot_server_record.write(RankPaths(self.who.rank_dir).snapshot_server, record)
 
     def _serve(self) -> None:
         prepare()
