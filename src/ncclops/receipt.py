@@ -100,7 +100,7 @@ def step(
     ``tokens`` is how many the step worked through, in whatever unit the script compares runs by;
     rates are made of it. A ``loss`` that is a tensor is read here, which waits for the GPU: pass it
     where the script reads it anyway. ``busy`` is the time without waiting for other ranks, where
-    the script knows it: collectives make all ranks as slow as the slowest, and only this tells
+    the script knows it: collectives make all ranks as slow as the slowest, and only this shows
     which one that is.
 
     When a stop was agreed upon for this step, runs what :func:`on_stop` was given and raises

@@ -15,7 +15,7 @@ from pathlib import Path
 from ncclops.agent.screen import Screen
 from ncclops.record.tail import GrowthWatch, LineReader
 
-# Six that can be told apart on dark and light backgrounds: red is left to errors.
+# Six that can be distinguished on dark and light backgrounds: red is left to errors.
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 

@@ -1,4 +1,4 @@
-"""Failures that no restart in the same process mends, by the words of the exception.
+"""Failures that a restart in the same process cannot repair, by the text of the exception.
 
 The words are data (``in_place.toml``). Apart from the signatures, and without the scanner: a worker
 asks between a fault and its restart, and a rank that takes longer holds up all others.
@@ -28,7 +28,7 @@ def corrupted_context(text: str) -> str | None:
 def is_failed_start(text: str) -> bool:
     """Whether ``text``, an exception with its traceback, is of a communicator that did not come up.
 
-    Only at the start of a run: later a peer that is lost is told in the same words. Any thread.
+    Only at the start of a run: later the loss of a peer has the same messages. Any thread.
     """
     return any(words in text for words in data()["failed-start"]["words"])
 

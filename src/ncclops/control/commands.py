@@ -108,7 +108,7 @@ def parse_command(document: bytes | str) -> Command:
         raise ValueError(_one_line(f"{where}: {first['msg']}" if where else first["msg"])) from None
 
 
-def obey(controls: Controls, command: Command) -> str:
+def run_command(controls: Controls, command: Command) -> str:
     """Have ``controls`` do what ``command`` says; what follows. See :class:`Controls`."""
     fields: dict[str, Any] = {"reason": command.reason, "by": command.by}
     match command:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ncclops.control.commands import ControlRefused, Controls, obey, parse_command
+from ncclops.control.commands import ControlRefused, Controls, parse_command, run_command
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
 
@@ -114,7 +114,7 @@ class ControlServer:
 
     def _do(self, command: str) -> dict[str, Any]:
         try:
-            return {"ok": True, "message": obey(self._controls, parse_command(command))}
+            return {"ok": True, "message": run_command(self._controls, parse_command(command))}
         except ControlRefused as refusal:
             return {"ok": False, "message": str(refusal)}
         except Exception as error:  # noqa: BLE001 - a command must not end the agent

@@ -86,18 +86,18 @@ def next_attempt(
     )
     if not plan.allowed:
         return decision, None
-    told = {} if escalated is None else respawned_for(escalated)
+    variables = {} if escalated is None else respawned_for(escalated)
     if decision.action == "retry" or (decision.action == "replace-node" and replaces):
-        return decision, _following(decision, told)
+        return decision, _following(decision, variables)
     if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
-        environ = start_environ(plan.rules.rows[plan.lane]) | told
+        environ = start_environ(plan.rules.rows[plan.lane]) | variables
         return decision, NextAttempt(
             reason=f"new processes: {escalated.reason}", cooldown=timedelta(0), environ=environ
         )
     if granted_used < plan.granted:
         left = plan.granted - granted_used
         reason = f"retrying by --max-restarts ({left} left); policy: {decision.reason}"
-        environ = start_environ(plan.rules.rows[plan.lane]) | told
+        environ = start_environ(plan.rules.rows[plan.lane]) | variables
         return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
     return decision, None
 
@@ -111,10 +111,10 @@ def _may_respawn(
     return progressed or not history
 
 
-def _following(decision: Decision, told: Mapping[str, str]) -> NextAttempt:
+def _following(decision: Decision, variables: Mapping[str, str]) -> NextAttempt:
     environ = {} if decision.start is None else start_environ(decision.start)
     return NextAttempt(
-        reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **told}
+        reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **variables}
     )
 
 

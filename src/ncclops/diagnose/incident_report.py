@@ -232,7 +232,7 @@ def _failed_of_mismatch(record: IncidentRecord, found: dict[str, Any] | None) ->
 
 def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
     if failed == culprit.rank:
-        return ""  # the recorders tell of its end
+        return ""  # the recorders show its end
     how = "" if end is None else f" ({end})"
     return f"; rank {failed} failed of it{how}"
 

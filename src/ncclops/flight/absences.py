@@ -25,7 +25,7 @@ def absences(context: AnalysisContext) -> list[FlightFinding]:
         together.setdefault((kind, op), []).append(target)
     found = [_absence(context, kind, op, absent) for (kind, op), absent in together.items()]
     named = {rank for finding in found for rank in finding.culprits}
-    return found + _deaths_nobody_waits_for(context, named)
+    return found + _deaths_without_waiters(context, named)
 
 
 def _absence_kind(context: AnalysisContext, rank: int) -> str:
@@ -45,7 +45,7 @@ def _absence_kind(context: AnalysisContext, rank: int) -> str:
 def _absence(context: AnalysisContext, kind: str, op: Op, absent: list[int]) -> FlightFinding:
     held_up: list[int] = []
     if kind == "never-arrived":
-        absent, held_up = _who_waits_for_nobody(context, absent)
+        absent, held_up = _split_by_waits(context, absent)
     waiters = sorted(rank for rank, head in context.waits.heads.items() if head == op)
     group = context.groups[op.group]
     if kind == "rank-died" and op.peer is None:
@@ -68,9 +68,7 @@ def _absence(context: AnalysisContext, kind: str, op: Op, absent: list[int]) -> 
     )
 
 
-def _who_waits_for_nobody(
-    context: AnalysisContext, absent: list[int]
-) -> tuple[list[int], list[int]]:
+def _split_by_waits(context: AnalysisContext, absent: list[int]) -> tuple[list[int], list[int]]:
     """Of ranks that did not come those to blame, and those that others of them may hold up.
 
     A rank in a call of torch.distributed that no recorder has (Gloo's transfers) waits as well.
@@ -94,7 +92,7 @@ def _certainty(context: AnalysisContext, kind: str, absent: list[int]) -> float:
     return 0.6 if kind == "rank-died" else 0.7
 
 
-def _deaths_nobody_waits_for(context: AnalysisContext, named: set[int]) -> list[FlightFinding]:
+def _deaths_without_waiters(context: AnalysisContext, named: set[int]) -> list[FlightFinding]:
     """Ranks that are known to have died; their peers' operations may have failed at once."""
     dead = [
         rank

@@ -94,7 +94,7 @@ class Tracker:
         for kind, value in values.items():
             known = self._known.get(kind)
             if known and kind is Kind.CPU and now - known.at < _CPU_STRETCH_S:
-                continue  # too soon to tell; the stretch goes on
+                continue  # too soon to judge; the interval goes on
             if known is None or _has_moved(kind, known, value, now):
                 self._known[kind] = _Known(value, now, moved=now)
             else:

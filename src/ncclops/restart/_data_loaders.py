@@ -1,14 +1,14 @@
 """Ending the workers of torch's data loaders that an abandoned iteration leaves behind.
 
-A multiprocess iterator of a ``DataLoader`` tells its workers to end when it is freed, and waits up
+A multiprocess iterator of a ``DataLoader`` asks its workers to end when it is freed, and waits up
 to 5 s for each. After an exception it is often part of a reference cycle, and the garbage
-collector closes the queues to the workers before it calls ``__del__``: the workers never hear that
-they are to end, and the restart waits 5 s for each of them. A worker that is busy with a sample
-costs as much.
+collector closes the queues to the workers before it calls ``__del__``: the workers never receive
+the request, and the restart waits 5 s for each of them. A worker that is busy with a sample costs
+as much.
 
-So the collector is kept from the queues while it runs, and only asked which iterators are garbage.
-Their workers are then told all at once, and killed when they do not end soon. An iterator that
-something outside the iteration still holds is left alone: it goes on in the next one.
+So the collector is kept from the queues while it runs, and only used to find which iterators are
+garbage. Their workers are then asked to end all at once, and killed when they do not end soon. An
+iterator that something outside the iteration still holds is left alone: it goes on in the next one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_WITHIN_S = 0.25
 # The method that ``__del__`` of an iterator calls.
 _SHUTDOWN = "_shutdown_workers"
 
-# What has to stay usable until the workers have been told. Nothing of it refers to the user's
+# What has to stay usable until the workers were asked to end. Nothing of it refers to the user's
 # objects, which therefore stay garbage when they are.
 _CHANNELS = (
     "_index_queues",
@@ -94,7 +94,7 @@ def _restore(iterator: Any) -> None:
 
 
 def _end(iterators: list[Any]) -> None:
-    """Tell all workers, kill those that are late, and let torch do the rest."""
+    """Ask all workers to end, kill those that are late, and let torch do the rest."""
     for iterator in iterators:
         _restore(iterator)  # the collector has cleared the weak references to these
         with logged("telling a data loader's workers to end"):

@@ -1,7 +1,7 @@
-"""Places of the main thread in which an interruption would be lost, or lose something for good.
+"""Places of the main thread in which an interruption would be lost, or would lose something.
 
-- ``__del__``: what is raised in a finalizer is printed and forgotten.
-- A process that is just being started: it would run, and nothing would know of it.
+- ``__del__``: Python prints what is raised in a finalizer, and ignores it.
+- A process that is just being started: it would run, and no code would hold a reference to it.
 - A batch that a data loader's iterator has just received: an iterator that outlives the iteration
   would wait for it for ever. While it waits for the worker it may be interrupted.
 

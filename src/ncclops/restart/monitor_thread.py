@@ -128,7 +128,7 @@ class MonitorThread:
         A connection over which nothing comes any more looks like one on which nothing has happened.
         """
         if self.fault_seen_in is None or self.fault_seen_in < iteration:
-            log.warning("the end of iteration %d was not heard of: connecting again", iteration)
+            log.warning("the end of iteration %d was not noticed: connecting again", iteration)
             self._ledger.renew()
 
     def stop(self, timeout_s: float) -> None:

@@ -110,8 +110,8 @@ class TimeoutPhases:
     def _grant(self) -> None:
         if self._requested is None:
             return
-        wish, self._requested = self._requested, None
-        self._timeouts = self._timeouts.tightened(wish)
+        window, self._requested = self._requested, None
+        self._timeouts = self._timeouts.tightened(window)
         self._groups.use(self._timeouts)
         self._be_steady()
 
