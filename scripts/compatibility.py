@@ -132,6 +132,7 @@ def run(combination: Combination, directory: Path) -> Row:
     code = "import platform, torch; print(platform.python_version(), torch.__version__)"
     version, torch = output(python, code).split()
     report = pytest(python, combination.tests)
+    (directory / f"{name}.log").write_text(report)
     counts = dict.fromkeys(("passed", "failed", "error"), 0)
     for number, kind in _COUNT.findall(report.splitlines()[-1]) if report else ():
         counts[kind.removesuffix("s") if kind.startswith("error") else kind] = int(number)

@@ -67,7 +67,8 @@ def main() -> None:
         for scene, row in rows.items():
             if sum(each.struck.total() for each in rows.values()) < given.faults:
                 run(scene, seed, given.world, given.hard_s, row)
-    print(table(rows))
+    if any(row.jobs for row in rows.values()):
+        print(table(rows))
     if given.restarts:
         bad = restart(given.restarts, given.hard_s)
     sys.exit(bool(bad or sum(row.violations for row in rows.values())))
@@ -104,6 +105,8 @@ def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
     row.jobs += 1
     row.violations += len(found)
     row.seconds += time.monotonic() - began
+    progress = f"{scene}, seed {seed}: {row.struck.total()} faults so far, {row.seconds:.0f} s"
+    print(progress, file=sys.stderr, flush=True)
     for violation in found:
         print(f"{scene}, seed {seed}: {violation}; logs in {directory}", flush=True)
     if found:
