@@ -123,10 +123,11 @@ def test_a_rank_is_killed_on_the_way_to_a_restart(
     [
         Fault.slow_store(1, "step", 3, delay=timedelta(milliseconds=100), duration=BRIEFLY),
         Fault.paused_store(1, "step", 3, duration=BRIEFLY),
+        Fault.lost_connection(1, "step", 3),
     ],
     ids=str,
 )
-def test_a_store_that_is_slow_for_a_while_costs_no_rank(
+def test_what_goes_wrong_on_the_way_to_the_store_costs_no_rank(
     ncclops_job: JobFactory, tmp_path: Path, fault: Fault
 ) -> None:
     faults = [fault, Fault.exception(0, "step", 4)]  # what needs the store
@@ -135,6 +136,7 @@ def test_a_store_that_is_slow_for_a_while_costs_no_rank(
     assert result.lost == frozenset()
     assert result.restarts == 1
     assert result.value == UNDISTURBED
+    assert [strike.fault for strike in result.strikes] == faults
 
 
 def test_connections_to_the_store_are_reset(ncclops_job: JobFactory) -> None:
