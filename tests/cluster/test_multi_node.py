@@ -10,24 +10,46 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ncclops.agent.condition import Condition
-from ncclops.agent.coordinator import AgentSide
+from ncclops.agent.coordinator import AgentSide, LimitsChange
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.classify.policy import default_rules
 from ncclops.cluster import messages
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.multi_node import MultiNode
 from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.records import (
+    FailedRecord,
+    LimitsRecord,
+    LostRecord,
+    Record,
+    StartRecord,
+    StopRecord,
+    UnknownRecord,
+)
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.retrying import RetryPlan
 from ncclops.record import event_log
 from ncclops.record.events import FaultEvent
 from ncclops.record.run_directory import RunDirectory
+from ncclops.timeouts.model import Window
 
 CONFIG = RendezvousConfig(
     backend="c10d", active=2, most=2, host="n0", port=29400, job_id="job", local_addr="127.0.0.1"
+)
+KILLED = "was killed by SIGKILL"
+START = StartRecord(
+    node=0,
+    names=["n0", "n1"],
+    addresses=["10.0.0.1", "10.0.0.2"],
+    attempt=0,
+    history=[],
+    store=("10.0.0.1", 4711),
+    external=False,
+    prefix="job",
 )
 RULES = JobRules(retry=RetryPlan(lane="generic", rules=default_rules(), granted=0))
 
@@ -38,7 +60,7 @@ class Node:
     def __init__(self, directory: Path, *, in_process: bool = False) -> None:
         self.run = RunDirectory.create(exact=directory / "run", parent=None, node="n1")
         self.said: list[str] = []
-        self.limits: list[object] = []
+        self.limits: list[LimitsChange] = []
         grace = timedelta(seconds=15)
         condition = Condition()
         self.stop = StopRequests(
@@ -64,8 +86,8 @@ class Node:
         self.nodes.deliver(messages.Connected())
         self.nodes.deliver(messages.Met(1, 2))
 
-    def receives(self, kind: str, **fields: Any) -> None:
-        self.nodes.deliver(messages.Logged({"kind": kind, **fields}))
+    def receives(self, record: Record) -> None:
+        self.nodes.deliver(messages.Logged(record))
 
     def faults(self) -> list[FaultEvent]:
         return [e for e in event_log.read(self.run.paths.events) if isinstance(e, FaultEvent)]
@@ -84,7 +106,7 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
 ) -> None:
     def test() -> None:
         node = Node(tmp_path, in_process=in_process)
-        node.receives("lost", node=0, why="silent for 15s")
+        node.receives(LostRecord(node=0, why="silent for 15s"))
         assert node.nodes.over_for_all() == (None if in_process else "node 0 was lost")
         assert node.said == ["node 0 is lost: silent for 15s"]
         (fault,) = node.faults()
@@ -96,11 +118,11 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
 def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.receives("failed", node=0, rank=3, how="was killed by SIGKILL", lines=["last line"])
+        node.receives(FailedRecord(node=0, rank=3, how=KILLED, lines=["last line"]))
         assert node.nodes.over_for_all() == "rank 3 failed on node 0"
         assert node.said == ["node 0: rank 3 was killed by SIGKILL", "    last line"]
         (fault,) = node.faults()
-        assert (fault.rank, fault.how, fault.lines) == (3, "was killed by SIGKILL", ["last line"])
+        assert (fault.rank, fault.how, fault.lines) == (3, KILLED, ["last line"])
 
     in_loop(test)
 
@@ -108,7 +130,7 @@ def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Pa
 def test_our_own_failure_in_the_log_is_not_shown_again(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.receives("failed", node=1, rank=2, how="exited with code 1", lines=[])
+        node.receives(FailedRecord(node=1, rank=2, how="exited with code 1"))
         assert node.nodes.over_for_all() is None, "the agent ends the attempt by itself"
         assert node.said == []
         assert node.faults() == []
@@ -119,7 +141,7 @@ def test_our_own_failure_in_the_log_is_not_shown_again(tmp_path: Path) -> None:
 def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.receives("stop", node=0, signal=None, reason="drain", grace_s=9.0)
+        node.receives(StopRecord(node=0, reason="drain", grace_s=9.0))
         assert node.nodes.over_for_all() == "stopped on node 0"
         assert node.said == ["asked to stop on node 0"]
         assert not node.stop.asked
@@ -131,8 +153,9 @@ def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
 def test_shorter_timeouts_of_another_node_are_taken_over(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.receives("limits", node=0, window={"soft": 1})
-        assert node.limits == [{"kind": "limits", "node": 0, "window": {"soft": 1}}]
+        window = Window(process_group=None, soft=timedelta(seconds=1.5), hard=None)
+        node.receives(LimitsRecord(node=0, window=window, reason="slow", by="me"))
+        assert node.limits == [LimitsChange(window, "slow", "me")]
 
     in_loop(test)
 
@@ -146,7 +169,7 @@ def test_the_loss_of_the_store_is_recorded_once_with_what_it_means(
 ) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        node.receives("start", node=0, external=external)
+        node.receives(replace(START, external=external))
         node.nodes.deliver(messages.StoreLost("Broken pipe"))
         node.nodes.deliver(messages.StoreLost("Broken pipe"))
         (said,) = node.said
@@ -154,6 +177,15 @@ def test_the_loss_of_the_store_is_recorded_once_with_what_it_means(
         assert follows in said
         (fault,) = node.faults()
         assert (fault.cause, fault.why) == ("store-lost", "Broken pipe")
+
+    in_loop(test)
+
+
+def test_a_record_of_another_version_changes_nothing(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        node.receives(UnknownRecord(node=0))
+        assert (node.said, node.faults(), node.nodes.over_for_all()) == ([], [], None)
 
     in_loop(test)
 

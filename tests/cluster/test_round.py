@@ -5,10 +5,34 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ncclops.agent.stop_agreement import StopWay
 from ncclops.cluster import messages
+from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
+from ncclops.cluster.records import (
+    LostRecord,
+    Record,
+    RefusedRecord,
+    StopGoRecord,
+    StopPointRecord,
+    StopRecord,
+    WaitingRecord,
+)
 from ncclops.cluster.round import Round
+from ncclops.cluster.store_values import NodeFacts
+
+FACTS = NodeFacts(
+    name="n0",
+    address="10.0.0.1",
+    attempt=0,
+    hosts=True,
+    history=[],
+    print=Fingerprint(host="n0", variables={"A": "1"}, facts={"torch": None}),
+    clock_offset_s=0.1,
+)
+ASKED = StopRecord(node=1, reason="drain", grace_s=9.0)
+POINT = StopPointRecord(number=0, way=StopWay.STEPS, point=7)
 
 
 @pytest.mark.parametrize(
@@ -18,8 +42,8 @@ from ncclops.cluster.round import Round
         messages.Connected(),
         messages.Waiting(["n0", "n1"], begun=True),
         messages.Met(1, 4),
-        messages.Gathered([{"name": "n0", "clock_offset_s": 0.1}]),
-        messages.Logged({"kind": "stop", "node": 1}),
+        messages.Gathered([FACTS]),
+        messages.Logged(ASKED),
         messages.NoRound("nodes 1, 2 did not come"),
         messages.Unneeded(),
         messages.StoreLost("Broken pipe"),
@@ -38,11 +62,28 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
         messages.decode(line)
 
 
+@pytest.mark.parametrize(
+    "command", [messages.Meet(3, FACTS), messages.Post(ASKED), messages.Leave(over=True)]
+)
+def test_a_command_is_one_line_there_and_back(command: messages.Command) -> None:
+    line = messages.encode(command)
+    assert line.count(b"\n") == 1
+    assert messages.decode_command(line) == command
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}", b'{"do": "dance"}', b'{"do": "leave"}', b'{"is": "tick"}', b"leave"]
+)
+def test_what_is_no_command_is_refused(line: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        messages.decode_command(line)
+
+
 class TestRound:
     def test_a_new_round_starts_without_the_state_of_the_last(self) -> None:
         last, following = Round(0, 4), Round(1, 4)
         last.meet(2, 3)
-        last.state.take({"kind": "stop", "node": 0})
+        last.state.take(ASKED)
         last.no_round = "late"
         assert following.rank is None
         assert (following.state.size, following.state.stop) == (4, None)
@@ -51,15 +92,15 @@ class TestRound:
     @pytest.mark.parametrize(
         "record",
         [
-            {"kind": "refused", "node": 0, "names": [], "lines": []},
-            {"kind": "lost", "node": 1, "why": "silent"},
-            {"kind": "stop", "node": 1},
+            RefusedRecord(node=0, names=[], lines=[]),
+            LostRecord(node=1, why="silent"),
+            ASKED,
         ],
     )
-    def test_what_ends_a_round_before_its_start(self, record: dict[str, object]) -> None:
+    def test_what_ends_a_round_before_its_start(self, record: Record) -> None:
         current = Round(0, 2)
         current.meet(0, 2)
-        current.state.take({"kind": "waiting", "missing": [1], "here": ["n0"]})
+        current.state.take(WaitingRecord(missing=[1], here=["n0"]))
         assert not current.is_over_before_start
         current.state.take(record)
         assert current.is_over_before_start
@@ -69,7 +110,7 @@ class TestRound:
         assert not current.is_ours_to_decide, "the nodes have not met"
         current.meet(1, 2)
         assert not current.is_ours_to_decide
-        current.state.take({"kind": "lost", "node": 0, "why": "silent"})
+        current.state.take(LostRecord(node=0, why="silent"))
         assert current.is_ours_to_decide
 
     def test_only_the_first_failure_comes_with_its_lines(self) -> None:
@@ -78,11 +119,11 @@ class TestRound:
 
     def test_a_record_that_is_on_its_way_is_not_posted_again(self) -> None:
         current = Round(0, 2)
-        point = {"kind": "stop-point", "round": 0, "way": "step", "point": 7}
-        assert current.is_new_stop(point)
-        assert not current.is_new_stop(point)
-        assert current.is_new_stop({**point, "round": 1})
-        assert current.is_new_stop({"kind": "stop-go", "round": 1})
+        assert current.is_new_stop(POINT)
+        assert not current.is_new_stop(POINT)
+        later = StopPointRecord(number=1, way=StopWay.STEPS, point=9)
+        assert current.is_new_stop(later)
+        assert current.is_new_stop(StopGoRecord(number=1))
 
 
 def test_a_store_is_lost_once_and_for_the_first_reason() -> None:

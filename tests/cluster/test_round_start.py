@@ -2,52 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from ncclops.agent.hosted_store import StoreAddress
+from ncclops.classify.policy import PastAttempt
 from ncclops.cluster import round_start
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.records import StartRecord
 from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.cluster.store_values import NodeFacts
 from ncclops.record.event_values import NodeEntry
 
+PAST = PastAttempt(class_="peer-exit", signature=None, policy="retry", progressed=False)
 TWO_OF_THREE = RendezvousConfig(
     backend="c10d", active=2, most=3, host="n1", port=29400, job_id="job"
 )
 
 
-def facts(number: int, *, attempt: int = 0, history: tuple[int, ...] = (), **more: Any) -> Any:
-    print_ = Fingerprint(host=f"n{number}", variables=more.pop("variables", {}), facts={})
-    return {
-        "name": f"n{number}",
-        "address": f"10.0.0.{number}",
-        "attempt": attempt,
-        "history": list(history),
-        "print": asdict(print_),
-        **more,
-    }
+def facts(
+    number: int,
+    *,
+    attempt: int = 0,
+    failed: int = 0,
+    variables: dict[str, str] | None = None,
+    clock_offset_s: float = 0.0,
+) -> NodeFacts:
+    return NodeFacts(
+        name=f"n{number}",
+        address=f"10.0.0.{number}",
+        attempt=attempt,
+        hosts=False,
+        history=[PAST] * failed,
+        print=Fingerprint(host=f"n{number}", variables=variables or {}, facts={}),
+        clock_offset_s=clock_offset_s,
+    )
 
 
-def start(*gathered: Any, external: bool = False) -> dict[str, Any]:
+def start(*gathered: NodeFacts, external: bool = False) -> StartRecord:
     address = StoreAddress("n1", 4711)
     return round_start.start_record(gathered, "job", address, external=external)
 
 
 def test_a_node_that_came_later_counts_with_those_that_were_there() -> None:
     """Else an agent that was started anew would have all nodes count from the start again."""
-    made = start(facts(1), facts(2, attempt=3, history=(1, 2, 3)), facts(3, attempt=1))
-    assert (made["attempt"], made["history"]) == (3, [1, 2, 3])
-    assert made["names"] == ["n1", "n2", "n3"]
-    assert made["addresses"] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    made = start(facts(1), facts(2, attempt=3, failed=3), facts(3, attempt=1))
+    assert (made.attempt, made.history) == (3, [PAST] * 3)
+    assert made.names == ["n1", "n2", "n3"]
+    assert made.addresses == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
 def test_each_start_has_a_place_of_its_own_in_the_store() -> None:
     first, second = start(facts(1)), start(facts(1))
-    assert first["prefix"].startswith("ncclops/job/")
-    assert first["prefix"] != second["prefix"]
+    assert first.prefix.startswith("ncclops/job/")
+    assert first.prefix != second.prefix
 
 
 @pytest.mark.parametrize(
@@ -67,7 +77,7 @@ def test_workers_get_the_store_and_the_address_that_they_cannot_know(
 ) -> None:
     made = start(facts(1, attempt=2), facts(2), external=external)
     given = dict(round_start.workers_environ(made, rendezvous, in_process=True, nproc=8))
-    assert given.pop("NCCLOPS_STORE_PREFIX") == f"{made['prefix']}/2"
+    assert given.pop("NCCLOPS_STORE_PREFIX") == f"{made.prefix}/2"
     assert given == expected
 
 
@@ -133,7 +143,7 @@ def test_nodes_are_compared_by_their_own_facts() -> None:
         allowed=(),
         listener=None,
     )
-    odd = facts(2, variables={"NCCL_ALGO": "Tree"}, clock_offset_s=0.0)
+    odd = facts(2, variables={"NCCL_ALGO": "Tree"})
     compared = round_start.compare_hosts([facts(1, variables={"NCCL_ALGO": "Ring"}), odd], node)
     assert [each.lines()[0] for each in compared.of_weight("refused")] == [
         "NCCL_ALGO: must be equal on all ranks"

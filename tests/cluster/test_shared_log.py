@@ -10,8 +10,19 @@ import pytest
 import torch.distributed as dist
 
 from ncclops.cluster.heartbeat import HeartbeatWatch, Silence, watched_by
+from ncclops.cluster.records import (
+    BackRecord,
+    ByeRecord,
+    DecisionRecord,
+    EndedRecord,
+    LostRecord,
+    StopVoteRecord,
+    UnknownRecord,
+)
 from ncclops.cluster.round_state import RoundState
 from ncclops.cluster.shared_log import SharedLog
+from ncclops.decision.deciding import AttemptDecision
+from ncclops.decision.node_end import NodeEnd
 
 SHORTLY = timedelta(milliseconds=50)
 LIMIT = timedelta(seconds=60)
@@ -31,7 +42,7 @@ class TestLog:
         def write(writer: int) -> None:
             log = SharedLog(another(server), "job")
             for number in range(20):
-                log.post({"writer": writer, "number": number})
+                log.post(StopVoteRecord(node=writer, number=number, at=0))
 
         threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
         for thread in threads:
@@ -44,17 +55,28 @@ class TestLog:
             thread.join(LIMIT.total_seconds())
         assert seen[0] == seen[1]
         for writer in range(4):
-            own = [each["number"] for each in seen[0] if each and each["writer"] == writer]
+            own = [
+                each.number
+                for each in seen[0]
+                if isinstance(each, StopVoteRecord) and each.node == writer
+            ]
             assert own == list(range(20))
 
     def test_nothing_within_the_time_is_none(self, server: dist.TCPStore) -> None:
         log = SharedLog(another(server), "job")
         assert log.read(0, SHORTLY) is None
-        log.post({"kind": "x"})
-        assert log.read(0, SHORTLY) == {"kind": "x"}
+        log.post(ByeRecord(node=1))
+        assert log.read(0, SHORTLY) == ByeRecord(node=1)
+
+    def test_what_another_version_has_written_hides_nothing(self, server: dist.TCPStore) -> None:
+        server.set("job/log/0", '{"kind": "promoted", "node": 1}')
+        log = SharedLog(another(server), "job")
+        assert log.post(ByeRecord(node=1)) == 1
+        assert log.read(0, SHORTLY) == UnknownRecord()
+        assert log.read(1, SHORTLY) == ByeRecord(node=1)
 
     def test_rounds_do_not_see_each_other(self, server: dist.TCPStore) -> None:
-        SharedLog(another(server), "round1").post({"kind": "x"})
+        SharedLog(another(server), "round1").post(ByeRecord(node=1))
         assert SharedLog(another(server), "round2").read(0, SHORTLY) is None
 
 
@@ -87,34 +109,36 @@ class TestPulse:
 class TestStanding:
     def test_the_first_decision_is_the_decision(self) -> None:
         round_state = RoundState(2)
-        assert round_state.take({"kind": "decision", "node": 0, "outcome": "completed"})
-        assert not round_state.take({"kind": "decision", "node": 1, "outcome": "failed"})
-        assert round_state.decision == {"kind": "decision", "node": 0, "outcome": "completed"}
+        first = AttemptDecision(outcome="completed", exit_code=0, reason="4 workers exited 0")
+        other = AttemptDecision(outcome="failed", exit_code=1, reason="a worker failed")
+        assert round_state.take(DecisionRecord(node=0, decision=first))
+        assert not round_state.take(DecisionRecord(node=1, decision=other))
+        assert round_state.decision == first
 
     def test_when_the_one_that_decides_is_lost_the_next_one_does(self) -> None:
         round_state = RoundState(3)
         assert round_state.decider() == 0
-        round_state.take({"kind": "lost", "node": 0, "why": "killed"})
+        round_state.take(LostRecord(node=0, why="killed"))
         assert round_state.decider() == 1
 
     def test_when_the_one_that_decides_has_left_the_next_one_does(self) -> None:
         """It was asked to stop, and needs no decision."""
         round_state = RoundState(2)
-        round_state.take({"kind": "bye", "node": 0})
+        round_state.take(ByeRecord(node=0))
         assert round_state.decider() == 1
 
     def test_lost_idle_and_departed_nodes_are_not_waited_for(self) -> None:
         round_state = RoundState(4, idle=frozenset({3}))
-        round_state.take({"kind": "ended", "node": 0})
-        round_state.take({"kind": "lost", "node": 1, "why": "cut off"})
+        round_state.take(EndedRecord(node=0, end=NodeEnd(name="n0")))
+        round_state.take(LostRecord(node=1, why="cut off"))
         assert not round_state.all_ended()
-        round_state.take({"kind": "ended", "node": 2})
+        round_state.take(EndedRecord(node=2, end=NodeEnd(name="n2")))
         assert round_state.all_ended()
-        round_state.take({"kind": "bye", "node": 2})
-        assert not round_state.take({"kind": "lost", "node": 2, "why": "silent"})
+        round_state.take(ByeRecord(node=2))
+        assert not round_state.take(LostRecord(node=2, why="silent"))
 
     def test_one_that_was_only_late_is_back(self) -> None:
         round_state = RoundState(2)
-        round_state.take({"kind": "lost", "node": 1, "why": "silent"})
-        assert round_state.take({"kind": "back", "node": 1})
+        round_state.take(LostRecord(node=1, why="silent"))
+        assert round_state.take(BackRecord(node=1))
         assert round_state.living == [0, 1]

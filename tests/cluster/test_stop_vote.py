@@ -7,36 +7,48 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ncclops.agent.stop_agreement import StopWay
+from ncclops.cluster.records import (
+    EndedRecord,
+    LostRecord,
+    Record,
+    StopGoRecord,
+    StopPointRecord,
+    StopRecord,
+    StopVoteRecord,
+    StopWayRecord,
+)
 from ncclops.cluster.round_state import RoundState
-from ncclops.cluster.shared_log import Record
 from ncclops.cluster.stop_vote import next_record
+from ncclops.decision.node_end import NodeEnd
+
+ASKED = StopRecord(node=0, reason="drain", grace_s=9.0)
 
 
 def after(size: int, *records: Record) -> RoundState:
     round_state = RoundState(size)
-    for record in ({"kind": "stop", "node": 0}, *records):
+    for record in (ASKED, *records):
         round_state.take(record)
     return round_state
 
 
-def way(node: int, at: int, name: str = "steps") -> Record:
-    return {"kind": "stop-way", "node": node, "way": name, "at": at}
+def way(node: int, at: int, how: StopWay = StopWay.STEPS) -> Record:
+    return StopWayRecord(node=node, way=how, at=at)
 
 
-def point(at: int, number: int = 0, name: str = "steps") -> Record:
-    return {"kind": "stop-point", "node": 0, "round": number, "way": name, "point": at}
+def point(at: int, number: int = 0) -> Record:
+    return StopPointRecord(node=0, number=number, way=StopWay.STEPS, point=at)
 
 
 def vote(node: int, at: int, number: int = 0) -> Record:
-    return {"kind": "stop-vote", "node": node, "round": number, "at": at}
+    return StopVoteRecord(node=node, number=number, at=at)
 
 
 def test_no_proposal_is_made_before_all_have_reported_how_far_they_are() -> None:
     assert next_record(RoundState(2)) is None  # no stop was requested
     assert next_record(after(2, way(0, 5))) is None
-    assert next_record(after(2, way(0, 5), way(1, 7))) == {
-        "kind": "stop-point", "round": 0, "way": "steps", "point": 9,
-    }  # fmt: skip
+    said = next_record(after(2, way(0, 5), way(1, 7)))
+    assert said == StopPointRecord(number=0, way=StopWay.STEPS, point=9)
 
 
 def test_it_holds_once_none_has_passed_it() -> None:
@@ -44,8 +56,9 @@ def test_it_holds_once_none_has_passed_it() -> None:
     assert next_record(after(2, *ways, point(9))) is None
     assert next_record(after(2, *ways, point(9), vote(0, 8))) is None
     go = next_record(after(2, *ways, point(9), vote(0, 8), vote(1, 8)))
-    assert go == {"kind": "stop-go", "round": 0}
-    done = after(2, *ways, point(9), vote(0, 8), vote(1, 8), {"node": 0, **go})
+    assert go == StopGoRecord(number=0)
+    assert go is not None
+    done = after(2, *ways, point(9), vote(0, 8), vote(1, 8), go)
     assert done.stop_go
     assert next_record(done) is None
 
@@ -53,33 +66,33 @@ def test_it_holds_once_none_has_passed_it() -> None:
 def test_who_was_faster_gets_a_later_one() -> None:
     raced = after(2, way(0, 5), way(1, 7), point(9), vote(0, 9), vote(1, 8))
     again = next_record(raced)
-    assert again is not None
-    assert (again["round"], again["point"]) == (1, 13)
-    raced.take({"node": 0, **again})
+    assert again == StopPointRecord(number=1, way=StopWay.STEPS, point=13)
+    raced.take(again)
     assert next_record(raced) is None  # the votes were on another point
     raced.take(vote(1, 12, number=0))
     assert raced.stop_votes == {}
 
 
 def test_nodes_that_cannot_stop_alike_are_stopped_by_signals() -> None:
-    for other in ("updates", "signal"):
+    for other in (StopWay.UPDATES, StopWay.SIGNAL):
         said = next_record(after(2, way(0, 5), way(1, 7, other)))
-        assert said is not None
-        assert said["way"] == "signal"
+        assert isinstance(said, StopPointRecord)
+        assert said.way is StopWay.SIGNAL
 
 
 def test_who_waits_in_reserve_is_not_asked_for_a_step() -> None:
-    ways = (way(0, 5), way(1, 0, "reserve"))
+    ways = (way(0, 5), way(1, 0, StopWay.RESERVE))
     assert next_record(after(2, way(0, 5))) is None
     said = next_record(after(2, *ways))
-    assert said is not None
-    assert (said["way"], said["point"]) == ("steps", 7)
+    assert said == StopPointRecord(number=0, way=StopWay.STEPS, point=7)
     go = next_record(after(2, *ways, point(7), vote(0, 6)))
-    assert go == {"kind": "stop-go", "round": 0}
+    assert go == StopGoRecord(number=0)
 
 
 def test_lost_ended_and_reserve_nodes_have_no_vote() -> None:
-    round_state = after(4, way(0, 5), {"kind": "ended", "node": 1}, {"kind": "lost", "node": 2})
+    round_state = after(
+        4, way(0, 5), EndedRecord(node=1, end=NodeEnd(name="n1")), LostRecord(node=2, why="silent")
+    )
     round_state.idle = frozenset({3})
     assert next_record(round_state) is not None
 
@@ -105,16 +118,16 @@ def test_all_end_at_one_step_that_none_has_passed(chance: Any, nodes: int, losse
         if node not in offered:
             offered.add(node)
             round_state.take(way(node, steps[node]))
-        elif proposal is not None and voted[node] != proposal["round"]:
-            voted[node] = proposal["round"]
-            holds[node] = proposal["point"]
-            round_state.take(vote(node, steps[node], proposal["round"]))
+        elif proposal is not None and voted[node] != proposal.number:
+            voted[node] = proposal.number
+            holds[node] = proposal.point
+            round_state.take(vote(node, steps[node], proposal.number))
         if losses and len(round_state.living) > 1 and chance.random() < 0.05:
             losses -= 1
-            round_state.take({"kind": "lost", "node": chance.choice(round_state.living)})
+            round_state.take(LostRecord(node=chance.choice(round_state.living), why="silent"))
         if record := next_record(round_state):
-            round_state.take({"node": round_state.decider(), **record})
+            round_state.take(record)
     assert round_state.stop_go
     assert round_state.stop_point is not None
-    assert all(steps[node] <= round_state.stop_point["point"] for node in round_state.living)
-    assert all(holds[node] == round_state.stop_point["point"] for node in round_state.living)
+    assert all(steps[node] <= round_state.stop_point.point for node in round_state.living)
+    assert all(holds[node] == round_state.stop_point.point for node in round_state.living)

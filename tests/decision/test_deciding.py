@@ -7,12 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from ncclops.classify.model import Classification
 from ncclops.classify.policy import PastAttempt, default_rules
-from ncclops.cluster.decision_records import decision_fields, decision_in
+from ncclops.cluster import records
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
@@ -222,12 +221,13 @@ def test_several_nodes_come_to_the_same_for_the_same_ends(row: str) -> None:
 def test_all_agents_read_the_decision_that_one_has_made(row: str) -> None:
     """Ends and decisions go through the shared log, as JSON."""
     end, rules, *_ = ROWS[row]
-    as_json = msgspec.json.encode(msgspec.to_builtins(end))
-    read = msgspec.convert(msgspec.json.decode(as_json), NodeEnd)
+    ended = records.decode(records.encode(records.EndedRecord(node=1, end=end)))
+    assert isinstance(ended, records.EndedRecord)
     decision = on([end], rules)
-    assert on([read], rules).reason == decision.reason
-    fields = msgspec.json.decode(msgspec.json.encode(decision_fields(decision)))
-    again = decision_in(fields)
+    assert on([ended.end], rules).reason == decision.reason
+    logged = records.decode(records.encode(records.DecisionRecord(node=0, decision=decision)))
+    assert isinstance(logged, records.DecisionRecord)
+    again = logged.decision
     assert again.following == decision.following
     assert again.attempt == decision.attempt
     assert (again.outcome, again.exit_code, again.reason, again.retry) == (

@@ -30,7 +30,7 @@ from ncclops.agent import conclusion, log_files, verdict_report
 from ncclops.agent.attempt import AttemptContext, RunningAttempt
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
-from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator
+from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LimitsChange
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
 from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.job import Job
@@ -362,8 +362,8 @@ class _Agent:
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team
 
-    def _share_limits(self, record: Mapping[str, Any]) -> bool:
-        return self._coordinator.share_limits(record)
+    def _share_limits(self, change: LimitsChange) -> bool:
+        return self._coordinator.share_limits(change)
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()

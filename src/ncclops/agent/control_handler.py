@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
+from ncclops.agent.coordinator import LimitsChange
 from ncclops.agent.job import Job
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
@@ -14,6 +14,7 @@ from ncclops.control.commands import ControlRefused
 from ncclops.decision.outcome import StopRequest
 from ncclops.durations import format_duration
 from ncclops.record.events import ControlEvent
+from ncclops.record.worker_commands import RestartCommand, TightenCommand
 from ncclops.timeouts.model import Window
 from ncclops.timeouts.settle import HARD, SOFT
 
@@ -25,7 +26,7 @@ STOP_GRACE = timedelta(minutes=5)
 class ControlHandler:
     """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any.
 
-    ``share_limits`` sends a record to the agents of all nodes, this one included; they :meth:`take`
+    ``share_limits`` sends a change to the agents of all nodes, this one included; they :meth:`take`
     it. It returns False where there are no other nodes.
     """
 
@@ -34,7 +35,7 @@ class ControlHandler:
         job: Job,
         stop: StopRequests,
         team: Callable[[], Team | None],
-        share_limits: Callable[[Mapping[str, Any]], bool],
+        share_limits: Callable[[LimitsChange], bool],
     ) -> None:
         self._job = job
         self._stop = stop
@@ -58,8 +59,9 @@ class ControlHandler:
         if self._stop.asked:
             raise ControlRefused("it is being stopped")
         team = self._team()
+        restart = RestartCommand(reason=f"{reason} ({by})")
         begun = [] if team is None else [w for w in team.running() if w.rank in team.entered]
-        if not any(w.send_command("restart", reason=f"{reason} ({by})", hung=None) for w in begun):
+        if not any(w.send_command(restart) for w in begun):
             raise ControlRefused("no worker is ready for commands: try again once the script runs")
         self._record("restart", reason, by)
         return "all ranks start the script again"
@@ -75,23 +77,26 @@ class ControlHandler:
         window = tightened(self._present(team), limits)
         if team is None or not team.running():
             raise ControlRefused("no worker runs")
-        record = {"window": window.to_json(), "reason": reason, "by": by}
-        if not self._share_limits(record) and not self.take(record):
+        change = LimitsChange(window, reason, by)
+        if not self._share_limits(change) and not self.take(change):
             raise ControlRefused("not all workers read commands: try again")
         return f"from the next step on: {_said(window)}"
 
-    def take(self, record: Mapping[str, Any]) -> bool:
+    def take(self, change: LimitsChange) -> bool:
         """Send shorter timeouts to the workers of this node; whether all will get them."""
-        team, window = self._team(), Window.from_json(record["window"])
+        team, window = self._team(), change.window
         workers = team.running() if team else []
-        sent = [w.send_command("tighten", window=window.to_json()) for w in workers]
+        command = TightenCommand(
+            process_group=window.process_group, soft=window.soft, hard=window.hard
+        )
+        sent = [worker.send_command(command) for worker in workers]
         self._tightened = (team, window)
         all_sent = bool(sent) and all(sent)
         self._job.run.add(
             ControlEvent(
                 action="tighten-timeouts",
-                reason=record["reason"],
-                by=record["by"],
+                reason=change.reason,
+                by=change.by,
                 told=all_sent,
                 process_group=_seconds(window.process_group),
                 soft=_seconds(window.soft),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ncclops.agent import hosted_store
 from ncclops.agent.condition import Condition
@@ -23,6 +23,16 @@ from ncclops.agent.workers import Worker
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
+from ncclops.timeouts.model import Window
+
+
+@dataclass(frozen=True)
+class LimitsChange:
+    """Shorter timeouts for the workers of all nodes, and who has requested them."""
+
+    window: Window
+    reason: str
+    by: str
 
 
 class Coordinator(Protocol):
@@ -40,7 +50,7 @@ class Coordinator(Protocol):
     def share_stop(self, request: StopRequest) -> None:
         """This agent was asked to stop the job."""
 
-    def share_limits(self, record: Mapping[str, Any]) -> bool:
+    def share_limits(self, change: LimitsChange) -> bool:
         """Send shorter timeouts to all agents, this one too; False where there are no others."""
 
     def stop_agreement(self) -> StopAgreement | None:
@@ -65,7 +75,7 @@ class AgentSide:
     say: Callable[[str], None]  # a line on the user's terminal
     note: Callable[[str], None]  # the same for what goes as it should: not with -q
     rules: Callable[[], JobRules]  # of the decision on an attempt, as they are at the moment
-    take_limits: Callable[[Mapping[str, Any]], object]  # shorter timeouts, from another node
+    take_limits: Callable[[LimitsChange], object]  # shorter timeouts, from another node
 
 
 # Makes the coordinator of a job of several nodes (``ncclops.cluster``).
@@ -99,7 +109,7 @@ class Alone:
     def share_stop(self, request: StopRequest) -> None:  # noqa: ARG002
         return
 
-    def share_limits(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def share_limits(self, change: LimitsChange) -> bool:  # noqa: ARG002
         return False
 
     def stop_agreement(self) -> StopAgreement | None:

@@ -23,6 +23,7 @@ from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.record import progress
 from ncclops.record.event_values import HangEvidence
 from ncclops.record.events import HangEndedEvent, HangEvent
+from ncclops.record.worker_commands import RestartCommand
 
 # A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
 # second.
@@ -86,7 +87,9 @@ class HangAction:
         if worker is None:
             self._give_up(Hang(verdict.culprits, verdict.reason))
             return False
-        worker.send_command("restart", reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
+        worker.send_command(
+            RestartCommand(reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
+        )
         return True
 
     def close(self) -> None:

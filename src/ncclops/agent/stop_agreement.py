@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
 
-# The way of a job that cannot be stopped at one step: each agent signals its workers.
-SIGNAL = "signal"
-# The way of a node whose ranks wait as spares: they end when all others have.
-RESERVE = "reserve"
+
+class StopWay(Enum):
+    """How the ranks of a node can be stopped; the value is its name between nodes."""
+
+    STEPS = "steps"  # after a step that the script reports
+    UPDATES = "updates"  # after an update of an optimizer
+    SIGNAL = "signal"  # not at one point: each agent signals its workers
+    RESERVE = "reserve"  # they wait as spares, and end when all others have
+
+
+@dataclass(frozen=True)
+class ProposedStop:
+    """Proposal ``number``: all ranks hold from ``point`` on, in ticks of the clock ``way``."""
+
+    number: int
+    way: StopWay
+    point: int
 
 
 class StopAgreement(Protocol):
@@ -22,14 +37,14 @@ class StopAgreement(Protocol):
         """Whether the ranks cannot be stopped at one point, as far as is known now."""
 
     @property
-    def point(self) -> dict[str, Any] | None:
-        """The latest proposal: ``round``, and the ``point`` in ticks of the clock ``way``."""
+    def proposal(self) -> ProposedStop | None:
+        """The latest proposal."""
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks end at :attr:`point`."""
+        """Whether all ranks end at :attr:`proposal`."""
 
-    def offer(self, way: str, at: int) -> None:
+    def offer(self, way: StopWay, at: int) -> None:
         """This node's ranks can be stopped in this way, and have come as far as ``at``."""
 
     def vote(self, number: int, at: int) -> None:

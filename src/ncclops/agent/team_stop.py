@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
-from ncclops.agent.stop_agreement import RESERVE, SIGNAL, StopAgreement
+from ncclops.agent.stop_agreement import StopAgreement, StopWay
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.host import process_tree
@@ -35,6 +35,7 @@ from ncclops.record import progress
 from ncclops.record.events import StopAgreedEvent, StopForcedEvent, StopRequestedEvent
 from ncclops.record.progress import Progress
 from ncclops.record.stop_point import Clock, StopPage, highest_reading
+from ncclops.record.worker_commands import AbortCommand
 
 # Between two looks at whether all ranks have come as far; no event says when a page changes.
 _LOOK_EVERY_S = 0.05
@@ -154,7 +155,7 @@ class TeamStop:
     async def _end_with(self, others: StopAgreement) -> Way:
         """The same together with the agents of other nodes, which all have to take part."""
         if self._spare and not self._has_begun():
-            others.offer(RESERVE, 0)
+            others.offer(StopWay.RESERVE, 0)
             await self._condition.until(lambda: self._is_over() or others.by_signals, self._left())
             return Way.SIGNAL if others.by_signals else Way.UNSETTLED
         way = await self._find_common_way(others)
@@ -164,17 +165,17 @@ class TeamStop:
         page, paths = self._page, [self._page_of(each.rank) for each in self._team.running()]
         assert page is not None
         while not self._is_over() and not others.by_signals:
-            point = others.point
-            if point is not None and others.agreed and point["round"] == number:
+            proposal = others.proposal
+            if proposal is not None and others.agreed and proposal.number == number:
                 page.by(clock).confirm()
-                self._report_agreed(clock, point["point"])
+                self._report_agreed(clock, proposal.point)
                 await self._until_over()
                 return way
-            if point is not None and point["round"] != number:
-                number = point["round"]
-                page.by(clock).propose(point["point"])
+            if proposal is not None and proposal.number != number:
+                number = proposal.number
+                page.by(clock).propose(proposal.point)
                 others.vote(number, highest_reading(paths, clock))
-            known = point, others.agreed
+            known = proposal, others.agreed
             await self._condition.until(partial(self._has_changed, others, known), self._left())
         page.by(clock).withdraw()
         return Way.SIGNAL if others.by_signals else way
@@ -183,13 +184,13 @@ class TeamStop:
         """Offer the way that this node's ranks have, and find out which one all nodes have."""
         mine: Way | None = None
         while not self._is_over() and not others.by_signals:
-            if mine is None and (way := self._way()) in _WORDS:
+            if mine is None and (way := self._way()) in _SHARED_WAYS:
                 mine = way
                 paths = [self._page_of(worker.rank) for worker in self._team.running()]
                 clocks = _CLOCKS.get(way)
                 at = highest_reading(paths, clocks[0]) if clocks else 0
-                others.offer(_WORDS[way], at)
-            if others.point is not None and mine is not None:
+                others.offer(_SHARED_WAYS[way], at)
+            if others.proposal is not None and mine is not None:
                 return mine  # a point has the common way, or says that there is none
             # No event says when ranks come to their first step.
             limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
@@ -202,7 +203,7 @@ class TeamStop:
         return stepped or bool(self._team.bootstrapped)
 
     def _has_changed(self, others: StopAgreement, known: tuple[object, bool]) -> bool:
-        changed = (others.point, others.agreed) != known
+        changed = (others.proposal, others.agreed) != known
         return changed or self._is_over() or others.by_signals
 
     async def _until_over(self) -> None:
@@ -262,7 +263,7 @@ class TeamStop:
         self._job.run.add(StopForcedEvent(ranks=ranks, reason=why))
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
         team.asked_to_stop |= set(ranks)
-        asked = {worker.rank for worker in team.running() if worker.send_command("abort")}
+        asked = {worker.rank for worker in team.running() if worker.send_command(AbortCommand())}
         await self._condition.until(lambda: asked <= team.aborted | team.ranks_ended, _ABORT_LIMIT)
 
 
@@ -274,7 +275,11 @@ _CLOCKS = {
 
 
 # The names, in the agents' shared log, of the ways that several nodes can agree on.
-_WORDS = {Way.STEPS: "steps", Way.UPDATES: "updates", Way.SIGNAL: SIGNAL}
+_SHARED_WAYS = {
+    Way.STEPS: StopWay.STEPS,
+    Way.UPDATES: StopWay.UPDATES,
+    Way.SIGNAL: StopWay.SIGNAL,
+}
 
 
 def _handles_sigterm(pid: int) -> bool:

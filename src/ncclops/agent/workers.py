@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -11,13 +10,14 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
+from ncclops.record import worker_commands
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.variables import COMMANDS_FD
+from ncclops.record.worker_commands import WorkerCommand
 
 _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
@@ -134,13 +134,13 @@ class Worker:
             )
         return cls(rank, process, ours)
 
-    def send_command(self, name: str, **fields: Any) -> bool:
-        """Send a command (``ncclops.worker.agent_commands``); whether the worker will get it.
+    def send_command(self, command: WorkerCommand) -> bool:
+        """Send ``command``; whether the worker will get it.
 
         False if it has ended, or does not read its commands.
         """
         try:
-            self._commands.send(json.dumps({"command": name, **fields}).encode())
+            self._commands.send(worker_commands.encode(command))
         except OSError:
             return False
         return True

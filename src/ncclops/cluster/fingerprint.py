@@ -8,7 +8,7 @@ reported.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -56,11 +56,8 @@ class Fingerprint:
     host: str
     variables: Mapping[str, str]
     facts: Mapping[str, str | None]
-    per_host: Sequence[str] = ()
+    per_host: tuple[str, ...] = ()
     clock_offset_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
-"""The messages from a node's rendezvous process to its agent: one JSON object a line, one type
-for each."""
+"""Between a node's agent and its rendezvous process: one JSON object a line, one type for each.
+
+Messages go to the agent, commands to the rendezvous process.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Union
 
 import msgspec
+
+from ncclops.cluster.records import Record
+from ncclops.cluster.store_values import NodeFacts
 
 
 class Message(msgspec.Struct, tag_field="is", frozen=True):
@@ -37,13 +42,13 @@ class Met(Message, tag="met", frozen=True):
 class Gathered(Message, tag="gathered", frozen=True):
     """On node 0: the facts about all nodes, by rank."""
 
-    facts: list[dict[str, Any]]
+    facts: list[NodeFacts]
 
 
 class Logged(Message, tag="record", frozen=True):
     """The next record of the shared log."""
 
-    record: dict[str, Any]
+    record: Record
 
 
 class NoRound(Message, tag="failed", frozen=True):
@@ -66,15 +71,45 @@ class ProcessEnded(Message, tag="ended", frozen=True):
     """The rendezvous process has ended, and not by a command; sent by ``Peers`` itself."""
 
 
-_decoder = msgspec.json.Decoder(Union[tuple(Message.__subclasses__())])  # noqa: UP007
+class Command(msgspec.Struct, tag_field="do", frozen=True):
+    """Base of all commands."""
 
 
-def encode(message: Message) -> bytes:
+class Meet(Command, tag="meet", frozen=True):
+    """Take part in the next round, for ``attempt``, with these facts about our node."""
+
+    attempt: int
+    facts: NodeFacts
+
+
+class Post(Command, tag="post", frozen=True):
+    """Put a record into the log of the round."""
+
+    record: Record
+
+
+class Leave(Command, tag="leave", frozen=True):
+    """End; with ``over`` no node may join the job any more."""
+
+    over: bool
+
+
+_messages = msgspec.json.Decoder(Union[tuple(Message.__subclasses__())])  # noqa: UP007
+_commands = msgspec.json.Decoder(Meet | Post | Leave)
+
+
+def encode(message: Message | Command) -> bytes:
     """One line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The inverse of ``encode``. Raises ``msgspec.DecodeError`` if ``line`` is no message."""
-    message: Message = _decoder.decode(line)
+    """The message in ``line``. Raises ``msgspec.DecodeError`` if it is none."""
+    message: Message = _messages.decode(line)
     return message
+
+
+def decode_command(line: bytes) -> Meet | Post | Leave:
+    """The command in ``line``. Raises ``msgspec.DecodeError`` if it is none."""
+    command: Meet | Post | Leave = _commands.decode(line)
+    return command

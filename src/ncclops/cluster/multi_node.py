@@ -9,24 +9,39 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
-from ncclops.agent.coordinator import AgentSide
+from msgspec import structs
+
+from ncclops.agent.coordinator import AgentSide, LimitsChange
 from ncclops.agent.job import Job
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_agreement import StopAgreement
 from ncclops.agent.workers import Worker
-from ncclops.cluster import decision_records, messages, round_start, stop_vote
+from ncclops.cluster import messages, round_start, stop_vote
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
+from ncclops.cluster.records import (
+    NO_NODE,
+    BackRecord,
+    ByeRecord,
+    DecisionRecord,
+    EndedRecord,
+    FailedRecord,
+    FaultRecord,
+    LimitsRecord,
+    LostRecord,
+    Record,
+    StopRecord,
+    WaitingRecord,
+    name_of,
+)
 from ncclops.cluster.rendezvous import Rendezvous
 from ncclops.cluster.round import Round
-from ncclops.cluster.shared_log import Record
 from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
@@ -69,9 +84,9 @@ class MultiNode:
     def over_for_all(self) -> str | None:
         state = self._round.state
         if state.stop is not None:
-            return f"stopped on {state.name(state.stop['node'])}"
-        if state.failed is not None and state.failed["node"] != self._round.rank:
-            return f"rank {state.failed['rank']} failed on {state.name(state.failed['node'])}"
+            return f"stopped on {state.name(state.stop.node)}"
+        if state.failed is not None and state.failed.node != self._round.rank:
+            return f"rank {state.failed.rank} failed on {state.name(state.failed.node)}"
         if self._job.restarts_in_process:
             return None  # the workers see to it themselves
         lost = [rank for rank in state.lost if rank not in state.idle]
@@ -84,24 +99,22 @@ class MultiNode:
         is_first = self._round.is_first_failure()
         own = self._job.run.paths.rank(worker.rank)
         lines = last_lines(own.stderr_log, _SHOWN_LINES) or last_lines(own.stdout_log, _SHOWN_LINES)
-        self._post(
-            "failed" if fatal else "fault",
-            rank=worker.rank,
-            how=worker.exit.describe(),
-            lines=lines if fatal or is_first else [],
-        )
+        kind = FailedRecord if fatal else FaultRecord
+        shown = lines if fatal or is_first else []
+        self._post(kind(rank=worker.rank, how=worker.exit.describe(), lines=shown))
 
     def share_stop(self, request: StopRequest) -> None:
         if self._round.rank is not None:
             self._post(
-                "stop",
-                signal=request.signum,
-                reason=request.reason,
-                grace_s=request.grace.total_seconds(),
+                StopRecord(
+                    signal=request.signum,
+                    reason=request.reason,
+                    grace_s=request.grace.total_seconds(),
+                )
             )
 
-    def share_limits(self, record: Mapping[str, Any]) -> bool:
-        self._post("limits", **record)
+    def share_limits(self, change: LimitsChange) -> bool:
+        self._post(LimitsRecord(window=change.window, reason=change.reason, by=change.by))
         return True
 
     def stop_agreement(self) -> StopAgreement | None:
@@ -112,7 +125,7 @@ class MultiNode:
         if self._peers is None or current.state.start is None:
             return self._decide([end])
         current.end = end
-        self._post("ended", **decision_records.end_fields(end))
+        self._post(EndedRecord(end=end))
         await self._condition.until(
             lambda: (
                 current.state.decision is not None or job_store.lost is not None or self._stop.asked
@@ -120,7 +133,7 @@ class MultiNode:
         )
         decision = current.state.decision
         if decision is not None and end.stop is None:
-            return decision_records.decision_in(decision)
+            return decision
         if job_store.lost is not None:
             self._say(f"{job_store.lost}: deciding locally")
         return self._decide([replace(end, cut_off=job_store.lost, stopping=self._stop.asked)])
@@ -128,7 +141,7 @@ class MultiNode:
     async def leave(self) -> None:
         if self._peers is not None:
             if self._round.rank is not None:
-                self._post("bye")
+                self._post(ByeRecord())
             if self._job_store.is_ours and self._round.state.start is not None:
                 await self._condition.until(self._all_have_left, limit=_OTHERS_LEAVE_WITHIN)
             await self._peers.leave(over=True)
@@ -140,10 +153,11 @@ class MultiNode:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _post(self, kind: str, **fields: Any) -> None:
+    def _post(self, record: Record) -> None:
         """Put a record of this node into the round's log."""
         if self._peers is not None:
-            self._peers.post(kind, node=self._round.rank, **fields)
+            rank = self._round.rank
+            self._peers.post(structs.replace(record, node=NO_NODE if rank is None else rank))
 
     def deliver(self, message: Message) -> None:
         """A message of the rendezvous process; in the agent's event loop."""
@@ -178,62 +192,48 @@ class MultiNode:
         self._condition.notify()
 
     def _on_record(self, record: Record) -> None:
-        current, state = self._round, self._round.state
-        kind, node = record["kind"], int(record.get("node", -1))
+        current, state, node = self._round, self._round.state, record.node
         if not state.take(record):
             return
-        log.info("node %d: %s", node, kind)
-        match kind:
-            case "waiting" if (
-                current.rank not in record["missing"]
-            ):  # else it is of the time before this node came
-                self._note(
-                    round_start.describe_missing_ranks(
-                        self._config, record["here"], record["missing"]
-                    )
-                )
-            case "failed" | "fault" if node != current.rank:
+        log.info("node %d: %s", node, name_of(record))
+        match record:
+            # One that lists this node is of the time before it came.
+            case WaitingRecord(here=here, missing=missing) if current.rank not in missing:
+                self._note(round_start.describe_missing_ranks(self._config, here, missing))
+            case FailedRecord() | FaultRecord() if node != current.rank:
                 self._on_failure_elsewhere(record)
-            case "limits":
-                self._take_limits(record)
-            case "lost":
-                self._on_lost(node, record)
-            case "stop" if node != current.rank:
+            case LimitsRecord(window=window, reason=reason, by=by):
+                self._take_limits(LimitsChange(window, reason=reason, by=by))
+            case LostRecord(why=why):
+                self._on_lost(node, why)
+            case StopRecord(grace_s=grace_s) if node != current.rank:
                 self._note(f"asked to stop on {state.name(node)}")
-                self._stop.expect(timedelta(seconds=record["grace_s"]))
+                self._stop.expect(timedelta(seconds=grace_s))
         if current.is_ours_to_decide:
             self._decide_for_all(current)
 
-    def _on_failure_elsewhere(self, record: Record) -> None:
-        name = self._round.state.name(record["node"])
-        self._say(f"{name}: rank {record['rank']} {record['how']}")
-        for line in record["lines"]:
+    def _on_failure_elsewhere(self, failure: FailedRecord | FaultRecord) -> None:
+        name, rank, how = self._round.state.name(failure.node), failure.rank, failure.how
+        self._say(f"{name}: rank {rank} {how}")
+        for line in failure.lines:
             self._say(f"    {line}")
-        self._job.run.add(
-            FaultEvent(
-                rank=record["rank"],
-                cause=record["how"],
-                on=name,
-                how=record["how"],
-                lines=record["lines"],
-            )
-        )
+        self._job.run.add(FaultEvent(rank=rank, cause=how, on=name, how=how, lines=failure.lines))
 
-    def _on_lost(self, node: int, record: Record) -> None:
+    def _on_lost(self, node: int, why: str) -> None:
         name = self._round.state.name(node)
-        self._job.run.add(FaultEvent(cause="node-lost", on=name, why=record["why"]))
+        self._job.run.add(FaultEvent(cause="node-lost", on=name, why=why))
         if node != self._round.rank:
-            self._say(f"{name} is lost: {record['why']}")
+            self._say(f"{name} is lost: {why}")
         elif self._job.restarts_in_process and self._round.end is None:
             # Our heartbeat was late, which does not affect our workers: they need not end.
-            self._post("back")
+            self._post(BackRecord())
 
     def _on_store_lost(self, why: str) -> None:
         state = self._round.state
         self._job.run.add(FaultEvent(cause="store-lost", why=why))
         if state.start is not None and state.decision is None:
             # Workers that use another store may go on without this one; a restart cannot.
-            shared = state.start["external"]
+            shared = state.start.external
             follows = "the workers meet there too, and end" if shared else _LAST_FAILURE
             self._say(f"{self._job_store.lost}: {follows}")
         self._condition.notify()
@@ -244,12 +244,12 @@ class MultiNode:
         """What comes next, put into the log: where to stop, and what the attempt comes to."""
         state = current.state
         if (record := stop_vote.next_record(state)) and current.is_new_stop(record):
-            self._post(**record)
+            self._post(record)
         if current.is_deciding or state.decision or state.start is None or not state.all_ended():
             return
         current.is_deciding = True
-        decision = self._decide(decision_records.nodes_in(state))
-        self._post("decision", **decision_records.decision_fields(decision))
+        decision = self._decide(state.node_ends())
+        self._post(DecisionRecord(decision=decision))
 
     def _decide(self, nodes: Sequence[NodeEnd]) -> AttemptDecision:
         rules = replace(self._rules(), replaceable=self._config.backend == "c10d")

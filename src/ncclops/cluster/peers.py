@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -11,12 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ncclops.cluster import messages
 from ncclops.cluster.messages import Message
+from ncclops.cluster.records import Record
 from ncclops.cluster.rendezvous_link import Config
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.store_values import NodeFacts
 
 # A rendezvous process that was sent ``leave`` has at most a rendezvous to close.
 _LEAVES_WITHIN_S = 5.0
@@ -56,18 +55,18 @@ class Peers:
             )
         asyncio.get_running_loop().add_reader(self._socket, self._on_readable)
 
-    def meet(self, attempt: int, facts: Record) -> None:
+    def meet(self, attempt: int, facts: NodeFacts) -> None:
         """Take part in the next round, with these facts about our node."""
-        self._order(op="meet", attempt=attempt, facts=facts)
+        self._send(messages.Meet(attempt, facts))
 
-    def post(self, kind: str, **fields: Any) -> None:
+    def post(self, record: Record) -> None:
         """Put a record into the log of the round."""
-        self._order(op="post", record={"kind": kind, **fields})
+        self._send(messages.Post(record))
 
     async def leave(self, *, over: bool) -> None:
         """End the process gracefully; with ``over`` no node may join the job any more."""
         self._leaving = True
-        self._order(op="leave", over=over)
+        self._send(messages.Leave(over))
         await asyncio.to_thread(self._wait_for_end)
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
@@ -79,10 +78,10 @@ class Peers:
             self.process.kill()
             self.process.wait()
 
-    def _order(self, **order: Any) -> None:
+    def _send(self, command: messages.Command) -> None:
         # The process has a thread that only reads commands: this does not block.
         with suppress(OSError):
-            self._socket.sendall(json.dumps(order).encode() + b"\n")
+            self._socket.sendall(messages.encode(command))
 
     def _on_readable(self) -> None:
         try:

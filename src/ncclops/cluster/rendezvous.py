@@ -6,20 +6,22 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 
+from msgspec import structs
+
 from ncclops.agent import hosted_store
 from ncclops.agent.coordinator import AgentSide
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
 from ncclops.agent.rendezvous_result import Place
-from ncclops.classify.policy import PastAttempt
 from ncclops.cluster import reach, round_start
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
+from ncclops.cluster.records import RefusedRecord, StartRecord
 from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.round import Round
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.store_values import NodeFacts
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
 from ncclops.host import interfaces
@@ -93,31 +95,32 @@ class Rendezvous:
             await self._condition.until(is_started, limit)
         return self._place(current)
 
-    def _facts(self, current: Round) -> Record:
-        return {
-            "name": self._node_info.name,
-            "address": self._address,
-            "attempt": current.number,
-            "hosts": self._job_store.is_ours,
-            "history": [attempt.as_json() for attempt in self._job.history.attempts],
-            "print": self._node_info.print.to_json(),
-        }
+    def _facts(self, current: Round) -> NodeFacts:
+        return NodeFacts(
+            name=self._node_info.name,
+            address=self._address,
+            attempt=current.number,
+            hosts=self._job_store.is_ours,
+            history=list(self._job.history.attempts),
+            print=self._node_info.print,
+        )
 
-    def _give_the_start(self, peers: Peers, current: Round, gathered: list[Record]) -> None:
+    def _give_the_start(self, peers: Peers, current: Round, gathered: list[NodeFacts]) -> None:
         """On node 0, with the facts of all nodes: compare them, and start or refuse for all."""
-        found = round_start.compare_hosts(gathered, self._node_info)
+        found, node = round_start.compare_hosts(gathered, self._node_info), current.rank or 0
         if refused := found.of_weight("refused"):
             lines = [line for difference in refused for line in difference.lines()]
             names = [difference.name for difference in refused]
-            peers.post("refused", node=current.rank, names=names, lines=lines)
+            peers.post(RefusedRecord(node=node, names=names, lines=lines))
             return
-        hosted = any(facts["hosts"] for facts in gathered)
+        hosted = any(facts.hosts for facts in gathered)
         current.listener, address = self._workers_store(hosted)
-        start = round_start.start_record(
-            gathered, self._config.job_id, address, external=current.listener is None
-        )
         remarks = [line for each in found.of_weight("remark") for line in each.lines()]
-        peers.post("start", **start, remarks=remarks)
+        external = current.listener is None
+        start = round_start.start_record(
+            gathered, self._config.job_id, address, external=external, remarks=remarks
+        )
+        peers.post(structs.replace(start, node=node))
 
     def _workers_store(
         self, hosted: bool
@@ -136,9 +139,9 @@ class Rendezvous:
         """The result of the rendezvous. Raises ``NcclopsError`` if it failed."""
         state, config = current.state, self._config
         if state.refused is not None:
-            for line in state.refused["lines"]:
+            for line in state.refused.lines:
                 self._say(line)
-            names = ", ".join(state.refused["names"])
+            names = ", ".join(state.refused.names)
             raise PreflightRefused(
                 f"the nodes differ in {names} (the table is above): make them alike, or let one"
                 " differ with --allow-difference NAME"
@@ -148,29 +151,29 @@ class Rendezvous:
         if state.start is None or current.rank is None:
             raise NcclopsError(self._why_no_start(current))
         start, rank = state.start, current.rank
-        self._job.history.adopt([PastAttempt.from_json(each) for each in start["history"]])
-        state.names = start["names"]
+        self._job.history.adopt(start.history)
+        state.names = start.names
         in_process, nproc = self._job.restarts_in_process, self._job.layout.nproc
         if not in_process:
             state.idle = frozenset(range(config.active, state.size))
         self._introduce(start, rank)
         count = state.size if in_process else min(state.size, config.active)
         return Place(
-            number=start["attempt"],
+            number=start.attempt,
             layout=Layout(nodes=Nodes(count=count, rank=rank), nproc=nproc),
-            store=hosted_store.StoreAddress(*start["store"]),
+            store=hosted_store.StoreAddress(*start.store),
             listener=current.listener if rank == 0 else None,
             environ=round_start.workers_environ(start, config, in_process=in_process, nproc=nproc),
             idle=rank in state.idle,
             spare=rank >= config.active,
         )
 
-    def _introduce(self, start: Record, rank: int) -> None:
+    def _introduce(self, start: StartRecord, rank: int) -> None:
         active = self._config.active
         nodes = round_start.nodes_of(start, active)
-        self._job.run.add(NodesEvent(attempt=start["attempt"], nodes=nodes))
+        self._job.run.add(NodesEvent(attempt=start.attempt, nodes=nodes))
         self._note(round_start.describe_round(start, rank, active))
-        for line in start["remarks"]:
+        for line in start.remarks:
             self._say(line)
 
     def _why_no_start(self, current: Round) -> str:
@@ -183,7 +186,7 @@ class Rendezvous:
             return "stopped during rendezvous"
         if state.lost:
             rank, record = next(iter(state.lost.items()))
-            return f"{state.name(rank)} was lost before the start: {record['why']}"
+            return f"{state.name(rank)} was lost before the start: {record.why}"
         if not job_store.is_connected:
             return (
                 f"what listens at {config.address} does not answer as a store: is that port"

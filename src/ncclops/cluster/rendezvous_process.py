@@ -7,10 +7,7 @@ missing, while the agent has signals to answer and workers to watch. It exchange
 the agent over the socket FD. When the agent's side of the socket closes, the agent has ended: this
 process records that for the other nodes, and ends.
 
-From the agent (``op``):  ``meet`` (attempt, facts), ``post`` (record), ``leave`` (over)
-To the agent (``is``):    ``connected``, ``waiting`` (here, begun), ``met`` (rank, size),
-                          ``gathered`` (facts; on rank 0), ``record`` (record), ``tick``,
-                          ``store-lost`` (why), ``failed`` (why), ``not-needed``
+What they say is in ``cluster.messages``, what is in the store in ``records`` and ``store_values``.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
 
-from ncclops.cluster import messages
+from ncclops.cluster import messages, store_values
+from ncclops.cluster.records import LostRecord, Record
 from ncclops.cluster.rendezvous_backends import StaticBackend, TorchBackend
 from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.store_values import JobSize, NodeFacts
 
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
@@ -46,7 +43,7 @@ class RendezvousProcess:
     def __init__(self, config: Config, agent: socket.socket) -> None:
         self._agent = agent
         self._link = Link(config, agent)
-        self._commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
         self._agree_on_size()
         static = config.backend == "static"
         self._backend = StaticBackend(self._link) if static else TorchBackend(self._link)
@@ -56,16 +53,16 @@ class RendezvousProcess:
         """Serve the agent until it leaves or ends; does not return in the latter case."""
         threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
         while True:
-            command = self._commands.get()
-            match command["op"]:
-                case "meet":
-                    self._meet(command["attempt"], command["facts"])
-                case "post" if self._round is not None:
-                    self._post(self._round, command["record"])
-                case "leave":
+            match self._commands.get():
+                case messages.Meet(attempt, facts):
+                    self._meet(attempt, facts)
+                case messages.Post(record):
+                    if self._round is not None:
+                        self._post(self._round, record)
+                case messages.Leave(over):
                     if self._round is not None:
                         self._round.over.set()
-                    if command["over"]:
+                    if over:
                         self._backend.close()
                     return
 
@@ -74,24 +71,29 @@ class RendezvousProcess:
         config = self._link.config
         try:
             store = self._link.connect()
-            mine = f"{config.nnodes} {config.name}"
-            agreed = store.compare_set(f"ncclops/{config.job_id}/nnodes", "", mine).decode()
+            mine = store_values.encode(JobSize(nnodes=config.nnodes, name=config.name))
+            stored = store.compare_set(f"ncclops/{config.job_id}/nnodes", "", mine)
         except RuntimeError as error:
             raise Refused(
                 f"the store at {config.host} port {config.port} does not answer"
                 f" ({first_line(error)})"
             ) from None
         self._link.send(messages.Connected())
-        theirs, _, name = agreed.partition(" ")
-        if theirs != config.nnodes:
+        agreed = store_values.decode(stored, JobSize)
+        if agreed is None:
             raise Refused(
-                f"--nnodes {config.nnodes} here, but {theirs} on {name}: give all nodes of job"
-                f" {config.job_id} the same, and each job in a store its own --rdzv-id"
+                f"another version of ncclops has begun job {config.job_id} in this store: install"
+                " the same on all nodes, and give each job in a store its own --rdzv-id"
+            )
+        if agreed.nnodes != config.nnodes:
+            raise Refused(
+                f"--nnodes {config.nnodes} here, but {agreed.nnodes} on {agreed.name}: give all"
+                f" nodes of job {config.job_id} the same, and each job in a store its own --rdzv-id"
             )
 
     # --- commands -------------------------------------------------------------------------------
 
-    def _meet(self, attempt: int, facts: Record) -> None:
+    def _meet(self, attempt: int, facts: NodeFacts) -> None:
         if self._round is not None:
             self._round.over.set()
         try:
@@ -118,7 +120,7 @@ class RendezvousProcess:
     def _read_commands(self) -> None:
         with self._agent.makefile("rb") as lines:
             for line in lines:
-                self._commands.put(json.loads(line))
+                self._commands.put(messages.decode_command(line))
         self._record_end()
 
     def _record_end(self) -> None:
@@ -126,8 +128,7 @@ class RendezvousProcess:
         current = self._round
         if current is not None and not current.over.is_set():
             why = "its agent was killed, and its workers with it"
-            last = {"kind": "lost", "node": current.rank, "why": why, "by": current.rank}
-            current.final_log.post(last)
+            current.final_log.post(LostRecord(node=current.rank, why=why, by=current.rank))
         os._exit(0)
 
 

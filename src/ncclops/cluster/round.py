@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 
+from ncclops.cluster.records import StopGoRecord, StopPointRecord
 from ncclops.cluster.round_state import RoundState
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.store_values import NodeFacts
 from ncclops.decision.node_end import NodeEnd
 
 
@@ -23,7 +24,7 @@ class Round:
         self.number = number
         self.state = RoundState(most)
         self.rank: int | None = None
-        self.gathered: list[Record] | None = None
+        self.gathered: list[NodeFacts] | None = None
         self.listener: socket.socket | None = None
         self.no_round: str | None = None
         self.not_needed = False
@@ -31,7 +32,7 @@ class Round:
         self.end: NodeEnd | None = None
         self.is_deciding = False  # our decision is on its way into the log
         self._failures = 0
-        self._stop_posted: tuple[str, int] | None = None
+        self._stop_posted: tuple[type, int] | None = None
 
     def meet(self, rank: int, size: int) -> None:
         """The nodes have met, and this one is ``rank`` of ``size``."""
@@ -53,8 +54,8 @@ class Round:
         self._failures += 1
         return self._failures == 1
 
-    def is_new_stop(self, record: Record) -> bool:
+    def is_new_stop(self, record: StopPointRecord | StopGoRecord) -> bool:
         """Whether we have not posted ``record``, about where to stop, already."""
-        this = (record["kind"], record["round"])
+        this = (type(record), record.number)
         is_new, self._stop_posted = this != self._stop_posted, this
         return is_new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import threading
 import time
@@ -11,11 +11,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.cluster import messages
+from msgspec import structs
+
+from ncclops.cluster import messages, store_values
 from ncclops.cluster.heartbeat import HeartbeatWatch, watched_by
+from ncclops.cluster.records import (
+    BackRecord,
+    ByeRecord,
+    LostRecord,
+    RefusedRecord,
+    UnknownRecord,
+    WaitingRecord,
+)
 from ncclops.cluster.rendezvous_link import Link, Refused, first_line
-from ncclops.cluster.shared_log import Record, SharedLog, is_lost
+from ncclops.cluster.shared_log import SharedLog, is_lost
 from ncclops.cluster.statuses import Statuses
+from ncclops.cluster.store_values import NodeFacts, RankClaim
+
+logger = logging.getLogger(__name__)
 
 # Between two reports of which nodes have come.
 _LOOK_S = 2.0
@@ -38,16 +51,16 @@ class RoundMember:
         self.final_log = SharedLog(link.connect(), prefix)
         self._nodes_left = set(range(size))
 
-    def begin(self, facts: Record) -> None:
+    def begin(self, facts: NodeFacts) -> None:
         """Register this node, and start the threads. Raises ``Refused`` if its rank is taken."""
         link, key = self._link, f"{self.prefix}/node/{self.rank}"
-        mine = f"{facts['name']} {os.getpid()} {time.time()}"
-        owner = self._store.compare_set(key, "", mine).decode()
-        if owner != mine:
+        mine = RankClaim(name=facts.name, pid=os.getpid(), at=time.time())
+        claimed = self._store.compare_set(key, "", store_values.encode(mine))
+        if (owner := store_values.decode(claimed, RankClaim)) != mine:
+            who = f" ({owner.name})" if owner else ""
             raise Refused(
-                f"node {self.rank} of job {link.config.job_id} is there already"
-                f" ({owner.partition(' ')[0]}): give each node its own --node-rank, and each job"
-                " in a store its own --rdzv-id"
+                f"node {self.rank} of job {link.config.job_id} is there already{who}: give each"
+                " node its own --node-rank, and each job in a store its own --rdzv-id"
             )
         self._store.set(self._heartbeat_key(self.rank), "0")
         link.send(messages.Met(self.rank, self.size))
@@ -57,28 +70,35 @@ class RoundMember:
 
     # --- facts --------------------------------------------------------------------------------
 
-    def _exchange(self, facts: Record) -> None:
+    def _exchange(self, facts: NodeFacts) -> None:
         """Node 0 gets the facts of all nodes, and each node the offset of its clock.
 
         Node 0 publishes its time once all nodes wait for it: so the difference between that time
         and a node's own is the offset of the clocks plus one message.
         """
         if self.rank == 0:
-            self._store.set(self._facts_key(0), json.dumps(facts))
-            gathered = self._gather()
+            self._store.set(self._facts_key(0), store_values.encode(facts))
+            self._gather()
             self._store.set(f"{self.prefix}/clock", repr(time.time()))
+            if (gathered := self._all_facts()) is None:
+                return
             self._wait_for([self._offset_key(rank) for rank in range(1, self.size)])
-            for rank in range(1, self.size):
-                gathered[rank]["clock_offset_s"] = float(self._store.get(self._offset_key(rank)))
-            self._link.send(messages.Gathered(gathered))
+            offsets = [0.0, *(self._offset(rank) for rank in range(1, self.size))]
+            pairs = zip(gathered, offsets, strict=True)
+            self._link.send(
+                messages.Gathered(
+                    [structs.replace(facts, clock_offset_s=offset) for facts, offset in pairs]
+                )
+            )
             return
-        self._store.set(self._facts_key(self.rank), json.dumps(facts))
+        self._store.set(self._facts_key(self.rank), store_values.encode(facts))
         self._wait_for([f"{self.prefix}/clock"])
         now = time.time()
         offset = now - float(self._store.get(f"{self.prefix}/clock"))
         self._store.set(self._offset_key(self.rank), f"{offset:.6f}")
 
-    def _gather(self) -> list[Record]:
+    def _gather(self) -> None:
+        """Wait until the facts of all nodes are there. Raises ``Refused`` after the time for it."""
         deadline = time.monotonic() + self._link.config.join_s
         missing = list(range(1, self.size))
         reported: list[int] = []
@@ -91,19 +111,36 @@ class RoundMember:
             missing = [rank for rank in missing if not self._store.check([self._facts_key(rank)])]
             if missing and missing != reported:
                 reported = missing
-                names = [facts["name"] for facts in self._facts_but(missing)]
-                self.log.post({"kind": "waiting", "missing": missing, "here": names})
+                here = self._names_but(missing)
+                self.log.post(WaitingRecord(node=self.rank, missing=missing, here=here))
             if missing and time.monotonic() > deadline:
                 raise Refused(self._why_missing(missing))
-        return self._facts_but(())
 
-    def _facts_but(self, missing: Collection[int]) -> list[Record]:
-        here = (rank for rank in range(self.size) if rank not in missing)
-        return [json.loads(self._store.get(self._facts_key(rank))) for rank in here]
+    def _all_facts(self) -> list[NodeFacts] | None:
+        """Of all nodes, by rank; None, and refused for all, where some are of another version."""
+        facts = {rank: self._facts(rank) for rank in range(self.size)}
+        known = [each for each in facts.values() if each is not None]
+        if len(known) == self.size:
+            return known
+        others = ", ".join(f"node {rank}" for rank, each in facts.items() if each is None)
+        line = f"ncclops: node {self.rank} cannot read what it knows of {others}"
+        self.log.post(RefusedRecord(node=self.rank, names=["ncclops"], lines=[line]))
+        return None
+
+    def _facts(self, rank: int) -> NodeFacts | None:
+        return store_values.decode(self._store.get(self._facts_key(rank)), NodeFacts)
+
+    def _offset(self, rank: int) -> float:
+        return float(self._store.get(self._offset_key(rank)))
+
+    def _names_but(self, missing: Collection[int]) -> list[str]:
+        here = [rank for rank in range(self.size) if rank not in missing]
+        known = {rank: self._facts(rank) for rank in here}
+        return [facts.name if facts else f"node {rank}" for rank, facts in known.items()]
 
     def _why_missing(self, missing: list[int]) -> str:
         nodes = f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        here = " ".join(facts["name"] for facts in self._facts_but(missing))
+        here = " ".join(self._names_but(missing))
         return f"{nodes} did not come within {self._link.config.join_s:.0f}s; here: {here}"
 
     def _wait_for(self, keys: list[str]) -> None:
@@ -133,8 +170,14 @@ class RoundMember:
             if record is None:
                 continue
             number += 1
-            if record["kind"] in ("lost", "bye"):
-                self._nodes_left.discard(record.get("node", -1))
+            match record:
+                case UnknownRecord():
+                    logger.warning("record %d of the shared log cannot be read", number - 1)
+                    continue
+                case LostRecord(node=node) | ByeRecord(node=node):
+                    self._nodes_left.discard(node)
+                case BackRecord(node=node):
+                    self._nodes_left.add(node)
             self._link.send(messages.Logged(record))
 
     def _beat(self, store: Any) -> None:
@@ -151,7 +194,7 @@ class RoundMember:
                 counts = dict(zip(ranks, map(int, store.multi_get(keys)), strict=True))
                 for rank in watch.look(time.monotonic(), counts):
                     why = f"no heartbeat for {config.beat_s * config.missed_beats:g}s"
-                    log.post({"kind": "lost", "node": rank, "why": why, "by": self.rank})
+                    log.post(LostRecord(node=rank, why=why, by=self.rank))
                     self._nodes_left.discard(rank)
             self._link.send(messages.Tick())
 

@@ -4,75 +4,77 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
+from ncclops.cluster.records import StartRecord
 from ncclops.cluster.rendezvous_config import RendezvousConfig
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.store_values import NodeFacts
 from ncclops.record.event_values import NodeEntry
 from ncclops.record.variables import ACTIVE_RANKS
 
 
-def compare_hosts(gathered: Sequence[Record], node_info: NodeInfo) -> fingerprint.Comparison:
+def compare_hosts(gathered: Sequence[NodeFacts], node_info: NodeInfo) -> fingerprint.Comparison:
     """What differs between the nodes whose facts these are."""
-    prints = [
-        fingerprint.Fingerprint(
-            **facts["print"] | {"clock_offset_s": facts.get("clock_offset_s", 0.0)}
-        )
-        for facts in gathered
-    ]
+    prints = [replace(facts.print, clock_offset_s=facts.clock_offset_s) for facts in gathered]
     return fingerprint.compare(
         prints, allowed=node_info.allowed, lost_after=node_info.rendezvous.pace.lost_after
     )
 
 
 def start_record(
-    gathered: Sequence[Record], job_id: str, address: StoreAddress, *, external: bool
-) -> dict[str, Any]:
-    """The fields of the ``start`` record. ``address`` is the workers' store; ``external``: no node
-    of the job hosts it."""
-    return {
-        "names": [facts["name"] for facts in gathered],
-        "addresses": [facts["address"] for facts in gathered],
+    gathered: Sequence[NodeFacts],
+    job_id: str,
+    address: StoreAddress,
+    *,
+    external: bool,
+    remarks: Sequence[str] = (),
+) -> StartRecord:
+    """The start of a round of these nodes. ``address`` is the workers' store; ``external``: no node
+    of the job hosts it; ``remarks`` are lines about differences between the nodes."""
+    return StartRecord(
+        names=[facts.name for facts in gathered],
+        addresses=[facts.address for facts in gathered],
         # Those who came later count with those who were there.
-        "attempt": max(facts["attempt"] for facts in gathered),
-        "history": max((facts["history"] for facts in gathered), key=len),
-        "store": [address.host, address.port],
-        "external": external,
-        "prefix": f"ncclops/{job_id}/{secrets.token_hex(4)}",
-    }
+        attempt=max(facts.attempt for facts in gathered),
+        history=max((facts.history for facts in gathered), key=len),
+        store=(address.host, address.port),
+        external=external,
+        prefix=f"ncclops/{job_id}/{secrets.token_hex(4)}",
+        remarks=list(remarks),
+    )
 
 
 def workers_environ(
-    start: Record, rendezvous: RendezvousConfig, *, in_process: bool, nproc: int
+    start: StartRecord, rendezvous: RendezvousConfig, *, in_process: bool, nproc: int
 ) -> Mapping[str, str]:
     """What workers have to know beyond their identity: the restart core's store, and spares."""
     if not in_process:
         return {}
-    environ = {"NCCLOPS_STORE_PREFIX": f"{start['prefix']}/{start['attempt']}"}
-    if start["external"]:
-        environ["NCCLOPS_STORE"] = "{}:{}".format(*start["store"])
+    environ = {"NCCLOPS_STORE_PREFIX": f"{start.prefix}/{start.attempt}"}
+    if start.external:
+        environ["NCCLOPS_STORE"] = "{}:{}".format(*start.store)
     if rendezvous.local_addr:
         environ["NCCLOPS_RESTART_HOST"] = rendezvous.local_addr
-    if len(start["names"]) > rendezvous.active:
+    if len(start.names) > rendezvous.active:
         environ[ACTIVE_RANKS] = str(rendezvous.active * nproc)
     return environ
 
 
-def nodes_of(start: Record, active: int) -> list[NodeEntry]:
+def nodes_of(start: StartRecord, active: int) -> list[NodeEntry]:
     """The nodes by rank, for the record of the run."""
-    pairs = zip(start["names"], start["addresses"], strict=True)
+    pairs = zip(start.names, start.addresses, strict=True)
     return [
         NodeEntry(rank=rank, name=name, address=address, spare=rank >= active)
         for rank, (name, address) in enumerate(pairs)
     ]
 
 
-def describe_round(start: Record, rank: int, active: int) -> str:
+def describe_round(start: StartRecord, rank: int, active: int) -> str:
     """Which nodes take part, in a line."""
-    names = start["names"]
+    names = start.names
     spare = f", in reserve: {' '.join(names[active:])}" if names[active:] else ""
     return f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}"
 

@@ -7,9 +7,27 @@ it is lost on the way, the next one decides, and the first decision in the log h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ncclops.cluster.shared_log import Record
+from ncclops.cluster.records import (
+    BackRecord,
+    ByeRecord,
+    DecisionRecord,
+    EndedRecord,
+    FailedRecord,
+    LostRecord,
+    Record,
+    RefusedRecord,
+    StartRecord,
+    StopGoRecord,
+    StopPointRecord,
+    StopRecord,
+    StopVoteRecord,
+    StopWayRecord,
+    UnknownRecord,
+)
+from ncclops.decision.deciding import AttemptDecision
+from ncclops.decision.node_end import NodeEnd
 
 
 @dataclass
@@ -24,55 +42,62 @@ class RoundState:
     size: int
     idle: frozenset[int] = frozenset()  # nodes without workers in this attempt
     names: list[str] = field(default_factory=list)
-    start: Record | None = None
-    refused: Record | None = None
-    failed: Record | None = None
-    stop: Record | None = None
-    stop_ways: dict[int, Record] = field(default_factory=dict)
-    stop_point: Record | None = None
+    start: StartRecord | None = None
+    refused: RefusedRecord | None = None
+    failed: FailedRecord | None = None
+    stop: StopRecord | None = None
+    stop_ways: dict[int, StopWayRecord] = field(default_factory=dict)
+    stop_point: StopPointRecord | None = None
     stop_votes: dict[int, int] = field(default_factory=dict)  # on this point
     stop_go: bool = False
-    decision: Record | None = None
-    ended: dict[int, Record] = field(default_factory=dict)
-    lost: dict[int, Record] = field(default_factory=dict)
+    decision: AttemptDecision | None = None
+    ended: dict[int, NodeEnd] = field(default_factory=dict)
+    lost: dict[int, LostRecord] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
 
     def take(self, record: Record) -> bool:
-        """Take ``record`` in; whether it changed anything."""
-        kind, node = record["kind"], int(record.get("node", -1))
-        match kind:
-            case "start" | "refused" | "failed" | "stop" | "decision":
-                if getattr(self, kind) is not None:
-                    return False
-                setattr(self, kind, record)
-            case "stop-way":
+        """Take ``record`` in; whether it is news: the first of its kind where only that counts."""
+        node = record.node
+        match record:
+            case StartRecord() if self.start is None:
+                self.start = record
+            case RefusedRecord() if self.refused is None:
+                self.refused = record
+            case FailedRecord() if self.failed is None:
+                self.failed = record
+            case StopRecord() if self.stop is None:
+                self.stop = record
+            case DecisionRecord() if self.decision is None:
+                self.decision = record.decision
+            case StopWayRecord():
                 self.stop_ways[node] = record
-            case "stop-point":
-                if self.stop_point is not None and record["round"] <= self.stop_point["round"]:
-                    return False  # two have decided, one after the other
+            case StopPointRecord() if self._is_later(record):
                 self.stop_point = record
                 self.stop_votes.clear()
-            case "stop-vote" if self._is_present(record):
-                self.stop_votes[node] = record["at"]
-            case "stop-go" if self._is_present(record):
-                self.stop_go = True
-            case "ended":
-                self.ended[node] = record
+            case StopVoteRecord():
+                if self._is_present(record):
+                    self.stop_votes[node] = record.at
+            case StopGoRecord():
+                self.stop_go = self.stop_go or self._is_present(record)
+            case EndedRecord():
+                self.ended[node] = record.end
                 self.lost.pop(node, None)  # it was only late
-            case "lost":
-                if node in self.lost or node in self.left:
-                    return False
+            case LostRecord() if node not in self.lost and node not in self.left:
                 self.lost[node] = record
-            case "back":
-                return self.lost.pop(node, None) is not None
-            case "bye":
+            case BackRecord() if node in self.lost:
+                del self.lost[node]
+            case ByeRecord():
                 self.left.add(node)
             case _:
-                return True
+                return not isinstance(record, (*_ONCE, UnknownRecord))
         return True
 
-    def _is_present(self, record: Record) -> bool:
-        return self.stop_point is not None and record["round"] == self.stop_point["round"]
+    def _is_later(self, record: StopPointRecord) -> bool:
+        """It is not where two nodes have decided, one after the other."""
+        return self.stop_point is None or record.number > self.stop_point.number
+
+    def _is_present(self, record: StopVoteRecord | StopGoRecord) -> bool:
+        return self.stop_point is not None and record.number == self.stop_point.number
 
     @property
     def living(self) -> list[int]:
@@ -97,3 +122,28 @@ class RoundState:
     def name(self, rank: int) -> str:
         """The node's name, or its number where no name is known."""
         return self.names[rank] if rank < len(self.names) else f"node {rank}"
+
+    def node_ends(self) -> list[NodeEnd]:
+        """How the attempt ended on each node of the round, as far as its records tell."""
+        return [self._node_end(rank) for rank in range(self.size)]
+
+    def _node_end(self, rank: int) -> NodeEnd:
+        name, idle, lost = self.name(rank), rank in self.idle, self.lost.get(rank)
+        first = self.failed is not None and self.failed.node == rank
+        if (end := self.ended.get(rank)) is not None:
+            return replace(end, name=name, idle=idle, failed_first=first)
+        why = None if lost is None else lost.why
+        return NodeEnd(name=name, idle=idle, failed_first=first, lost=why)
+
+
+# Of these only the first, or one that fits, is news.
+_ONCE = (
+    StartRecord,
+    RefusedRecord,
+    FailedRecord,
+    StopRecord,
+    DecisionRecord,
+    StopPointRecord,
+    LostRecord,
+    BackRecord,
+)

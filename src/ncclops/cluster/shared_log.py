@@ -7,11 +7,11 @@ decided for all. Waiting for the next record is a blocking ``wait`` in the store
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
-Record = dict[str, Any]
+from ncclops.cluster import records
+from ncclops.cluster.records import Record
 
 
 class Store(Protocol):
@@ -32,7 +32,7 @@ class SharedLog:
 
     def post(self, record: Record) -> int:
         """Append ``record``, which no other writer must repeat word for word; its number."""
-        text = json.dumps(record)
+        text = records.encode(record)
         while self._store.compare_set(self._key(self._end), "", text) != text.encode():
             self._end += 1
         return self._end
@@ -49,8 +49,7 @@ class SharedLog:
             if is_lost(error):
                 raise
             return None
-        record: Record = json.loads(self._store.get(key))
-        return record
+        return records.decode(self._store.get(key))
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/log/{number}"

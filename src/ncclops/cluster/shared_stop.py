@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ncclops.agent.stop_agreement import SIGNAL
+from ncclops.agent.stop_agreement import ProposedStop, StopWay
+from ncclops.cluster.records import Record, StopVoteRecord, StopWayRecord
 from ncclops.cluster.round_state import RoundState
 
 
@@ -16,7 +16,10 @@ class SharedStop:
     """
 
     def __init__(
-        self, round_state: RoundState, post: Callable[..., None], is_cut_off: Callable[[], bool]
+        self,
+        round_state: RoundState,
+        post: Callable[[Record], None],
+        is_cut_off: Callable[[], bool],
     ) -> None:
         self._round_state, self._post, self._is_cut_off = round_state, post, is_cut_off
 
@@ -29,22 +32,23 @@ class SharedStop:
     def by_signals(self) -> bool:
         """Whether the ranks cannot be stopped at one point, as far as is known now."""
         point, failed = self._round_state.stop_point, self._round_state.failed is not None
-        return failed or self._is_cut_off() or (point is not None and point["way"] == SIGNAL)
+        return failed or self._is_cut_off() or (point is not None and point.way is StopWay.SIGNAL)
 
     @property
-    def point(self) -> dict[str, Any] | None:
-        """The latest proposal: ``round``, and the ``point`` in ticks of the clock ``way``."""
-        return self._round_state.stop_point
+    def proposal(self) -> ProposedStop | None:
+        """The latest proposal."""
+        point = self._round_state.stop_point
+        return None if point is None else ProposedStop(point.number, point.way, point.point)
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks end at :attr:`point`."""
+        """Whether all ranks end at :attr:`proposal`."""
         return self._round_state.stop_go
 
-    def offer(self, way: str, at: int) -> None:
+    def offer(self, way: StopWay, at: int) -> None:
         """This node's ranks can be stopped in this way, and have come as far as ``at``."""
-        self._post("stop-way", way=way, at=at)
+        self._post(StopWayRecord(way=way, at=at))
 
     def vote(self, number: int, at: int) -> None:
         """They had come as far as ``at`` after proposal ``number`` was put to them."""
-        self._post("stop-vote", round=number, at=at)
+        self._post(StopVoteRecord(number=number, at=at))

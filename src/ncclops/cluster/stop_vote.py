@@ -11,16 +11,16 @@ where the log ends. See ``receipts.stop`` for what an agent and its ranks do wit
 
 from __future__ import annotations
 
-from ncclops.agent.stop_agreement import RESERVE, SIGNAL
+from ncclops.agent.stop_agreement import StopWay
+from ncclops.cluster.records import StopGoRecord, StopPointRecord
 from ncclops.cluster.round_state import RoundState
-from ncclops.cluster.shared_log import Record
 
 # Steps that the first proposal is ahead. A record takes a few milliseconds to all nodes; where
 # steps are shorter, the next proposal is further ahead, and ranks hold at a point that was missed.
 _MARGIN = 2
 
 
-def next_record(round_state: RoundState) -> Record | None:
+def next_record(round_state: RoundState) -> StopPointRecord | StopGoRecord | None:
     """The decider's next record; None while it waits for a node."""
     asked = [
         r for r in round_state.living if r not in round_state.idle and r not in round_state.ended
@@ -28,24 +28,24 @@ def next_record(round_state: RoundState) -> Record | None:
     point = round_state.stop_point
     if round_state.stop is None or round_state.stop_go or not asked:
         return None
-    ways = {
-        rank: round_state.stop_ways[rank]["way"] for rank in asked if rank in round_state.stop_ways
-    }
-    voters = [rank for rank in asked if ways.get(rank) != RESERVE]
+    offers = {rank: offer for rank, offer in round_state.stop_ways.items() if rank in asked}
+    voters = [
+        rank for rank in asked if rank not in offers or offers[rank].way is not StopWay.RESERVE
+    ]
     if point is None:
-        if len(ways) < len(asked):
+        if len(offers) < len(asked):
             return None
-        common = {str(ways[rank]) for rank in voters}
+        common = {offers[rank].way for rank in voters}
         if len(common) != 1:
-            return _point(0, SIGNAL, 0)
-        return _point(0, common.pop(), max(round_state.stop_ways[rank]["at"] for rank in voters))
-    if point["way"] == SIGNAL or not all(rank in round_state.stop_votes for rank in voters):
+            return _point(0, StopWay.SIGNAL, 0)
+        return _point(0, common.pop(), max(offers[rank].at for rank in voters))
+    if point.way is StopWay.SIGNAL or not all(rank in round_state.stop_votes for rank in voters):
         return None
     at = max(round_state.stop_votes[rank] for rank in voters)
-    if at < point["point"]:
-        return {"kind": "stop-go", "round": point["round"]}
-    return _point(point["round"] + 1, point["way"], at)
+    if at < point.point:
+        return StopGoRecord(number=point.number)
+    return _point(point.number + 1, point.way, at)
 
 
-def _point(number: int, way: str, at: int) -> Record:
-    return {"kind": "stop-point", "round": number, "way": way, "point": at + (_MARGIN << number)}
+def _point(number: int, way: StopWay, at: int) -> StopPointRecord:
+    return StopPointRecord(number=number, way=way, point=at + (_MARGIN << number))

@@ -17,6 +17,7 @@ from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
 from ncclops.record.variables import RESTART, RUN_DIR
+from ncclops.record.worker_commands import AbortCommand, TightenCommand
 from ncclops.timeouts import handed_over
 from ncclops.worker import (
     agent_commands,
@@ -34,7 +35,7 @@ parent_death.tie_to_agent()
 snapshot_server.start_worker(os.environ, RUN_DIR)
 capture.install()
 agent_commands.listen()
-agent_commands.on("abort", last_resort.abort_groups)
+agent_commands.on(AbortCommand, last_resort.abort_groups)
 optimizer_steps.count()
 CollectiveCounter(recorder.current()).start()
 match sys.argv[1:]:
@@ -53,7 +54,7 @@ phases = None
 if given is not None and group_timeouts is not None:
     phases = TimeoutPhases(given[0], group_timeouts)
     phases.follow(recorder.current())
-    agent_commands.on("tighten", phases.on_command)
+    agent_commands.on(TightenCommand, phases.on_command)
 if os.environ.get(RESTART) == "in-process" and given is not None and phases is not None:
     from ncclops.worker import in_process
 

@@ -1,35 +1,34 @@
-"""The agent's commands to a running worker: JSON messages over a socket that the worker inherits.
+"""The agent's commands to a running worker (``record.worker_commands``), carried out in it.
 
-A thread waits for them. Handlers run in it: they must be quick, and must not depend on the main
-thread, which may hang.
+They come over a socket that the worker inherits, and a thread waits for them. Handlers run in it:
+they must be quick, and must not depend on the main thread, which may hang.
 
     restart   have all ranks start the script again (``in_process``)
     tighten   shorten timeouts (``timeout_phases``)
-    abort     abort all process groups, since the process is about to be ended (``stopping``)
+    abort     abort all process groups, since the process is about to be ended (``last_resort``)
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from ncclops.record import worker_commands
 from ncclops.record.variables import COMMANDS_FD
-
-Command = Mapping[str, Any]
-Handler = Callable[[Command], object]
+from ncclops.record.worker_commands import WorkerCommand
 
 _MOST_BYTES = 64 << 10
-_handlers: dict[str, Handler] = {}
+_handlers: dict[type[WorkerCommand], Callable[[Any], object]] = {}
+Kind = TypeVar("Kind", bound=WorkerCommand)
 
 
-def on(name: str, handler: Handler) -> None:
-    """Have ``handler`` carry out the command ``name``, in place of an earlier handler."""
-    _handlers[name] = handler
+def on(kind: type[Kind], handler: Callable[[Kind], object]) -> None:
+    """Have ``handler`` carry out commands of ``kind``, in place of an earlier handler."""
+    _handlers[kind] = handler
 
 
 def listen() -> None:
@@ -43,12 +42,18 @@ def listen() -> None:
 
 
 def _run(connection: socket.socket) -> None:
-    while message := connection.recv(_MOST_BYTES):  # empty: the agent has ended
-        command = json.loads(message)
-        handler = _handlers.get(command["command"])
-        if handler is None:
-            continue
-        try:
-            handler(command)
-        except Exception as error:  # noqa: BLE001 - the next command must still be read
-            sys.stderr.write(f"ncclops: command {command['command']!r} failed: {error!r}\n")
+    with connection:
+        while message := connection.recv(_MOST_BYTES):  # empty: the agent has ended
+            _carry_out(message)
+
+
+def _carry_out(message: bytes) -> None:
+    command = worker_commands.decode(message)
+    handler = None if command is None else _handlers.get(type(command))
+    if command is None or handler is None:
+        return
+    try:
+        handler(command)
+    except Exception as error:  # noqa: BLE001 - the next command must still be read
+        name = worker_commands.name_of(command)
+        sys.stderr.write(f"ncclops: command {name!r} failed: {error!r}\n")

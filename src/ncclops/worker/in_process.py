@@ -15,6 +15,7 @@ from ncclops.record import worker_record
 from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
 from ncclops.record.paths import RunPaths
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
+from ncclops.record.worker_commands import RestartCommand
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
 from ncclops.timeouts.model import Timeouts
@@ -121,7 +122,7 @@ class _Attempts:
         assert self._before is not None
         self._before.restore()
         recorder.current().begin_iteration(0)
-        agent_commands.on("restart", lambda _order: None)  # its own wrapper finds hangs by itself
+        agent_commands.on(RestartCommand, lambda _: None)  # its own wrapper finds hangs by itself
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:
@@ -175,7 +176,9 @@ class _Attempts:
 
 def _obey(call: restart.CallWrapper) -> None:
     """Carry out the agent's commands through ``call``."""
-    agent_commands.on("restart", lambda order: call.request_restart(order["reason"], order["hung"]))
+    agent_commands.on(
+        RestartCommand, lambda command: call.request_restart(command.reason, command.hung)
+    )
 
 
 def _escalate(escalation: Escalation) -> NoReturn:

@@ -6,9 +6,10 @@ import sys
 
 from ncclops.record import worker_record
 from ncclops.record.events import GroupsAbortedEvent
+from ncclops.record.worker_commands import AbortCommand
 
 
-def abort_groups(_order: object) -> None:
+def abort_groups(_command: AbortCommand) -> None:
     """Abort the collectives under way, from any thread, and report that to the agent.
 
     A process that ends in the middle of one takes the communicator of its peers with it, and the

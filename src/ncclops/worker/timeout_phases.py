@@ -9,14 +9,14 @@ no rank compiles any more, since the collectives of a step need all ranks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ncclops.receipts.recorder import Silent
 from ncclops.record import worker_record
 from ncclops.record.events import GroupTimeoutEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
+from ncclops.record.worker_commands import TightenCommand
 from ncclops.timeouts.model import Timeouts, Window
 from ncclops.worker.group_timeouts import GroupTimeouts
 from ncclops.worker.store_barrier import meet
@@ -52,13 +52,15 @@ class TimeoutPhases:
         recorder.on_update(self._grant)
         recorder.on_phase(self._declare)
 
-    def on_command(self, command: Mapping[str, Any]) -> None:
+    def on_command(self, command: TightenCommand) -> None:
         """An operator requests shorter timeouts: the steady window from now on. From any thread.
 
         It holds from the next step or update on, which shows that no rank compiles: their
         collectives need all ranks. After a restart, when warm-up is over again.
         """
-        self._requested = Window.from_json(command["window"])
+        self._requested = Window(
+            process_group=command.process_group, soft=command.soft, hard=command.hard
+        )
 
     def begin_iteration(self, call: CallWrapper | None = None) -> None:
         """The script starts (again), under ``call`` if in-process restart looks after it."""

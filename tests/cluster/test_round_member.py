@@ -1,0 +1,101 @@
+"""Nodes in one round over a real store, some of them with another version of ncclops."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ncclops.cluster import store_values
+from ncclops.cluster.fingerprint import Fingerprint
+from ncclops.cluster.records import RefusedRecord
+from ncclops.cluster.rendezvous_link import Config, Link, Refused
+from ncclops.cluster.rendezvous_process import RendezvousProcess
+from ncclops.cluster.round_member import RoundMember
+from ncclops.cluster.shared_log import SharedLog
+from ncclops.cluster.store_values import NodeFacts
+
+LIMIT = timedelta(seconds=60)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # a link sets it in its process
+    return dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, wait_for_workers=False)
+
+
+def config(server: dist.TCPStore, run_dir: Path, rank: int) -> Config:
+    return Config(
+        backend="c10d", host="127.0.0.1", port=server.port, job_id="job", active=2, most=2,
+        rank=rank, name=f"n{rank}", run_dir=str(run_dir), join_s=60, last_call_s=1, beat_s=0.2,
+        missed_beats=300,
+    )  # fmt: skip
+
+
+def facts(rank: int) -> NodeFacts:
+    print_ = Fingerprint(host=f"n{rank}", variables={}, facts={"ncclops": "1"})
+    return NodeFacts(
+        name=f"n{rank}", address="127.0.0.1", attempt=0, hosts=False, history=[], print=print_
+    )
+
+
+@pytest.fixture
+def first(server: dist.TCPStore, tmp_path: Path) -> Iterator[RoundMember]:
+    """Node 0 of two."""
+    agent, ours = socket.socketpair()
+    with agent, ours:
+        yield RoundMember(Link(config(server, tmp_path, 0), ours), "round", 0, 2)
+
+
+@pytest.mark.parametrize(
+    "other", ["{}", "n1", json.dumps({"name": "n1", "address": "a", "attempt": 0, "print": []})]
+)
+def test_a_node_whose_facts_are_of_another_version_is_refused_for_all(
+    server: dist.TCPStore, first: RoundMember, other: str
+) -> None:
+    server.set("round/facts/1", other)
+    first._exchange(facts(0))
+    refused = SharedLog(server, "round").read(0, LIMIT)
+    assert isinstance(refused, RefusedRecord)
+    assert refused.names == ["ncclops"]
+    assert refused.lines == ["ncclops: node 0 cannot read what it knows of node 1"]
+    assert server.check(["round/clock"]), "the others go on to read that they are refused"
+
+
+@pytest.mark.parametrize(
+    ("owner", "who"),
+    [
+        (
+            store_values.encode(store_values.RankClaim(name="n 7", pid=1, at=2.0)),
+            r"already \(n 7\)",
+        ),
+        ("n7 1 2.0", "already: give"),
+    ],
+)
+def test_a_rank_that_is_taken_is_refused_with_the_name_of_its_node(
+    server: dist.TCPStore, first: RoundMember, owner: str, who: str
+) -> None:
+    server.set("round/node/0", owner)
+    with pytest.raises(Refused, match=who):
+        first.begin(facts(0))
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        (store_values.encode(store_values.JobSize(nnodes="3:4", name="n 7")), "but 3:4 on n 7:"),
+        ("2 n7", "another version of ncclops has begun job job in this store"),
+    ],
+)
+def test_a_job_of_another_size_or_version_is_refused(
+    server: dist.TCPStore, tmp_path: Path, size: str, why: str
+) -> None:
+    server.set("ncclops/job/nnodes", size)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(Refused, match=why):
+        RendezvousProcess(config(server, tmp_path, 0), theirs)
