@@ -94,11 +94,11 @@ def test_a_writer_that_dies_between_append_and_count_is_made_good_by_its_report(
 
 def test_one_outcome_wins(connect: Callable[[], dist.Store]) -> None:
     one, other = Ledger(connect(), 2), Ledger(connect(), 2)
-    one.record_completion(0, 0, 1)
+    one.record_completion(0, 0, 1, Fault.of_early_return(0, 0, 0))
     other.record_fault(0, fault(1))
     assert one.wait_for_outcome(0, SOON) == ledgers.COMPLETED
     other.record_fault(1, fault(1))
-    one.record_completion(1, 0, 1)
+    one.record_completion(1, 0, 1, Fault.of_early_return(0, 0, 1))
     assert other.wait_for_outcome(1, SOON) == ledgers.FAULT
 
 

@@ -246,7 +246,7 @@ def test_completions_whose_connection_breaks_decide_the_outcome_together(
     order = data.draw(st.permutations(range(RANKS)))
     for number, rank in enumerate(order, 1):
         one = interrupted_ledger(store, data.draw(how, label="breaks"), late)
-        one.record_completion(0, rank, RANKS)
+        one.record_completion(0, rank, RANKS, Fault.of_early_return(rank, rank, 0))
         if data.draw(st.booleans()):
             while late:
                 store.add(*late.pop())

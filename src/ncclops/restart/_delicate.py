@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import multiprocessing.process
+import multiprocessing.queues
+import queue
 import subprocess
 import sys
 import threading
@@ -24,7 +26,10 @@ _STARTS_A_PROCESS = {
     subprocess.Popen.__init__.__code__,
 }
 # Below an iterator's ``next``: where it waits for a worker, or for the thread that pins memory.
-_WAITS = {multiprocessing.connection.wait.__code__, threading.Condition.wait.__code__}
+_WAITS = (
+    {multiprocessing.queues.Queue.get.__code__, multiprocessing.connection.wait.__code__},
+    {queue.Queue.get.__code__, threading.Condition.wait.__code__},
+)
 
 
 def is_delicate(stack: Iterable[CodeType]) -> bool:
@@ -32,7 +37,7 @@ def is_delicate(stack: Iterable[CodeType]) -> bool:
     codes = set(stack)
     if codes & _STARTS_A_PROCESS or any(code.co_name == "__del__" for code in codes):
         return True
-    return bool(codes & _takes_a_batch()) and not codes & _WAITS
+    return bool(codes & _takes_a_batch()) and not any(waits <= codes for waits in _WAITS)
 
 
 def _takes_a_batch() -> set[CodeType]:

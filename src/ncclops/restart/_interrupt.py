@@ -152,7 +152,7 @@ class Interrupter:
         attempts = 0
         while self.armed:
             now = self._stack()
-            if is_delicate(place.frame.f_code for place in now) and patience.lasts(now):
+            if self._is_in_delicate_place() and patience.lasts(now):
                 # Nothing announces that it is over.
                 self._main_is_out.wait(_DELICATE_POLL_S)
                 continue
@@ -162,6 +162,11 @@ class Interrupter:
                 attempts += 1
                 before = self._stack()
                 _set_async_exc(self._thread_id, RankShouldRestart)
+                # Since the first look it may have run on. From here to the next line it cannot
+                # have, unless this thread has lost the GIL twice within a few instructions.
+                if self._is_in_delicate_place() and patience.lasts(now):
+                    _clear_async_exc(self._thread_id, None)
+                    continue
                 if attempts > 1 and wake is not None:
                     _send(self._thread_id, wake)
             self._main_is_out.wait(pause_s)
@@ -179,6 +184,12 @@ class Interrupter:
         if frame is None:
             return []
         return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
+
+    def _is_in_delicate_place(self) -> bool:
+        frame = sys._current_frames().get(self._thread_id)
+        if frame is None:
+            return False
+        return is_delicate(caller.f_code for caller, _ in traceback.walk_stack(frame))
 
     def _is_busy_leaving(self, stack: list[_Place]) -> bool:
         """Whether the main thread is in ``settle``, or handles what we have raised."""

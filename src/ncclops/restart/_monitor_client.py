@@ -18,7 +18,7 @@ from traceback import format_stack
 from typing import Any
 
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
 
@@ -135,6 +135,7 @@ class MonitorClient:
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""
         iteration = self.iteration
+        stack = message.get("stacks") or self._main_stack_if_silent(message)
         fault = Fault(
             kind=_CAUSES[message["cause"]],
             initial_rank=message["rank"],
@@ -144,8 +145,9 @@ class MonitorClient:
             summary=f"rank {message['rank']}: {message['detail']}",
             detail=message["detail"],
             timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,
-            traceback=message.get("stacks") or self._main_stack_if_silent(message),
+            traceback=stack,
             gone=message["gone"],
+            due_to_peer=message["cause"] == "soft-timeout" and waits_for_peers(stack or ""),
         )
         if fault.initial_rank in self.gone:
             pass  # a rank that has left already: it is in the last agreement

@@ -139,7 +139,7 @@ class Monitor:
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
             self._report_soft(_exceeded("soft", soft_s, silent_s, clock))
         else:
-            self._kill_at = None
+            self._kill_at = self._ended_for = None  # it has outlived the SIGTERM, and moves
 
     def _silence(self, now: float) -> tuple[float, str]:
         """How long there was no progress, by the clock that shows the longest silence."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import enum
+import itertools
 import json
 import re
 import time
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from ncclops.restart._handled import is_handled
 from ncclops.restart.exception import Escalation, RankShouldRestart, RestartAbort, RestartError
 
 
@@ -32,21 +34,32 @@ class FaultKind(enum.StrEnum):
     SOFT_TIMEOUT = "soft-timeout"  # no progress
     HUNG = "hung"  # found hung by an observer of all ranks, such as the launcher
     COMPLETION_TIMEOUT = "completion-timeout"  # this rank finished, and others did not in time
+    RETURNED_EARLY = "returned-early"  # it left the function first, and its peers waited for it
 
 
 # Kinds that as a rule follow from another rank's fault: when one rank hangs, all that wait for it
 # run into their soft timeout too, and some of them earlier.
 _SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
 
-_SEEN_FROM_OUTSIDE = {FaultKind.DIED, FaultKind.LOST, FaultKind.SOFT_TIMEOUT, FaultKind.HUNG}
+_NOTHING_RAISED = {
+    FaultKind.DIED,
+    FaultKind.LOST,
+    FaultKind.SOFT_TIMEOUT,
+    FaultKind.HUNG,
+    FaultKind.RETURNED_EARLY,
+}
 
 # What a rank sees when a peer of its collective has gone, in Gloo's and NCCL's messages.
 _PEER_IS_GONE = re.compile(
     r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
     r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
-    r"DistNetworkError|DistStoreError",
+    r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout",
     re.IGNORECASE,
 )
+
+# Where the innermost frame is, and the file of the one line of a stack that names it.
+_PEERS = "/torch/distributed/"
+_INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILINE)
 
 # What torch raises for an exception in a data loader's worker, or in a thread: the whole traceback
 # of the original is the message. The original itself is what follows the last indented line.
@@ -125,6 +138,9 @@ class Fault:
     without the rank's number, where it begins with that. ``raised`` is the exception, ``timeout``
     what a silent rank has exceeded (of a rank that ``died``: ``None`` unless its monitor process
     ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``.
+    ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
+    one that it was raised from, is a connection's or a collective's; a silent rank waits in
+    ``torch.distributed``.
     """
 
     kind: FaultKind
@@ -140,6 +156,7 @@ class Fault:
     raised: Raised | None = None
     timeout: ExceededTimeout | None = None
     escalation: Escalation | None = None
+    due_to_peer: bool = False
 
     @property
     def stops_restarting(self) -> bool:
@@ -152,7 +169,7 @@ class Fault:
 
         Else ``traceback`` has the stacks of a rank that was silent, where they could be taken.
         """
-        return self.kind not in _SEEN_FROM_OUTSIDE
+        return self.kind not in _NOTHING_RAISED
 
     @property
     def report(self) -> str:
@@ -169,7 +186,13 @@ class Fault:
     @property
     def is_symptom_by_text(self) -> bool:
         """Whether it is the exception of a rank whose peer has gone."""
-        return self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
+        return self.kind is FaultKind.EXCEPTION and self.lacks_a_peer
+
+    @property
+    def lacks_a_peer(self) -> bool:
+        """Whether all that it shows is that a peer has gone or does not come."""
+        by_text = self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
+        return self.due_to_peer or by_text
 
     def to_json(self) -> str:
         """One line, as the logs in the store hold it."""
@@ -216,6 +239,21 @@ class Fault:
             secondary=secondary,
             raised=Raised.of(error),
             escalation=error.escalation if isinstance(error, RestartAbort) else None,
+            due_to_peer=any(_PEER_IS_GONE.search(summarise(link)) for link in chain_of(error)),
+        )
+
+    @classmethod
+    def of_early_return(cls, initial_rank: int, rank: int, iteration: int) -> Fault:
+        """The fault that a return from the function is if others still need this rank."""
+        detail = "returned from the function first, while its peers still waited for it"
+        return cls(
+            kind=FaultKind.RETURNED_EARLY,
+            initial_rank=initial_rank,
+            rank=rank,
+            iteration=iteration,
+            at=time.time(),
+            summary=f"rank {initial_rank}: {detail}",
+            detail=detail,
         )
 
 
@@ -244,13 +282,45 @@ def summarise(error: BaseException) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
+def waits_for_peers(stack: str) -> bool:
+    """Whether ``stack``, the text of one thread's, ends in ``torch.distributed``."""
+    innermost = _INNERMOST.match(stack)
+    return innermost is not None and _PEERS in innermost["file"]
+
+
 def find_cause(faults: Sequence[Fault]) -> Fault:
     """The fault that the others most likely follow from: the first that is not a mere symptom.
 
     ``faults`` are in the order in which they were recorded, and there is at least one. Of
-    symptoms, those that were there before anything was aborted come first.
+    symptoms, a silent rank comes first in which nothing could run, then one that did not wait for
+    its peers; then an exception of another kind, which a slow clean-up may have kept in the
+    function until something was aborted; then ranks that lost their peers.
     """
-    return min(faults, key=lambda fault: (fault.is_symptom, fault.secondary))
+    return min(faults, key=_likeness_to_victim)
+
+
+def _likeness_to_victim(fault: Fault) -> int:
+    if not fault.is_symptom:
+        return 0
+    if fault.lacks_a_peer or fault.kind is FaultKind.COMPLETION_TIMEOUT:
+        return 5 if fault.secondary else 4
+    if fault.secondary:
+        return 3
+    return 1 if fault.timeout is not None and fault.timeout.clock == "python" else 2
+
+
+def with_hidden_cause(faults: Sequence[Fault], *candidates: Fault | None) -> list[Fault]:
+    """``faults``, and the first of ``candidates`` that there is, if nothing else explains them.
+
+    So it is when nothing is known but that ranks lost a peer or waited for one. A candidate is a
+    rank that hung and did not reach its own timeout, or that skipped a step, was done first and so
+    closed the connections that the others still needed.
+    """
+    found = next((fault for fault in candidates if fault is not None), None)
+    if found is None or not faults or not find_cause(faults).lacks_a_peer:
+        return list(faults)
+    others = [fault for fault in faults if fault.initial_rank != found.initial_rank]
+    return [found, *others]
 
 
 def condense(faults: Sequence[Fault], most: int = 32) -> list[Fault]:
@@ -331,11 +401,13 @@ def judge_exit(error: BaseException, interrupted: bool) -> tuple[BaseException, 
     if not interrupted:
         return error, FaultKind.REQUESTED
     # It may have come on top of what the function had raised itself.
-    own = next((link for link in chain_of(error) if not _asks_for_restart(link)), None)
-    if isinstance(own, Exception):
-        return own, FaultKind.EXCEPTION
-    if isinstance(own, _MEANT_TO_LEAVE):
-        return own, FaultKind.LEFT
+    for later, own in itertools.pairwise(chain_of(error)):
+        if isinstance(own, _MEANT_TO_LEAVE):
+            return own, FaultKind.LEFT
+        if not _asks_for_restart(own) and not isinstance(own, Exception):
+            break  # a library's means
+        if isinstance(own, Exception) and not is_handled(own, later):
+            return own, FaultKind.EXCEPTION
     return error, None
 
 

@@ -16,6 +16,9 @@ key                       meaning
 ``<k>/outcome``           ``fault`` or ``completed``, whichever was written first: one key decides,
                           so that no rank restarts while another takes the same iteration for done
 ``<k>/completed/<g>``     which active ranks of group *g*, by number, came back from the function
+``<k>/first-returned``    the first of them, as a Fault, which it is if its peers still needed it
+``<k>/silent``            how many ranks were silent when they heard of the fault of another one
+``<k>/first-silent``      the first of them, as a Fault, which it is if the others waited for it
 ``<k>/arrived/<g>``       which ranks of group *g* reached the barrier at the end of *k*, and how
                           many of them were reported gone meanwhile: see ``_arrival_bitmap``
 ``<k>/completed/again``   (logs) ranks whose connection to the store broke when they set their bit:
@@ -71,7 +74,7 @@ from ncclops.restart.agreement import (
     numbers_claimed_and_left,
     numbers_lost,
 )
-from ncclops.restart.attribution import Fault, condense, without_repeats
+from ncclops.restart.attribution import Fault, condense, with_hidden_cause, without_repeats
 
 FAULT = "fault"
 COMPLETED = "completed"
@@ -160,8 +163,13 @@ class Ledger:
 
     # --- the outcome of an iteration ----------------------------------------------------------
 
-    def record_completion(self, iteration: int, active_rank: int, active_world_size: int) -> None:
-        """Note that this rank came back from the function; the last one decides the outcome."""
+    def record_completion(
+        self, iteration: int, active_rank: int, active_world_size: int, returned: Fault
+    ) -> None:
+        """Note that this rank came back from the function; the last one decides the outcome.
+
+        ``returned`` says that of this rank, and is kept of the first.
+        """
         roll, size = _completed(iteration), active_world_size
         group, bit = bitmap.group_of(active_rank), bitmap.arrival(active_rank)
         try:
@@ -170,6 +178,8 @@ class Ledger:
             self._store.append(f"{roll}/again", str(active_rank))
             self._count(roll, self._again(roll))
         else:
+            if number == bit and size > 1:  # the first of its group
+                self._store.publish(f"{iteration}/first-returned", returned.to_json())
             if not bitmap.may_be_complete(number, bitmap.expected(group, size, ())):
                 return
         present = self._present(roll, size, ())
@@ -177,6 +187,15 @@ class Ledger:
             present |= self._again(roll)
         if present is not None and len(present) == size:
             self._store.publish(f"{iteration}/outcome", COMPLETED)
+
+    def note_silent(self, iteration: int, fault: Fault) -> None:
+        """Note that this rank was silent when another one's fault ended ``iteration``.
+
+        Kept of the first: it is the cause if the others waited for it.
+        """
+        with contextlib.suppress(AdditionUnknown):
+            if self._store.add(f"{iteration}/silent", 1) == 1:
+                self._store.publish(f"{iteration}/first-silent", fault.to_json())
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
         """Block until the iteration is decided; ``FAULT`` or ``COMPLETED``."""
@@ -244,6 +263,8 @@ class Ledger:
         gone = [Fault.from_json(line) for line in self._store.read_log("gone")]
         arrivals = list(map(Arrival.from_json, self._store.read_log(f"{iteration}/arrivals")))
         faults = without_repeats(self._faults(iteration))
+        silent, returned = (self._first(iteration, what) for what in ("silent", "returned"))
+        faults = with_hidden_cause(faults, silent, returned)
         world = self._world_of(iteration)
         gone_ranks = frozenset(fault.initial_rank for fault in gone)
         unrecorded = map(int, self._store.read_log(f"{iteration}/faulty"))
@@ -268,6 +289,10 @@ class Ledger:
         lines = [line.split(" ", 1) for line in self._store.read_log(f"{iteration}/faults")]
         lines.sort(key=lambda line: int(line[0]))
         return [Fault.from_json(text) for _, text in lines]
+
+    def _first(self, iteration: int, what: str) -> Fault | None:
+        key = f"{iteration}/first-{what}"
+        return Fault.from_json(self._store.get(key)) if self._store.check([key]) else None
 
     def _ranks_gone(self) -> set[int]:
         return set(map(int, self._store.read_log("gone/ranks")))
@@ -294,7 +319,8 @@ class Ledger:
         # No rank reads it any more: none is more than one iteration behind the others.
         names = ("faults", "faults/counts", "faulty", "outcome", "arrivals", "done")
         later = ("arrived/again", "completed/again", "world")
-        self._delete(*(f"{iteration}/{name}" for name in (*names, *later)))
+        candidates = ("first-returned", "silent", "first-silent")
+        self._delete(*(f"{iteration}/{name}" for name in (*names, *later, *candidates)))
 
     def _delete(self, *keys: str) -> None:
         for key in keys:

@@ -20,9 +20,7 @@ import copy
 import logging
 import os
 import queue
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -35,6 +33,7 @@ from ncclops.restart._groups import (
     keep_backends_longer_than_groups,
     undo_excepthook_of_torch,
 )
+from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._observer import place
 from ncclops.restart._process import freeze_heap, release
@@ -64,22 +63,18 @@ from ncclops.restart.monitor_thread import (
     Agreed,
     Completed,
     MonitorMessage,
-    StoreConnectionLost,
 )
 from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
 from ncclops.restart.state import Mode, State
-from ncclops.restart.store import BarrierTimeout, critical_ranks
+from ncclops.restart.store import critical_ranks
 
 log = logging.getLogger("ncclops.restart")
 
 # Between a fault in the ledger and the monitor thread's message about it are two messages of the
 # store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
-# Between the end of a process and its report in the ledger, where several monitor processes have
-# to pass it on.
-_REPORTED_WITHIN = timedelta(seconds=10)
 
 
 class RestartLoop:
@@ -106,7 +101,13 @@ class RestartLoop:
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
         self._caught: BaseException | None = None  # what has left the function in this iteration
-        self._fault_seen_at = 0.0  # monotonic
+        self._inbox = Inbox(
+            settings,
+            session.monitor_thread,
+            session.ledger,
+            self._causes,
+            session.ask_to_look_again,
+        )
         self._pid = os.getpid()
 
     @property
@@ -131,7 +132,7 @@ class RestartLoop:
         except Leaving as leaving:
             error = leaving.error
         except distributed.DistNetworkError as failure:
-            error = _store_gone(failure)
+            error = store_gone(failure)
             error.__cause__ = failure
             self._causes.note(error)
         except BaseException as unexpected:  # noqa: BLE001 - Ctrl-C in a wait, for example
@@ -170,7 +171,7 @@ class RestartLoop:
         keep_backends_longer_than_groups()
         freeze_heap()
         session.connect_ring(timeout)
-        agreed = self._await_agreement(INITIAL)
+        agreed = self._inbox.agreement(INITIAL)
         session.add_successors(agreed.agreement.gone)
         self._assign(agreed)
         session.enter(0, agreed.agreement)
@@ -204,7 +205,8 @@ class RestartLoop:
         if state.mode is Mode.ACTIVE:
             rank, size = state.active_rank, state.active_world_size
             assert rank is not None and size is not None
-            session.ledger.record_completion(state.iteration, rank, size)
+            returned = Fault.of_early_return(state.initial_rank, state.rank, state.iteration)
+            session.ledger.record_completion(state.iteration, rank, size, returned)
         return self._await_outcome(value)
 
     def _run_armed(self) -> Any:
@@ -254,7 +256,7 @@ class RestartLoop:
         """Until the groups are aborted (by the monitor thread); ``detect`` and ``abort``."""
         deadline = _STORE_ANSWERS_WITHIN + 2 * self._settings.hard_timeout
         try:
-            message = self._next_message(deadline)
+            message = self._inbox.next(deadline)
         except queue.Empty:
             error = TimeoutError(f"the abort did not end within {deadline}")
             error.__cause__ = failed.error
@@ -277,12 +279,12 @@ class RestartLoop:
         active = self._state.mode is Mode.ACTIVE
         timeout = self._settings.completion_timeout
         try:
-            message = self._next_message(timeout if active else None)
+            message = self._inbox.next(timeout if active else None)
         except queue.Empty:
             late = f"this rank finished, and others did not within {timeout}"
             fault = self._fault(TimeoutError(late), FaultKind.COMPLETION_TIMEOUT)
             self.session.ledger.record_fault(self._state.iteration, fault)
-            message = self._next_message(_STORE_ANSWERS_WITHIN + self._settings.hard_timeout)
+            message = self._inbox.next(_STORE_ANSWERS_WITHIN + self._settings.hard_timeout)
         if isinstance(message, Completed):
             return Finished(value)
         self._note_abort(message)
@@ -303,7 +305,7 @@ class RestartLoop:
             self._assign(agreed)
         self._state.advance()
         if self._state.rank == 0:  # the one that writes the incident
-            agreed = self._in_whole(agreed)
+            agreed = self._inbox.in_whole(agreed)
         self._account.restarting(agreed.agreement, before)
         self.session.enter(self._state.iteration, agreed.agreement)
 
@@ -344,9 +346,9 @@ class RestartLoop:
         """The barrier that all healthy ranks pass together."""
         with self._account.phase("barrier"):
             self._arrive(self._state.iteration)
-            agreed = self._await_agreement(self._state.iteration)
+            agreed = self._inbox.agreement(self._state.iteration)
         if self._state.initial_rank in agreed.agreement.gone:
-            agreed = self._in_whole(agreed)
+            agreed = self._inbox.in_whole(agreed)
             reasons = [
                 f for f in agreed.agreement.faults if f.initial_rank == self._state.initial_rank
             ]
@@ -362,45 +364,6 @@ class RestartLoop:
         keys = session.assigner.keys(state, iteration)
         arrival = Arrival(state.initial_rank, state.rank, state.world_size, keys)
         session.ledger.arrive(iteration, arrival, session.gone)
-
-    def _await_agreement(self, iteration: int) -> Agreed:
-        timeout, patience = self._barrier_deadline(iteration), self._settings.barrier_patience
-        try:
-            try:
-                message = self._next_message(patience)
-            except queue.Empty:
-                self.session.ask_to_look_again()
-                message = self._next_message(timeout - patience)
-        except queue.Empty:
-            where = f"barrier of iteration {iteration}" if iteration >= 0 else "initial barrier"
-            raise BarrierTimeout(
-                f"{where}: not all ranks arrived within {timeout} (barrier_timeout, and what "
-                "the hard timeout allows), and no rank reported the missing ones lost"
-            ) from None
-        if not isinstance(message, Agreed):
-            raise InternalError(f"expected the agreement, got {message}")
-        self._causes.note_faults(message.agreement.faults)
-        return message
-
-    def _in_whole(self, agreed: Agreed) -> Agreed:
-        """``agreed`` with all faults, for a rank that explains what happened."""
-        if not agreed.agreement.brief:
-            return agreed
-        agreement = self.session.ledger.whole_agreement(agreed.agreement.iteration)
-        if agreement is None:
-            return agreed
-        self._causes.note_faults(agreement.faults)
-        return replace(agreed, agreement=agreement)
-
-    def _barrier_deadline(self, iteration: int) -> timedelta:
-        """How long to wait for the others. On the way here each has the hard timeout twice without
-        any progress, in the abort and in finalize and health check, and is ended after that."""
-        settings = self._settings
-        if iteration == INITIAL:
-            return settings.barrier_timeout
-        allowed = 2 * settings.hard_timeout + settings.termination_grace_time
-        since = timedelta(seconds=time.monotonic() - self._fault_seen_at)
-        return max(settings.barrier_timeout, allowed - since + _REPORTED_WITHIN)
 
     def _assign(self, agreed: Agreed) -> None:
         """This rank's numbers in the next iteration; a rank without a place leaves."""
@@ -433,7 +396,7 @@ class RestartLoop:
         with logged("leaving"):
             session.ledger.record_gone(iteration, fault, session.gone)
             self._page.finished = 1  # our exit is expected from now on: do not report it
-            agreed = self._in_whole(self._await_agreement(iteration))
+            agreed = self._inbox.in_whole(self._inbox.agreement(iteration))
         self._end_rank(error, agreed)
 
     def _end_rank(self, error: BaseException, agreed: Agreed | None) -> NoReturn:
@@ -501,15 +464,6 @@ class RestartLoop:
             secondary=secondary,
         )
 
-    def _next_message(self, timeout: timedelta | None) -> MonitorMessage:
-        """The next message of the monitor thread. Raises ``queue.Empty`` when it is late."""
-        message = self.session.monitor_thread.messages.get(
-            timeout=timeout.total_seconds() if timeout is not None else None
-        )
-        if isinstance(message, StoreConnectionLost):
-            raise _store_gone(message.error) from message.error
-        return message
-
     def _callback(self, callback: Callable[..., Any] | None) -> None:
         if callback is not None:
             callback(self._state.freeze())
@@ -521,7 +475,3 @@ class RestartLoop:
             raise
         except Exception as error:
             raise HealthCheckError(f"health check failed: {error}") from error
-
-
-def _store_gone(error: Exception) -> StoreGone:
-    return StoreGone(f"the store does not answer any more: {error}")

@@ -21,6 +21,7 @@ from ncclops.restart._observer import place
 from ncclops.restart._world import Place
 from ncclops.restart.abort import Abort
 from ncclops.restart.agreement import Agreement
+from ncclops.restart.attribution import Fault
 from ncclops.restart.exception import RankShouldRestart
 from ncclops.restart.ledger import COMPLETED, Ledger
 from ncclops.restart.state import FrozenState
@@ -95,6 +96,7 @@ class MonitorThread:
         wake: int | None,
         unblock: Callable[[FrameType], None],
         before_interrupting: Callable[[], None],
+        own_silence: Callable[[], Fault | None],
         take_snapshot: Callable[[int], object] | None = None,
     ) -> None:
         self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
@@ -109,6 +111,7 @@ class MonitorThread:
         self._wake = wake
         self._unblock = unblock
         self._before_interrupting = before_interrupting
+        self._own_silence = own_silence
         self._take_snapshot = take_snapshot
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
@@ -153,6 +156,7 @@ class MonitorThread:
                 return
             seen_at = time.monotonic()
             self.fault_seen_in = task.iteration
+            self._note_own_silence(task.iteration)
             # Only where the user asks for it: nothing announces that no further fault will come.
             time.sleep(self._last_call_wait.total_seconds())
             collect_s = self._collect(task.iteration)
@@ -171,6 +175,12 @@ class MonitorThread:
             except RuntimeError:
                 if time.monotonic() - started < _LONGEST_WAIT.total_seconds() - 1:
                     raise
+
+    def _note_own_silence(self, iteration: int) -> None:
+        """While the main thread is still where it was."""
+        with _guarded("looking at this rank's own progress"):
+            if (fault := self._own_silence()) is not None:
+                self._ledger.note_silent(iteration, fault)
 
     def _collect(self, iteration: int) -> float:
         """Take a snapshot of this rank before anything is aborted; the seconds that it took."""

@@ -21,6 +21,7 @@ from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._planning import choose_assigner
+from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.incident import IncidentDirectories, free_number
@@ -115,6 +116,7 @@ class Session:
                 wake=wake_signal(),
                 unblock=self._end_wait,
                 before_interrupting=self.loader_workers.keep,
+                own_silence=lambda: own_silence(page, self._main_thread, self._rank),
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
             stack.callback(self.monitor_thread.stop, 1)

@@ -1,0 +1,39 @@
+"""A rank that is silent itself when it hears of a fault on another one.
+
+When one rank hangs, those that wait for it are as silent, and any of them may be the first to
+exceed its timeout. Where the main thread is tells them apart.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from traceback import format_stack
+
+from ncclops.restart._monitor_link import Page, Watch
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
+
+
+def own_silence(page: Page, main_thread: int, initial_rank: int) -> Fault | None:
+    """The fault of this rank, if its main thread has not moved for half the soft timeout and does
+    not wait for its peers. Any thread."""
+    soft_s, _ = page.timeouts()
+    silent_s = time.monotonic() - page.main_beat
+    if page.watch != Watch.SOFT_AND_HARD or silent_s < soft_s / 2:
+        return None
+    frame = sys._current_frames().get(main_thread)
+    stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
+    if frame is None or waits_for_peers(stack):
+        return None
+    detail = f"the main thread did not move for {silent_s:.1f} s, and did not wait for its peers"
+    return Fault(
+        kind=FaultKind.SOFT_TIMEOUT,
+        initial_rank=initial_rank,
+        rank=int(page.number),
+        iteration=int(page.iteration),
+        at=time.time(),
+        summary=f"rank {initial_rank}: {detail}",
+        detail=detail,
+        traceback=stack,
+        timeout=ExceededTimeout("soft", soft_s, round(silent_s, 3), "main-thread"),
+    )

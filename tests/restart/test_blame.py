@@ -1,0 +1,124 @@
+"""An incident names the rank that began it, not the one on which it showed first."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.restart._handled import is_handled
+from ncclops.restart.attribution import Fault, FaultKind, judge_exit
+from ncclops.restart.exception import RankShouldRestart
+
+from .conftest import Job
+from .test_faults import causes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("skips a step", "returned-early"),
+        ("skips a step and keeps its groups", "returned-early"),
+        ("cleans up", "exception"),
+        ("sleeps", "soft-timeout"),
+        ("waits for a lock", "soft-timeout"),
+        ("holds the GIL", "soft-timeout"),
+    ],
+)
+def test_the_rank_that_began_is_the_cause(job: Job, how: str, cause: str) -> None:
+    assert set(job.start(3, "blame_programs:beginning", how=how).wait().values()) == {0}
+    assert causes(job) == {(cause, 1)}
+    job.expect_no_orphans()
+
+
+def test_a_rank_that_polls_is_not_faulty(job: Job) -> None:
+    assert set(job.start(2, "blame_programs:polling").wait().values()) == {0}
+    assert {tuple(e["faulty_ranks"]) for e in job.events("incident")} == {(1,)}
+
+
+@pytest.mark.slow
+def test_what_a_rank_has_outlived_is_not_what_ends_it_later(job: Job) -> None:
+    assert job.start(2, "blame_programs:outliving").wait() == {0: 0, 1: -9}
+    job.wait_for("terminated", rank=1)
+    (last,) = [e for e in job.events("incident", rank=0) if e["iteration"] == 1]
+    assert (last["cause"], last["first_faulty_rank"]) == ("died", 1)
+    assert last["timeout"] is None
+    assert "timeout" not in last["summary"]
+
+
+def landing_in(place: str) -> BaseException:
+    """An interruption that comes while a ValueError is dealt with, or passes through."""
+    try:
+        try:
+            if place == "finally":
+                try:
+                    raise ValueError("own")
+                finally:
+                    raise RankShouldRestart
+            elif place == "except that raises":
+                try:
+                    raise ValueError("own")
+                except ValueError:
+                    if place:
+                        raise RankShouldRestart  # noqa: B904 - as it comes, from outside
+                    raise
+            elif place == "finally in except":
+                try:
+                    raise ValueError("own")
+                except ValueError:
+                    try:
+                        pass
+                    finally:
+                        interrupt()
+            else:
+                try:
+                    raise ValueError("own")
+                except ValueError:
+                    interrupt()
+        except KeyError:
+            pass
+    except BaseException as error:  # noqa: BLE001 - whatever it was
+        return error
+    raise AssertionError
+
+
+def interrupt() -> None:
+    raise RankShouldRestart
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("except", None),
+        ("finally", FaultKind.EXCEPTION),
+        ("except that raises", FaultKind.EXCEPTION),
+        ("finally in except", FaultKind.EXCEPTION),
+    ],
+)
+def test_where_an_interruption_lands_says_whether_the_rank_failed(
+    place: str, kind: FaultKind | None
+) -> None:
+    assert judge_exit(landing_in(place), interrupted=True)[1] is kind
+
+
+def test_an_exception_whose_source_is_unknown_counts_as_the_ranks_own() -> None:
+    space: dict[str, object] = {"RankShouldRestart": RankShouldRestart}
+    program = "try:\n raise ValueError\nexcept ValueError:\n raise RankShouldRestart"
+    with pytest.raises(RankShouldRestart) as caught:
+        exec(program, space)
+    assert caught.value.__context__ is not None
+    assert not is_handled(caught.value.__context__, caught.value)
+
+
+def test_an_error_that_a_library_has_made_of_a_lost_connection_is_a_symptom() -> None:
+    def wrapped() -> Exception:
+        try:
+            try:
+                raise RuntimeError("Connection closed by peer [127.0.0.1]:4711")
+            except RuntimeError as error:
+                raise ValueError("a step failed") from error
+        except ValueError as error:
+            return error
+
+    fault = Fault.of_exception(wrapped(), FaultKind.EXCEPTION, initial_rank=0, rank=0, iteration=0)
+    assert fault.is_symptom
+    assert Fault.from_json(fault.to_json()).is_symptom
