@@ -82,15 +82,15 @@ def test_a_main_process_that_dies_before_it_has_read_anything_is_reported(tmp_pa
 
 
 class _Hand:
-    """Drives a ring by hand: what it watches, and whom it has lost."""
+    """Drives a ring by hand: what it watches, and whom it suspects."""
 
     def __init__(self) -> None:
-        self.lost: list[int] = []
+        self.suspected: list[tuple[int, float]] = []
         self.callbacks: dict[Peer, Any] = {}
         actions = RingActions(
             lambda peer, callback, _connecting: self.callbacks.__setitem__(peer, callback),
             lambda peer: self.callbacks.pop(peer, None),
-            lambda rank, _evidence: self.lost.append(rank),
+            lambda rank, _evidence, patience_s: self.suspected.append((rank, patience_s)),
             lambda _after: None,
             lambda: None,
         )
@@ -111,7 +111,7 @@ def _address_of(listener: socket.socket) -> tuple[str, int]:
     return host, port
 
 
-def test_a_neighbour_that_accepts_until_it_is_gone_is_lost() -> None:
+def test_a_neighbour_that_accepts_until_it_is_gone_is_suspected() -> None:
     hand = _Hand()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hand.ring.add_candidates([Address(1, *_address_of(listener), "token")], 0.0)
@@ -120,15 +120,15 @@ def test_a_neighbour_that_accepts_until_it_is_gone_is_lost() -> None:
             listener.accept()[0].close()
             hand.serve()
             hand.ring.tick(0.0)
-        assert hand.lost == []
+        assert hand.suspected == []
     hand.serve()
     hand.serve()
     hand.ring.tick(0.0)
     hand.serve()
-    assert hand.lost == [1]
+    assert [rank for rank, _ in hand.suspected] == [1]
 
 
-def test_a_stranger_that_takes_connections_and_closes_them_is_not_lost() -> None:
+def test_a_stranger_that_takes_connections_and_closes_them_has_all_the_time_to_speak_up() -> None:
     hand = _Hand()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hand.ring.add_candidates([Address(1, *_address_of(listener), "token")], 0.0)
@@ -139,4 +139,4 @@ def test_a_stranger_that_takes_connections_and_closes_them_is_not_lost() -> None
                 hand.serve()
                 hand.ring.tick(0.0)
     assert hand.ring.idle
-    assert hand.lost == []
+    assert hand.suspected == [(1, 30)]

@@ -61,6 +61,8 @@ class MonitorClient:
         self._look_again = look_again
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
+        self._suspected: set[int] = set()
+        self._vouching = False
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is to be recorded, for at most ``timeout_s``."""
@@ -129,8 +131,49 @@ class MonitorClient:
             self._on_need_addresses(message["after"])
         elif message["op"] == "look-again":
             self._look_again(message["iteration"])
+        elif message["op"] == "vouch":
+            self._on_vouch()
+        elif "patience_s" in message:
+            self._reporter.submit(lambda ledger: self._suspect(ledger, message))
         else:
             self._reporter.submit(lambda ledger: self._record(ledger, message))
+
+    def _on_vouch(self) -> None:
+        """No other monitor process asks ours: say in the store that this rank lives."""
+        if self._vouching or self._world_size == 1:
+            return
+        self._vouching = True
+
+        def vouch(ledger: Ledger) -> None:
+            self._vouching = False
+            ledger.vouch(self._rank)
+
+        self._reporter.submit(vouch)
+
+    def _suspect(self, ledger: Ledger, message: dict[str, Any]) -> None:
+        """A rank cannot be reached by its neighbour: give it time to speak up. Reporter thread."""
+        rank = message["rank"]
+        self._monitor_process.send({"op": "confirm", "id": message["id"]})
+        if rank in self.gone or rank in self._suspected:
+            return
+        self._suspected.add(rank)
+        heard = ledger.vouches(rank)
+
+        def judge(ledger: Ledger) -> None:
+            self._suspected.discard(rank)
+            if ledger.vouches(rank) == heard:
+                self._record(ledger, message)
+            else:
+                log.warning(
+                    "rank %d lives, though its neighbour cannot reach it (%s): is the network "
+                    "between the monitor processes open, and NCCLOPS_RESTART_HOST right?",
+                    rank,
+                    message["detail"],
+                )
+
+        patience = threading.Timer(message["patience_s"], self._reporter.submit, (judge,))
+        patience.daemon = True
+        patience.start()
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""

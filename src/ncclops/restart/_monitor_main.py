@@ -85,7 +85,7 @@ class Monitor:
             RingActions(
                 watch=self._watch,
                 unwatch=self._unwatch,
-                lost=self._on_lost,
+                suspect=self._on_suspect,
                 need_addresses=self._need_addresses,
                 linked=self._on_linked,
             ),
@@ -124,6 +124,8 @@ class Monitor:
         self._ring.tick(now)
         if not self._reports.main_is_gone:
             self._judge_progress(now)
+            if self._ring.misses_predecessor(now) and not self._page.finished:
+                self._send_to_main({"op": "vouch"})
         self._reports.retry(now)
         if self._reports.main_is_gone and (self._reports.are_done or self._ring.alone):
             self._done = True
@@ -302,9 +304,10 @@ class Monitor:
 
     # --- reports ------------------------------------------------------------------------------
 
-    def _on_lost(self, rank: int, evidence: str) -> None:
-        log.warning("rank %d lost: %s", rank, evidence)
+    def _on_suspect(self, rank: int, evidence: str, patience_s: float) -> None:
+        log.warning("rank %d suspected to be lost: %s", rank, evidence)
         message = {"cause": "lost", "detail": evidence, "rank": rank, "gone": True}
+        message |= {"patience_s": patience_s}
         self._reports.deliver(self._stamped(message), None, time.monotonic())
 
     def _report(

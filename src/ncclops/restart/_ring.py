@@ -5,16 +5,19 @@ costs each rank one connection and one small message per interval whatever the s
 nothing of it touches the store. Along the same ring travel the reports that a monitor process
 cannot deliver itself, because its own main process is the one that died.
 
-Which ranks are lost, and on what evidence:
+Which ranks are suspected to be lost, and on what evidence:
 
 * a connection that was up breaks, and connecting again is refused: both processes are gone. (The
   main process holds the listening socket open as long as it lives, even when its monitor process
   has to be replaced, so the death of a monitor process alone is not taken for the rank's.)
 * a connection that was up stays silent for ``heartbeat_timeout``;
-* after such a loss, the other ranks of the *same host* that cannot be reached either.
+* a rank cannot be reached, whether it ever could or not.
 
-A rank that could never be reached is not reported: a firewall is no fault. It is logged and
-skipped.
+One neighbour's evidence is a suspicion and no more: the path between the two may be broken, or
+closed by a firewall. The other side of it: a monitor process that no predecessor is heard from has
+its main process say so in the store (``vouch``), again and again. A main process records a
+suspected rank as lost only if that rank does not say anything in the store for the time that comes
+with the suspicion. So several hosts may be lost at once, and no healthy rank is.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,6 +36,11 @@ log = logging.getLogger("ncclops.restart.monitor")
 
 # A healthy monitor process accepts within milliseconds; this bounds a host that does not answer.
 _CONNECT_TIMEOUT_S = 5.0
+# A rank without a predecessor says so in the store after a second, and then every second: how long
+# it has not to be heard there until it counts as lost.
+_VOUCHES_WITHIN_S = 5.0
+_VOUCH_AFTER_S = 1.0
+_VOUCH_EVERY_S = 1.0
 # A process that is on its way out may still take a connection or two before it refuses.
 _MOST_CLOSURES = 5
 
@@ -50,7 +59,7 @@ class RingActions(NamedTuple):  # a dataclass would take the monitor process 8 m
 
     watch: Callable[[Peer, Callable[[], None], bool], None]  # True: for the end of a connect
     unwatch: Callable[[Peer], None]
-    lost: Callable[[int, str], None]  # an initial rank, and the evidence
+    suspect: Callable[[int, str, float], None]  # an initial rank, the evidence, and the time it has
     need_addresses: Callable[[int], None]  # of the ranks after this one
     linked: Callable[[], None]  # a successor is there: what was waiting can be sent
 
@@ -74,10 +83,12 @@ class Ring:
         self._closures = 0  # by the present target
         self._was_linked = False  # with the present target
         self._last_rank = rank  # the last one that was tried
-        self._lost_host: str | None = None  # of the target before, where that was lost
         self._deadline = 0.0
         self._next_ping = 0.0
         self.predecessors: set[Peer] = set()
+        self._started = time.monotonic()
+        self._heard = self._started  # a predecessor, the last time
+        self._next_vouch = 0.0
         self.alone = False
 
     # --- towards the successor ---------------------------------------------------------------
@@ -156,7 +167,6 @@ class Ring:
         if message["op"] == "hello":
             log.info("watching the monitor process of rank %d", self._last_rank)
             link.trusted = self._was_linked = True
-            self._lost_host = None
             self._next_ping = now + self._interval_s
             self._actions.linked()
         elif message["op"] == "leaving":
@@ -185,14 +195,13 @@ class Ring:
         self._give_up(f"connect: {errno.errorcode.get(failure, failure)}", now)
 
     def _give_up(self, evidence: str, now: float) -> None:
-        """The target cannot be reached: report it where that proves a loss, and try the next."""
+        """The target cannot be reached: that is a suspicion. Try the next."""
         target = self._target
         assert target is not None
-        if self._was_linked or target.host == self._lost_host:
-            self._lost_host = target.host
-            self._actions.lost(target.rank, evidence)
-        else:
-            log.warning("cannot reach the monitor process of rank %d: %s", target.rank, evidence)
+        # At the start its monitor process may not have begun to miss a predecessor.
+        is_new = now - self._started < self._timeout_s and not self._was_linked
+        patience_s = self._timeout_s if is_new else _VOUCHES_WITHIN_S
+        self._actions.suspect(target.rank, evidence, max(patience_s, _VOUCHES_WITHIN_S))
         self._try_next(now)
 
     def _drop_link(self) -> None:
@@ -212,6 +221,8 @@ class Ring:
 
     def _on_predecessor(self, peer: Peer) -> None:
         messages = peer.receive()
+        if peer.trusted:
+            self._heard = self.clock()
         for message in messages or ():
             if message["op"] == "hello":
                 peer.trusted = message.get("token") == self._token
@@ -227,6 +238,20 @@ class Ring:
             self.predecessors.discard(peer)
             self._actions.unwatch(peer)
             peer.close()
+
+    def misses_predecessor(self, now: float) -> bool:
+        """Whether it is time to say in the store that this rank lives, as no predecessor asks."""
+        has_one = any(peer.trusted for peer in self.predecessors)
+        once = max(3 * self._interval_s, self._timeout_s / 4)
+        silent_s = now - self._heard
+        was_there = self._heard > self._started
+        if silent_s < (_VOUCH_AFTER_S if was_there and not has_one else once):
+            return False
+        if now < self._next_vouch:
+            return False
+        is_new = silent_s < 2 * self._timeout_s
+        self._next_vouch = now + (_VOUCH_EVERY_S if is_new else _VOUCHES_WITHIN_S / 2)
+        return True
 
     # --- set by the owner --------------------------------------------------------------------
 
@@ -253,6 +278,7 @@ class Ring:
     def postpone(self, now: float) -> None:
         """Do not count the silence so far: it was this process that did not run."""
         self._deadline = now + self._timeout_s
+        self._heard = now
 
     def leave(self) -> None:
         """Let the predecessors go on to the next rank, and close."""

@@ -379,6 +379,14 @@ class Ledger:
         address: list[Any] = json.loads(self._store.wait(f"monitor/{initial_rank}", timeout))
         return address
 
+    def vouch(self, initial_rank: int) -> None:
+        """Say that this rank lives: its monitor process is not asked by any other."""
+        self._store.add(f"vouches/{initial_rank}", 1, repeatable=True)
+
+    def vouches(self, initial_rank: int) -> int:
+        """How often that rank has said so."""
+        return self._store.add(f"vouches/{initial_rank}", 0)
+
     def known_addresses(self, initial_ranks: Iterable[int]) -> list[list[Any]]:
         """Those of ``initial_ranks`` that have been published; does not block."""
         keys = [f"monitor/{rank}" for rank in initial_ranks]

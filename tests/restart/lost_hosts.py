@@ -1,0 +1,42 @@
+"""A rank in a process of its own: ``python lost_hosts.py DIRECTORY``; for test_lost_hosts.py."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ncclops import restart as inprocess
+
+
+def main(directory: Path) -> None:
+    def train(call: inprocess.CallWrapper) -> None:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        sys.stderr.write(f"entered {call.iteration}\n")
+        while not (directory / "go").exists():
+            time.sleep(0.05)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def on_incident(incident: Any) -> None:
+        sys.stderr.write(f"incident: {incident.summary}\n")
+
+    inprocess.Wrapper(
+        soft_timeout=timedelta(seconds=60),
+        hard_timeout=timedelta(seconds=90),
+        heartbeat_timeout=timedelta(seconds=8),
+        heartbeat_interval=timedelta(seconds=0.5),
+        monitor_process_logfile=str(directory / "monitor-log-{rank}"),
+        on_incident=on_incident,
+    )(train)()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    main(Path(sys.argv[1]))
