@@ -92,7 +92,7 @@ def test_an_exception_leaves_a_snapshot_of_every_rank(faulted: Faulted) -> None:
     assert [entry["collective_seq_id"] for entry in entries] == list(range(1, len(entries) + 1))
     assert any(frame["name"] == "reduce_gradients" for frame in entries[-1]["frames"])
     process = read(snapshot_files.rank_dir(incident, 0) / snapshot_files.PROCESS)
-    assert process["source"] == "guardian"
+    assert process["source"] == "monitor-process"
     assert process["threads"][0]["tid"] == process["pid"] == flight["pid"]
 
     page = faulted.page("raise:1")

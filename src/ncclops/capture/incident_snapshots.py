@@ -50,7 +50,7 @@ class IncidentSnapshots:
         self._unfinished: queue.SimpleQueue[_Unfinished | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         # There from the start: a script whose threads are counted at each restart has no new one.
-        self._finisher = threading.Thread(target=self._finish, name="ncclops-picture", daemon=True)
+        self._finisher = threading.Thread(target=self._finish, name="ncclops-snapshot", daemon=True)
         self._finisher.start()
         # What the main thread left the function with, if it has: its stack there is of interest.
         self._left_by: BaseException | None = None

@@ -68,7 +68,7 @@ class Observer:
             "host": socket.gethostname(),
             "pid": self._pid,
             "taken_at": time.time(),
-            "source": "guardian",
+            "source": "monitor-process",
             "main_thread_moved_s_ago": progress.main_thread_s,
             "python_ran_s_ago": progress.python_s,
             "pinged_s_ago": progress.ping_s,
