@@ -110,7 +110,7 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
         assert node.nodes.over_for_all() == (None if in_process else "node 0 was lost")
         assert node.said == ["node 0 is lost: silent for 15s"]
         (fault,) = node.faults()
-        assert (fault.cause, fault.on, fault.why) == ("node-lost", "node 0", "silent for 15s")
+        assert (fault.loss, fault.on, fault.why) == ("node-lost", "node 0", "silent for 15s")
 
     in_loop(test)
 
@@ -176,7 +176,7 @@ def test_the_loss_of_the_store_is_recorded_once_with_what_it_means(
         assert said.startswith("the job's store at n0:29400 is lost (Broken pipe): ")
         assert follows in said
         (fault,) = node.faults()
-        assert (fault.cause, fault.why) == ("store-lost", "Broken pipe")
+        assert (fault.loss, fault.why) == ("store-lost", "Broken pipe")
 
     in_loop(test)
 

@@ -75,6 +75,12 @@ class TestLog:
         assert log.read(0, SHORTLY) == UnknownRecord()
         assert log.read(1, SHORTLY) == ByeRecord(node=1)
 
+    def test_a_record_that_is_posted_twice_is_there_twice(self, server: dist.TCPStore) -> None:
+        """A node that was late may be late again."""
+        log = SharedLog(another(server), "job")
+        assert [log.post(BackRecord(node=1)) for _ in range(2)] == [0, 1]
+        assert [log.read(number, SHORTLY) for number in (0, 1)] == [BackRecord(node=1)] * 2
+
     def test_rounds_do_not_see_each_other(self, server: dist.TCPStore) -> None:
         SharedLog(another(server), "round1").post(ByeRecord(node=1))
         assert SharedLog(another(server), "round2").read(0, SHORTLY) is None

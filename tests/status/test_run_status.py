@@ -117,6 +117,9 @@ def test_faults_in_place_are_counted_by_what_the_restart_core_calls_them() -> No
 
 
 def test_the_loss_of_the_store_interrupts_no_rank() -> None:
+    lost = {"cause": "the job's store is lost", "kind": "store-lost"}
+    assert not facts(event("fault", 1010, None, **lost)).interrupted
+    assert facts(event("fault", 1010, None, cause="store-lost", kind="exception")).interrupted
     assert not facts(event("fault", 1010, None, cause="store-lost")).interrupted
 
 

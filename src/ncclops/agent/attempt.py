@@ -33,6 +33,7 @@ from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.events import (
+    STORE_LOST,
     Event,
     FaultEvent,
     RestartEvent,
@@ -270,7 +271,9 @@ class RunningAttempt:
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
         # Existing groups work without it, so this is only reported; workers that still need the
         # store fail by themselves, and this line explains why.
-        self._run.add(FaultEvent(cause="store-lost", log=str(self._run.paths.store_log)))
+        self._run.add(
+            FaultEvent(cause=STORE_LOST, kind=STORE_LOST, log=str(self._run.paths.store_log))
+        )
         self._context.say(f"the store server ended: {self._run.shown(self._run.paths.store_log)}")
 
     # --- what the phases are made of ------------------------------------------------------------

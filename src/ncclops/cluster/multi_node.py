@@ -46,7 +46,7 @@ from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
-from ncclops.record.events import FaultEvent
+from ncclops.record.events import NODE_LOST, STORE_LOST, FaultEvent
 from ncclops.record.tail import last_lines
 
 # How much of a failed worker's output the terminals of all nodes show: the last frames of a
@@ -221,7 +221,7 @@ class MultiNode:
 
     def _on_lost(self, node: int, why: str) -> None:
         name = self._round.state.name(node)
-        self._job.run.add(FaultEvent(cause="node-lost", on=name, why=why))
+        self._job.run.add(FaultEvent(cause=NODE_LOST, kind=NODE_LOST, on=name, why=why))
         if node != self._round.rank:
             self._say(f"{name} is lost: {why}")
         elif self._job.restarts_in_process and self._round.end is None:
@@ -230,7 +230,7 @@ class MultiNode:
 
     def _on_store_lost(self, why: str) -> None:
         state = self._round.state
-        self._job.run.add(FaultEvent(cause="store-lost", why=why))
+        self._job.run.add(FaultEvent(cause=STORE_LOST, kind=STORE_LOST, why=why))
         if state.start is not None and state.decision is None:
             # Workers that use another store may go on without this one; a restart cannot.
             shared = state.start.external

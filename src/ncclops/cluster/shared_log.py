@@ -31,11 +31,12 @@ class SharedLog:
         self._end = 0  # no record before it is missing, as far as we know
 
     def post(self, record: Record) -> int:
-        """Append ``record``, which no other writer must repeat word for word; its number."""
+        """Append ``record``, which no other writer may write in the same words; its number."""
         text = records.encode(record)
         while self._store.compare_set(self._key(self._end), "", text) != text.encode():
             self._end += 1
-        return self._end
+        self._end += 1  # the same record once more is another one
+        return self._end - 1
 
     def read(self, number: int, limit: timedelta) -> Record | None:
         """Record ``number``, once it is there; None after ``limit``.

@@ -22,13 +22,15 @@ _SAVED = ("ras.json", "ras.txt")
 
 @dataclass(frozen=True)
 class RasRank:
-    """A member of a communicator, by its number there. ``state`` is what is wrong with it."""
+    """A member of a communicator, by its number there. ``state`` is what is wrong with it, in
+    words; ``dead``: RAS takes its process for dead."""
 
     rank: int
     host: str
     pid: int
     state: str
     launched: int | None = None
+    dead: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,11 @@ def _communicator(comm: Mapping[str, Any]) -> Communicator:
 
 
 def _silence(rank: Mapping[str, Any]) -> str:
-    status = rank.get("status") or {}
-    return "considered dead" if status.get("considered_dead") else "does not answer"
+    return "considered dead" if _is_dead(rank) else "does not answer"
+
+
+def _is_dead(rank: Mapping[str, Any]) -> bool:
+    return bool((rank.get("status") or {}).get("considered_dead"))
 
 
 def _trouble(rank: Mapping[str, Any]) -> str:
@@ -140,7 +145,8 @@ def _trouble(rank: Mapping[str, Any]) -> str:
 
 
 def _rank(rank: Mapping[str, Any], state: str, launched: int | None = None) -> RasRank:
-    return RasRank(int(rank["rank"]), str(rank["host"]), int(rank["pid"]), state, launched)
+    number, host, pid = int(rank["rank"]), str(rank["host"]), int(rank["pid"])
+    return RasRank(number, host, pid, state, launched, dead=_is_dead(rank))
 
 
 def add_to(evidence: FlightEvidence, view: View) -> list[str]:
@@ -157,7 +163,7 @@ def add_to(evidence: FlightEvidence, view: View) -> list[str]:
                 f"RAS: {_describe_member(evidence, comm, member)} of {name} {member.state}"
             )
             rank = _find(evidence, comm, member)
-            if rank is not None and member.state == "considered dead" and rank.record is None:
+            if rank is not None and member.dead and rank.record is None:
                 rank.ended = rank.ended or "NCCL's RAS considers it dead"
         if comm.behind:
             least = min(member.launched or 0 for member in comm.behind)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from ncclops.record.events import (
+    STORE_LOST,
     BootstrappedEvent,
     CompileWarmupEvent,
     Event,
@@ -91,7 +92,7 @@ class _Timeline:
                 self._warmed_up(ts, event.seconds or 0.0)
             case StepEvent():
                 self._step(event)
-            case FaultEvent() if event.cause == "store-lost":
+            case FaultEvent() if event.loss == STORE_LOST:
                 pass  # groups that are up go on without it
             case FaultEvent() if event.rank in self._restarted:
                 pass  # each rank reports for itself, and this one after the restart

@@ -21,6 +21,8 @@ from ncclops.record.event_values import (
     RetryAdvice,
 )
 
+# Kinds of faults that are of no rank.
+NODE_LOST, STORE_LOST = "node-lost", "store-lost"
 # The time of an event that is not written yet: it gets that of the writing.
 UNSTAMPED = -1.0
 _LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
@@ -282,7 +284,8 @@ class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
     cause: str
     """an exception, how a worker ended, `hung: …`, `node-lost` or `store-lost`"""
     kind: str | None = None
-    """what the restart core calls it: exception, died, hung, …; null: not from there"""
+    """what failed: `node-lost`, `store-lost`, or what the restart core calls it (exception,
+    died, hung, …); null: a worker that ended, or a loss in older runs"""
     attempt: int | None = None
     """the attempt that it has ended; null: none, or not known yet"""
     on: str | None = None
@@ -295,6 +298,12 @@ class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
     """how a node or the store was found to be lost"""
     log: str | None = None
     """the file to look into"""
+
+    @property
+    def loss(self) -> str | None:
+        """``node-lost`` or ``store-lost``; None for all that fails on a rank."""
+        name = self.cause if self.kind is None else self.kind
+        return name if name in (NODE_LOST, STORE_LOST) else None
 
 
 class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):

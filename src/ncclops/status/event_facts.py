@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ncclops.record.events import (
+    NODE_LOST,
+    STORE_LOST,
     BootstrappedEvent,
     ClassifiedEvent,
     CompileWarmupEvent,
@@ -26,10 +28,8 @@ from ncclops.record.events import (
 from ncclops.status.model import FaultStatus, LastEvent
 
 UNCLASSIFIED = "unclassified"
-# The job goes on without the store, so its loss is no fault of a rank and interrupts nothing.
-STORE_LOST = "store-lost"
 # What every agent of a run records; of anything else, only the agent of the node it happened on.
-SEEN_BY_ALL = (STORE_LOST, "node-lost")
+SEEN_BY_ALL = (STORE_LOST, NODE_LOST)
 
 
 @dataclass
@@ -144,12 +144,13 @@ def _worker_started(run: RunFacts, event: WorkerStartedEvent) -> None:
 
 
 def _fault(run: RunFacts, event: FaultEvent) -> None:
-    kind = event.cause if event.cause in SEEN_BY_ALL else event.kind or UNCLASSIFIED
+    kind = event.loss or event.kind or UNCLASSIFIED
     run.last_fault = FaultStatus(ts=event.ts, rank=event.rank, kind=kind, cause=event.cause)
-    run.last_is_elsewhere = event.on is not None and kind not in SEEN_BY_ALL
+    run.last_is_elsewhere = event.on is not None and event.loss is None
     if not run.last_is_elsewhere:
         run.faults[kind] += 1
-    run.interrupted = run.interrupted or kind != STORE_LOST
+    # The job goes on without the store: its loss interrupts nothing.
+    run.interrupted = run.interrupted or event.loss != STORE_LOST
 
 
 def _classified(run: RunFacts, event: ClassifiedEvent) -> None:
