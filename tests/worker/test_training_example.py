@@ -59,7 +59,7 @@ def test_a_fault_costs_no_loss(
     tmp_path: Path,
 ) -> None:
     done = ncclops(
-        "launch", "--nproc-per-node", "4", "--profile", "local-cpu", "--timeout", "soft=5s",
+        "launch", "--nproc-per-node", "3", "--profile", "local-cpu", "--timeout", "soft=5s",
         "--timeout", "hard=60s", "--tee", "all", EXAMPLE, *STEPS,
         env={"TRAIN_DDP_FAULT": fault},
     )  # fmt: skip
