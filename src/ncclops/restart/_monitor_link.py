@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import mmap
 import os
 import socket
@@ -14,6 +15,7 @@ import time
 from typing import Any
 
 _BYTES = 4096
+_MOST_RANKS = 1 << 24
 
 
 class Watch(enum.IntEnum):
@@ -57,7 +59,7 @@ class Page:
     iteration = _Slot(9)
     number = _Slot(10)  # the rank's number in this iteration
     finished = _Slot(11)  # 1: the main process leaves the wrapper, and its exit is expected
-    timeouts_stamp = _Slot(12)  # wall time of the change that soft_s and hard_s come from
+    timeouts_stamp = _Slot(12)  # of the change that soft_s and hard_s come from, see next_stamp
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
 
     def __init__(self, fd: int) -> None:
@@ -75,9 +77,17 @@ class Page:
         return self.phase_soft_s or self.soft_s, self.phase_hard_s or self.hard_s
 
     def change_timeouts(self, soft_s: float, hard_s: float, stamp: float) -> None:
-        """Adopt a change made at wall time ``stamp``, unless a later one is already in force."""
+        """Adopt the change with ``stamp``, unless a later one is already in force."""
         if stamp >= self.timeouts_stamp:
             self.soft_s, self.hard_s, self.timeouts_stamp = soft_s, hard_s, stamp
+
+    def next_stamp(self, rank: int) -> float:
+        """For a change that ``rank`` makes: later than the one in force here, on any clock.
+
+        A whole number counts the changes, one after another; the rank, as a fraction, orders those
+        that are made at the same time.
+        """
+        return math.floor(self.timeouts_stamp) + 1 + rank / _MOST_RANKS
 
     def close(self) -> None:
         """Unmap the page; using it afterwards raises ``ValueError``."""

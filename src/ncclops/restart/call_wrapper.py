@@ -170,7 +170,7 @@ class CallWrapper:
 
         The change travels along the ring of monitor processes and arrives within milliseconds;
         this does not wait for that. It lasts until the next change. If several ranks change at
-        the same time, the latest one by the wall clock stands. A phase keeps its own timeouts.
+        the same time, that of the highest rank stands. A phase keeps its own timeouts.
         Raises ``ValueError`` unless ``soft_timeout < hard_timeout < barrier_timeout``.
         """
         self._check_timeouts(soft_timeout, hard_timeout)
@@ -178,7 +178,7 @@ class CallWrapper:
         if not hard_timeout < barrier_timeout:
             raise ValueError(f"hard_timeout < barrier_timeout: {hard_timeout=}, {barrier_timeout=}")
         soft_s, hard_s = soft_timeout.total_seconds(), hard_timeout.total_seconds()
-        stamp = time.time()
+        stamp = self._page.next_stamp(self._session.initial_rank)
         self._page.change_timeouts(soft_s, hard_s, stamp)
         message = {"op": "timeouts", "soft_s": soft_s, "hard_s": hard_s, "stamp": stamp}
         self._session.monitor_process.send(message)

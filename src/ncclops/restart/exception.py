@@ -10,6 +10,7 @@
         ├── HealthCheckError     a health check found this rank unfit to go on
         │   └── (health_check)   FaultCounterExceeded
         ├── StoreGone            the store through which the ranks agree does not answer any more
+        ├── NameSpaceUsed        another job has used this place in the store
         ├── InternalError        the wrapper did not do what it guarantees: please report it
         ├── TimeoutError         something the wrapper waited for came too late
         ├── (rank_assignment)    RankDiscarded: the new assignment has no place for this rank
@@ -38,6 +39,10 @@ class StoreGone(RestartError):
 
     What the store raised is the ``__cause__``.
     """
+
+
+class NameSpaceUsed(RestartError):
+    """Another job has used, or uses, the name space in the store that this one would use."""
 
 
 class InternalError(RestartError):

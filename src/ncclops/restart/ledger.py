@@ -75,6 +75,7 @@ from ncclops.restart.agreement import (
     numbers_lost,
 )
 from ncclops.restart.attribution import Fault, condense, with_hidden_cause, without_repeats
+from ncclops.restart.exception import NameSpaceUsed
 
 FAULT = "fault"
 COMPLETED = "completed"
@@ -371,8 +372,18 @@ class Ledger:
     # --- addresses of the monitor processes ---------------------------------------------------
 
     def publish_address(self, initial_rank: int, address: Sequence[Any]) -> None:
-        """Make known where this rank's monitor process listens."""
-        self._store.set(f"monitor/{initial_rank}", json.dumps(list(address)))
+        """Make known where this rank's monitor process listens.
+
+        Raises ``NameSpaceUsed`` if the rank has done so before, before anything else is written:
+        the keys of another job would be taken for those of this one, or it is still running.
+        """
+        ours = json.dumps(list(address))
+        self._store.publish(f"monitor/{initial_rank}", ours)
+        if self._store.get(f"monitor/{initial_rank}") != ours:
+            raise NameSpaceUsed(
+                f"rank {initial_rank} has joined a job under this name in this store before: give "
+                "each job its own NCCLOPS_STORE_PREFIX, the same on all ranks, or its own store"
+            )
 
     def address_of(self, initial_rank: int, timeout: timedelta) -> list[Any]:
         """Where that rank's monitor process listens; blocks until the rank has said so."""

@@ -49,6 +49,7 @@ from ncclops.restart.attribution import (
 from ncclops.restart.exception import (
     HealthCheckError,
     InternalError,
+    NameSpaceUsed,
     RankShouldRestart,
     RestartAbort,
     RestartError,
@@ -418,7 +419,7 @@ class RestartLoop:
 
     def _report_unexpected_end(self, error: BaseException) -> None:
         """An exception in no phase of the loop: the other ranks must not wait for this one."""
-        if self._page.finished or isinstance(error, StoreGone):
+        if self._page.finished or isinstance(error, StoreGone | NameSpaceUsed):
             return
         with logged("reporting the end of this rank"):
             fault, session = self._fault(error, FaultKind.LEFT, gone=True), self.session

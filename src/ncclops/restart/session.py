@@ -24,6 +24,7 @@ from ncclops.restart._planning import choose_assigner
 from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
+from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
@@ -128,6 +129,8 @@ class Session:
         ``unrecorded``: this rank leaves because of that, and the store does not know. The monitor
         process stays until it has reported that to another rank.
         """
+        if isinstance(unrecorded, NameSpaceUsed):
+            self.monitor_process.page.finished = 1  # the others there are of another job
         if unrecorded is not None and not self.monitor_process.page.finished:
             self.monitor_process.leave_behind(f"{type(unrecorded).__name__}: {unrecorded}")
         self.monitor_process.page.finished = 1
@@ -189,6 +192,11 @@ class Session:
     def raw_store(self) -> Store:
         """What the store factory made."""
         return self._connections.raw_store
+
+    @property
+    def initial_rank(self) -> int:
+        """This rank's number when the call began."""
+        return self._rank
 
     @property
     def iteration(self) -> int:

@@ -136,9 +136,10 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
         )
 
     def _wait_for_workers(self, world_size: int, timeout: timedelta) -> None:
-        if self.add("ncclops/workers", 1) >= world_size:
-            self.set("ncclops/workers/complete", "1")
-        self.wait(["ncclops/workers/complete"], timeout)
+        key = f"{job_prefix()}/workers"
+        if self.add(key, 1) >= world_size:
+            self.set(f"{key}/complete", "1")
+        self.wait([f"{key}/complete"], timeout)
 
 
 class FileStore(dist.FileStore, StoreMixin):  # type: ignore[misc]
