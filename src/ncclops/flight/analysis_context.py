@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ncclops.flight.disagreements import Mismatch, frames_at
 from ncclops.flight.groups import Group
-from ncclops.flight.model import Call, FlightEvidence, RankEvidence
+from ncclops.flight.model import SOME_COLLECTIVE, Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
 from ncclops.rank_lists import ranks_named
 from ncclops.stacks.frame import Frame
@@ -71,7 +71,7 @@ class AnalysisContext:
                 return call.op
         # Only counted: Gloo records no transfers, and stacks may show it.
         places = (self.about(rank).place for rank in ranks)
-        return next((place.inside for place in places if place and place.inside), "a collective")
+        return next((place.inside for place in places if place and place.inside), SOME_COLLECTIVE)
 
     def about(self, rank: int) -> RankEvidence:
         return self.evidence.ranks.get(rank) or RankEvidence(rank)

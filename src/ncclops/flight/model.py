@@ -146,7 +146,10 @@ class RankRecord:
     entries: int = 0
 
 
-# What ``Place.what`` says of frames in torch's data loader.
+# What ``RankPlace.inside`` is where the function is not known: some collective (DDP, FSDP), or a
+# wait in C for one that was started before.
+SOME_COLLECTIVE, SOME_WAIT = "a collective", "wait"
+# What ``RankPlace.what`` says of frames in torch's data loader.
 DATA_LOADER = "its data loader"
 
 

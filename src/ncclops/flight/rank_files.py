@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclops.flight.model import FlightEvidence, GroupState, RankEvidence, RankPlace
+from ncclops.flight.model import SOME_WAIT, FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
 from ncclops.record import snapshot_files
 from ncclops.record.paths import INCIDENT, RunPaths
@@ -78,7 +78,7 @@ def _with_wait(place: RankPlace) -> RankPlace:
     if not (path.suffix == ".py" and path.is_file() and path.stat().st_size <= _MOST_BYTES):
         return place
     if _WAITS.search(linecache.getline(frame.file, frame.line)):
-        return replace(place, inside="wait")
+        return replace(place, inside=SOME_WAIT)
     return place
 
 

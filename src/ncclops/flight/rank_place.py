@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ncclops.flight.model import DATA_LOADER, RankPlace
+from ncclops.flight.model import DATA_LOADER, SOME_COLLECTIVE, RankPlace
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frame, waits_in_our_loop
 from ncclops.stacks.parsing import main_thread, parse
@@ -66,7 +66,7 @@ def _inside(below: tuple[Frame, ...]) -> str | None:
         return found
     # DDP, FSDP, DTensor and functional collectives: somewhere below the user's frame.
     waits = any(_DISTRIBUTED.search(frame.file) for frame in below)
-    return "a collective" if waits and _about(below) is None else None
+    return SOME_COLLECTIVE if waits and _about(below) is None else None
 
 
 def _about(below: tuple[Frame, ...]) -> str | None:

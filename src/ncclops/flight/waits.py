@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ncclops.flight.groups import Group
-from ncclops.flight.model import FlightEvidence, OperationState, RankPlace, Track
+from ncclops.flight.model import (
+    SOME_COLLECTIVE,
+    SOME_WAIT,
+    FlightEvidence,
+    OperationState,
+    RankPlace,
+    Track,
+)
 
 # Snapshots of the ranks of a running job are not taken at one instant, and Gloo's recorder learns
 # late that an operation has ended: what is not older than this is in flight and not stuck.
@@ -199,7 +206,7 @@ def _may_be_inside(
     if about is None or about.place is None or about.place.inside is None or about.ended:
         return False
     call = group.call(evidence, waiting, seq)
-    return call is None or about.place.inside in (call.op, "a collective", "wait")
+    return call is None or about.place.inside in (call.op, SOME_COLLECTIVE, SOME_WAIT)
 
 
 def roots(waits: Waits) -> set[int]:
