@@ -99,6 +99,15 @@ class TestPulse:
         assert watch.look(9, {1: 6, 2: 5}) == []
         assert watch.look(10, {1: 7, 2: 5}) == [2]
 
+    def test_a_rank_that_is_back_has_the_whole_time_again(self) -> None:
+        watch = HeartbeatWatch(10)
+        watch.look(0, {1: 5, 2: 5})
+        assert watch.look(10, {1: 5, 2: 6}) == [1]
+        assert watch.look(11, {1: 5, 2: 7}) == []  # it is back, and has sent nothing yet
+        assert watch.look(21, {1: 5, 2: 8}) == [1]
+        watch.look(25, {})  # others watch it
+        assert watch.look(40, {2: 8}) == []
+
     def test_silence_is_counted_only_while_the_watcher_runs(self) -> None:
         silence = Silence(pause_s=1.0, now=0.0)
         assert [silence.look(now) for now in (1.0, 2.0)] == [1.0, 2.0]

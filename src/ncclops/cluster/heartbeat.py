@@ -28,11 +28,18 @@ class HeartbeatWatch:
         self._seen: dict[int, tuple[int, float]] = {}  # count, and when it was first seen
 
     def look(self, now: float, counts: Mapping[int, int]) -> list[int]:
-        """The ranks among ``counts`` whose counter has not changed for too long at ``now``."""
+        """The ranks among ``counts`` whose counter has not changed for too long at ``now``.
+
+        A rank that was lost, or is not among them for a while, is judged anew when it is back.
+        """
+        self._seen = {rank: seen for rank, seen in self._seen.items() if rank in counts}
         for rank, count in counts.items():
             if rank not in self._seen or self._seen[rank][0] != count:
                 self._seen[rank] = count, now
-        return [rank for rank in counts if now - self._seen[rank][1] >= self._lost_after_s]
+        lost = [rank for rank in counts if now - self._seen[rank][1] >= self._lost_after_s]
+        for rank in lost:
+            del self._seen[rank]
+        return lost
 
 
 class Silence:
