@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -269,9 +270,19 @@ def test_numbers_that_make_no_sense_are_refused(make: Callable[[], object]) -> N
         make()
 
 
-def test_a_key_is_text_or_a_function() -> None:
-    with pytest.raises(TypeError, match=r"key_or_fn.*3"):
-        FilterCountGroupedByKey(3, bool)
+@pytest.mark.parametrize(("value", "key"), [("node7", "node7"), (3, "3"), ((0, 1), "(0, 1)")])
+def test_a_key_is_a_value_or_a_function(value: Any, key: str) -> None:
+    assignment = FilterCountGroupedByKey(value, bool)
+    assert local_keys(assignment, State(rank=5, world_size=8)) == [key]
+
+
+def test_activating_all_ranks_is_refused_beside_another_filter() -> None:
+    """In one order it would undo the other, in the other it would do nothing."""
+    both = (ActivateAllRanks(), MaxActiveWorldSize(4))
+    for filters in (both, reversed(both)):
+        assignment: Any = Compose(*filters, ShiftRanks())
+        with pytest.raises(ValueError, match="ActivateAllRanks"):
+            supports_global_plan(assignment)
 
 
 def test_older_two_argument_keys_work_with_a_warning() -> None:

@@ -151,9 +151,11 @@ def test_a_parameter_that_does_not_exist_is_named() -> None:
 def test_a_tree_in_a_composition_is_refused_at_once() -> None:
     assignments = inprocess.rank_assignment
     tree = assignments.Tree([assignments.Layer()])
-    composed: Any = inprocess.Compose(tree, assignments.ShiftRanks())
-    with pytest.raises(ValueError, match="Tree cannot be composed"):
-        inprocess.Wrapper(rank_assignment=composed)
+    for others in ([assignments.ShiftRanks()], [assignments.ActivateAllRanks()]):
+        with pytest.raises(ValueError, match="Tree cannot be composed"):
+            inprocess.Compose(tree, *others)
+        with pytest.raises(ValueError, match="Tree cannot be composed"):
+            inprocess.Compose(*others, inprocess.Compose(tree))
 
 
 def test_disabled_gives_the_function_back() -> None:

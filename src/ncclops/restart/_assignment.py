@@ -11,7 +11,7 @@ import inspect
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-KeyOrFn = str | Callable[[State], object] | Callable[[int, int], object]
+KeyOrFn = Hashable | Callable[[State], object] | Callable[[int, int], object]
 KeyFunction = Callable[[State], str]
 
 
 def as_key_function(key_or_fn: KeyOrFn) -> KeyFunction:
     """The key function that ``key_or_fn`` stands for; its result is made text with ``str``.
 
-    A function of two parameters gets ``(rank, world_size)``, as older code expects, with a
-    ``DeprecationWarning``. Raises ``TypeError`` for what is neither text nor callable.
+    A value that is no function is the key of all ranks that give it, such as a host's name. A
+    function of two parameters gets ``(rank, world_size)``, as older code expects, with a
+    ``DeprecationWarning``.
     """
-    if isinstance(key_or_fn, str):
-        return _Constant(key_or_fn)
     if not callable(key_or_fn):
-        raise TypeError(f"key_or_fn must be a str or a function of State, not {key_or_fn!r}")
+        return _Constant(str(key_or_fn))
     if _required_parameters(key_or_fn) != 2:
         return _OfState(key_or_fn)
     warnings.warn(
@@ -179,6 +178,7 @@ class PlannedAssignment(RankAssignment):
     marks_ranks = False  # whether plan() declares living ranks dead
     keys_last = False  # whether a rank's keys are the same in every iteration
     stands_alone = False  # whether it refuses to be composed
+    sole_filter = False  # whether it refuses other filters beside it
     timeout = GATHER_TIMEOUT  # for gathering keys, when it runs rank by rank
 
     @property

@@ -132,6 +132,13 @@ def _planned_steps(assignment: RankAssignment) -> list[PlannedAssignment]:
 def _check_steps(steps: Sequence[PlannedAssignment]) -> None:
     if len(steps) > 1 and any(step.stands_alone for step in steps):
         raise ValueError("Tree cannot be composed: express the rest as its layers and filter")
+    filters = [step for step in steps if isinstance(step, RankFilter)]
+    if len(filters) > 1 and any(step.sole_filter for step in filters):
+        names = ", ".join(type(step).__name__ for step in reversed(filters))
+        raise ValueError(
+            f"ActivateAllRanks undoes what another filter decides, or is undone by it: {names}; "
+            "leave it out"
+        )
     for index, step in enumerate(steps):
         followers = steps[index + 1 :]
         if step.marks_ranks and not any(follower.renumbers for follower in followers):

@@ -72,7 +72,7 @@ class CallWrapper:
         state = State.from_env()
         set_up_logging(state.initial_rank)
         if state.initial_rank == 0:
-            _warn_once()
+            _warn_once(settings.hard_timeout)
         check = self._restart_health_check or settings.health_check
         self._loop = RestartLoop(settings, state, call, check)
         value: T | None = self._loop.run()
@@ -236,8 +236,18 @@ class CallWrapper:
 
 
 @functools.cache
-def _warn_once() -> None:
+def _warn_once(hard_timeout: timedelta) -> None:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     numbers = (int(version[1]), int(version[2])) if version else (0, 0)
-    for note in environment_notes(os.environ, numbers, torch.cuda.is_available()):
+    has_cuda = torch.cuda.is_available()
+    has_nccl = has_cuda and distributed.is_nccl_available()
+    notes = environment_notes(
+        os.environ,
+        numbers,
+        has_cuda,
+        nccl_version=torch.cuda.nccl.version() if has_nccl else None,
+        nccl_timeout=distributed.constants.default_pg_nccl_timeout if has_nccl else None,
+        hard_timeout=hard_timeout,
+    )
+    for note in notes:
         log.warning("%s", note)

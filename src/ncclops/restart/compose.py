@@ -38,6 +38,8 @@ class Compose(_Composed):  # type: ignore[misc]
         for instance in instances:
             if not callable(instance):
                 raise TypeError(f"Compose takes callables, and {instance!r} is not one")
+            if len(instances) > 1 and (alone := _that_stands_alone(instance)) is not None:
+                raise ValueError(f"{type(alone).__name__} cannot be composed with anything")
         self.instances = instances
 
     def __call__(self, *args: Any) -> Any:
@@ -56,6 +58,13 @@ class Compose(_Composed):  # type: ignore[misc]
     def __reduce__(self) -> tuple[type[Compose], tuple[Callable[..., Any], ...]]:
         # The generated class cannot be found by name, which is how pickle looks classes up.
         return Compose, self.instances
+
+
+def _that_stands_alone(instance: Any) -> Any:
+    """``instance``, or one in it, that refuses company, such as a ``Tree``; else ``None``."""
+    if isinstance(instance, Compose):
+        return next(filter(None, map(_that_stands_alone, instance.instances)), None)
+    return instance if getattr(instance, "stands_alone", False) else None
 
 
 def _warn_if_return_is_missing(instance: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -98,6 +98,8 @@ class FillGaps(PlannedAssignment):
 class ActivateAllRanks(PlannedAssignment, RankFilter):
     """Every healthy rank calls the function. Not to be combined with other filters."""
 
+    sole_filter = True
+
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
         return _world.activate_all(world)
