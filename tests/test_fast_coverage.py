@@ -11,13 +11,13 @@ from tests.conftest import REPOSITORY
 SOURCE, TESTS = REPOSITORY / "src", REPOSITORY / "tests"
 
 # A module that imports one of these is at an edge: a process, a thread, a socket, a device, a
-# terminal. All others take values and return values, or read and write files.
+# terminal, a test runner. All others take values and return values, or read and write files.
 EDGES = frozenset(
     {
         *("_posixsubprocess", "asyncio", "multiprocessing", "queue", "subprocess", "threading"),
         *("ctypes", "fcntl", "mmap", "psutil", "pynvml", "resource", "signal", "torch"),
         *("h11", "http", "hyperscan", "select", "selectors", "socket", "socketserver"),
-        *("pty", "rich", "termios", "typer"),
+        *("pty", "pytest", "rich", "termios", "typer"),
     }
 )
 

@@ -15,7 +15,7 @@ from tests.launch.conftest import Run
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "train_ddp.py"
 STEPS = ["--steps", "12"]
-PHASES = {"detect", "abort", "finalize", "health_check", "barrier", "assign", "enter"}
+PHASES = {"detect", "abort", "leave", "finalize", "health_check", "barrier", "assign", "enter"}
 
 Ncclops = Callable[..., CompletedText]
 
