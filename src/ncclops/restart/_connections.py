@@ -26,8 +26,23 @@ Address = tuple[str | None, int]
 # The store factory has its own.
 _NO_LIMIT_S = -1.0
 
-# The calls of wrapped functions in this process, in their order, which all ranks share.
-_calls = itertools.count()
+
+class _Calls:
+    """The names of the calls of wrapped functions that follow each other inside ``place``."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._numbers = itertools.count()
+
+    def next_name(self) -> str:
+        """All ranks make the same calls in the same order, so they agree on it."""
+        return f"{self._place}call{next(self._numbers)}"
+
+
+# Those of the process, and of each iteration under way around the next call, the innermost last.
+# A call inside another one is numbered within the iteration: in the last one, a rank that failed
+# early has not come to it, and others have.
+_calls = [_Calls("")]
 
 
 class Connections:
@@ -42,11 +57,25 @@ class Connections:
         self._servers: set[Address] = set()
         self._connecting = threading.Lock()
         self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
-        self._prefix = f"{job_prefix()}/call{next(_calls)}"
+        self._name = _calls[-1].next_name()
+        self._inside: _Calls | None = None
+        self._prefix = f"{job_prefix()}/{self._name}"
         factory: Any = settings.store_factory
         made = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
         self.raw_store: Store = made.store
         self.first = self._path.client(self._prefixed(made))
+
+    def begin(self, iteration: int) -> None:
+        """Wrapped functions that are called from now on are called inside ``iteration``."""
+        self.close()
+        self._inside = _Calls(f"{self._name}/{iteration}/")
+        _calls.append(self._inside)
+
+    def close(self) -> None:
+        """No iteration is under way any more, nor a call inside it. The connections stay."""
+        if self._inside in _calls:
+            del _calls[_calls.index(self._inside) :]
+        self._inside = None
 
     def another(self) -> StoreClient:
         """A further connection, in the same name space. Any thread."""

@@ -134,6 +134,7 @@ class Session:
         if unrecorded is not None and not self.monitor_process.page.finished:
             self.monitor_process.leave_behind(f"{type(unrecorded).__name__}: {unrecorded}")
         self.monitor_process.page.finished = 1
+        self._connections.close()
         self._stack.close()
         # The connections close with the last reference, and the store's server goes when they do.
         del self._connections, self.ledger, self.monitor_thread, self.assigner
@@ -162,6 +163,7 @@ class Session:
 
     def enter(self, iteration: int, agreement: Agreement) -> None:
         """The ranks have agreed on how the last iteration ended: ``iteration`` begins."""
+        self._connections.begin(iteration)
         page = self.monitor_process.page
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
