@@ -31,7 +31,7 @@ from ncclops.testing import HarnessError, JobFactory
 from tests.restart import soak, soak_scenes
 
 STEPS = 40
-FAULTS_PER_JOB = 6
+FAULTS_PER_JOB = 8  # of which some never strike: their rank is gone, or its loop is over
 DEADLINE = timedelta(minutes=8)
 # A restart of two ranks takes some 20 ms where nothing else runs.
 RESTART_WITHIN_S = 2.0
@@ -78,7 +78,7 @@ def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
     """One job of ``scene``, added to ``row``; its directory stays where something was wrong."""
     # both wrappers would act upon a death, and it is the outer one's choice what to do
     lethal = 0 if scene == "nested" else world // 2
-    faults = soak.schedule(seed, world, STEPS, FAULTS_PER_JOB, lethal)
+    faults = soak.schedule(f"{scene} {seed}", world, STEPS, FAULTS_PER_JOB, lethal)
     directory = Path(tempfile.mkdtemp(prefix=f"soak-{scene}-{seed}-"))
     began, found = time.monotonic(), list[str]()
     with JobFactory(directory) as factory:

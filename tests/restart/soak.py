@@ -45,7 +45,7 @@ def timing(hard_s: float) -> dict[str, Any]:
     }
 
 
-def schedule(seed: int, world: int, steps: int, count: int, lethal: int) -> list[Fault]:
+def schedule(seed: int | str, world: int, steps: int, count: int, lethal: int) -> list[Fault]:
     """``count`` random faults, ``lethal`` of which take their rank away, at most one per rank."""
     chance = random.Random(seed)
     found: dict[tuple[int, str, int], Fault] = {}
