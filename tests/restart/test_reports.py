@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
 
+from ncclops.restart._monitor_client import Reporter
 from ncclops.restart._monitor_link import Message, Peer
 from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
+from ncclops.restart.ledger import Ledger
 
 DIED: Message = {"op": "report", "id": "r1"}
 CONFIRMED: Message = {"op": "confirm", "id": "r1"}
@@ -105,3 +108,22 @@ def test_a_report_that_no_process_confirms_is_given_up() -> None:
     assert not monitor.reports.are_done
     monitor.reports.retry(60.0)
     assert monitor.reports.are_done
+
+
+def test_reports_of_many_threads_at_once_are_recorded_by_one_thread_each_once() -> None:
+    reporter = Reporter(lambda: cast(Ledger, None))
+    recorded: list[tuple[int, int]] = []
+
+    def submit(number: int) -> None:
+        ready.wait()
+        reporter.submit(lambda _: recorded.append((number, threading.get_ident())))
+
+    ready = threading.Barrier(20)
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reporter.stop(60)
+    assert sorted(number for number, _ in recorded) == list(range(20))
+    assert len({thread for _, thread in recorded}) == 1

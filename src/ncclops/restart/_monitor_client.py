@@ -243,31 +243,25 @@ class Reporter:
 
     Mostly deaths and timeouts that monitor processes report. The watchdog thread receives them
     and must not block, and the main and the monitor thread may be blocked in a wait of their own:
-    hence a third thread with a third connection, made by ``connect``. Both exist from the first
-    report on: a job without faults does not have them.
+    hence a third thread with a third connection, made by ``connect`` for the first report: a job
+    without faults does not have that.
     """
 
     def __init__(self, connect: Callable[[], Ledger]) -> None:
         self._connect = connect
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        # Started here: in ``submit`` an asynchronous exception could come before it has started.
+        self._thread = threading.Thread(target=self._run, name="ncclops-reporter", daemon=True)
+        self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Run ``job`` soon. Does not block; any thread.
-
-        Two first calls at the same moment may start two threads, which share the queue: no lock
-        prevents that, because an asynchronous exception could leave a lock locked.
-        """
+        """Run ``job`` soon, after those before it. Does not block; any thread."""
         self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ncclops-reporter", daemon=True)
-            self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is queued, for at most ``timeout_s``, and end."""
         self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         ledger: Ledger | None = None
@@ -278,4 +272,3 @@ class Reporter:
             except Exception as error:  # noqa: BLE001 - the report goes to another main process
                 log.warning("a report could not be recorded: %s", error)
                 ledger = None
-        self._jobs.put(None)  # for another one, see ``submit``

@@ -31,6 +31,8 @@ _SEM_T_BYTES = 64  # sizeof(sem_t) is 16 or 32 on the C libraries of Linux
 
 # More replacements would not help one that cannot stay up (no memory, no processes left).
 _MOST_REPLACEMENTS = 10
+# Replacements longer ago than that do not count.
+_COUNTED_FOR_S = 600.0
 
 
 class MainThreadHeartbeat:
@@ -77,14 +79,15 @@ class ProgressWatchdog:
         self._monitor_timeout_s = heartbeat_timeout.total_seconds() / 2
         self._on_message = on_message
         self._heartbeat = MainThreadHeartbeat()
-        self._replacements = 0
+        self._replaced_at: list[float] = []
+        self._started_at = 0.0
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ncclops-watchdog", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._monitor_process.page.touch()
-        self._monitor_process.page.monitor_tick = time.monotonic()
+        self._note_start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -119,6 +122,8 @@ class ProgressWatchdog:
         if self._heartbeat.moved():
             page.main_beat = now
         timeout_s = max(self._monitor_timeout_s, 2 * self._interval_s)
+        if page.monitor_tick == self._started_at:  # it has not come up yet: a busy machine
+            timeout_s *= 2
         if self._monitor_process.pid is not None and now - page.monitor_tick > timeout_s:
             log.warning("the monitor process (pid %s) does not respond", self._monitor_process.pid)
             self._replace_monitor_process()
@@ -132,12 +137,16 @@ class ProgressWatchdog:
             self._replace_monitor_process()
 
     def _replace_monitor_process(self) -> None:
-        self._replacements += 1
-        self._monitor_process.page.monitor_tick = time.monotonic()
+        now = time.monotonic()
+        self._replaced_at = [at for at in self._replaced_at if now - at < _COUNTED_FOR_S] + [now]
         try:
-            if self._replacements > _MOST_REPLACEMENTS:
-                raise OSError(f"replaced {_MOST_REPLACEMENTS} times already")
+            if len(self._replaced_at) > _MOST_REPLACEMENTS:
+                raise OSError(f"replaced {_MOST_REPLACEMENTS} times in {_COUNTED_FOR_S:g} s")
             self._monitor_process.replace()
+            self._note_start()
         except OSError as error:
             self._monitor_process.abandon()
             log.error("this rank continues without a monitor process: %s", error)
+
+    def _note_start(self) -> None:
+        self._started_at = self._monitor_process.page.monitor_tick = time.monotonic()
