@@ -25,7 +25,6 @@ EDGES = frozenset(
 EXCUSED = {
     "ncclops.diagnose.where": "takes snapshots of processes",
     "ncclops.host.gpus": "counts the devices of this machine",
-    "ncclops.testing.plugin": "fixtures for pytest, which start processes",
     "ncclops.worker.": "changes the process it runs in: sys.path, torch's functions, the script",
 }
 
