@@ -151,6 +151,7 @@ def test_clean_up_that_moves_is_not_disturbed_however_long_it_takes() -> None:
     assert steps == list(range(80))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_process_that_is_being_started_is_known() -> None:
     """An interruption just after the fork would leave a child of which nothing knows."""
     before = {child.pid for child in psutil.Process().children()}

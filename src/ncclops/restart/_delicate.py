@@ -13,6 +13,7 @@ from __future__ import annotations
 import multiprocessing.connection
 import multiprocessing.process
 import multiprocessing.queues
+import multiprocessing.util
 import queue
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+_FINALIZES = multiprocessing.util.Finalize.__call__.__code__
 _STARTS_A_PROCESS = {
     multiprocessing.process.BaseProcess.start.__code__,
     subprocess.Popen.__init__.__code__,
@@ -35,7 +37,7 @@ _WAITS = (
 def is_delicate(stack: Iterable[CodeType]) -> bool:
     """Whether a thread with these functions on its stack should not be interrupted now."""
     codes = set(stack)
-    if codes & _STARTS_A_PROCESS or any(code.co_name == "__del__" for code in codes):
+    if codes & {_FINALIZES, *_STARTS_A_PROCESS} or any(code.co_name == "__del__" for code in codes):
         return True
     return bool(codes & _takes_a_batch()) and not any(waits <= codes for waits in _WAITS)
 

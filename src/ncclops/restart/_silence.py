@@ -1,29 +1,40 @@
-"""A rank that is silent itself when it hears of a fault on another one.
+"""What a rank that hears of a fault on another one has to say of itself.
 
 When one rank hangs, those that wait for it are as silent, and any of them may be the first to
-exceed its timeout. Where the main thread is tells them apart.
+exceed its timeout. When one skips a step and destroys its groups, the others fail. Where the main
+thread is tells them apart.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from traceback import format_stack
+from traceback import format_stack, walk_stack
+
+from torch import distributed
 
 from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 
 
-def own_silence(page: Page, main_thread: int, initial_rank: int) -> Fault | None:
+def own_silence(
+    page: Page, main_thread: int, initial_rank: int, *, had_groups: bool
+) -> Fault | None:
     """The fault of this rank, if its main thread has not moved for half the soft timeout and does
-    not wait for its peers. Any thread."""
+    not wait for its peers, or destroys its groups. Any thread."""
     soft_s, _ = page.timeouts()
     silent_s = time.monotonic() - page.main_beat
-    if page.watch != Watch.SOFT_AND_HARD or silent_s < soft_s / 2:
-        return None
     frame = sys._current_frames().get(main_thread)
+    if page.watch != Watch.SOFT_AND_HARD or frame is None:
+        return None
+    calls = {caller.f_code.co_name for caller, _ in walk_stack(frame)}
+    left = had_groups and not distributed.is_initialized() and "init_process_group" not in calls
+    if left or "destroy_process_group" in calls:
+        return Fault.of_early_return(initial_rank, int(page.number), int(page.iteration))
+    if silent_s < soft_s / 2:
+        return None
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
-    if frame is None or waits_for_peers(stack):
+    if waits_for_peers(stack):
         return None
     detail = f"the main thread did not move for {silent_s:.1f} s, and did not wait for its peers"
     return Fault(

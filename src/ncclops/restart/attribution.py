@@ -245,7 +245,7 @@ class Fault:
     @classmethod
     def of_early_return(cls, initial_rank: int, rank: int, iteration: int) -> Fault:
         """The fault that a return from the function is if others still need this rank."""
-        detail = "returned from the function first, while its peers still waited for it"
+        detail = "was done with its groups first, while its peers still needed it"
         return cls(
             kind=FaultKind.RETURNED_EARLY,
             initial_rank=initial_rank,

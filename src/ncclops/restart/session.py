@@ -24,6 +24,7 @@ from ncclops.restart._planning import choose_assigner
 from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
+from ncclops.restart.attribution import Fault
 from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
@@ -57,6 +58,7 @@ class Session:
         self._rank = state.initial_rank
         self._world_size = state.initial_world_size
         self._main_thread = threading.get_ident()
+        self._groups_made_in: int | None = None  # the iteration, with env://
         with contextlib.ExitStack() as stack:
             stack.callback(_gloo_sockets.release_gloo_connections)
             self.loader_workers = LoaderWorkers()
@@ -117,7 +119,7 @@ class Session:
                 wake=wake_signal(),
                 unblock=self._end_wait,
                 before_interrupting=self.loader_workers.keep,
-                own_silence=lambda: own_silence(page, self._main_thread, self._rank),
+                own_silence=self._own_silence,
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
             )
             stack.callback(self.monitor_thread.stop, 1)
@@ -154,7 +156,13 @@ class Session:
 
     def store_for_user(self) -> Store:
         """A store for the process groups of the present iteration."""
+        self._groups_made_in = self.iteration
         return self._connections.for_groups(self.iteration)
+
+    def _own_silence(self) -> Fault | None:
+        """Monitor thread."""
+        page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
+        return own_silence(page, self._main_thread, self._rank, had_groups=had_groups)
 
     def _end_wait(self, frame: FrameType) -> None:
         self._connections.end_wait(frame, self._world_size)
