@@ -317,7 +317,14 @@ def with_hidden_cause(faults: Sequence[Fault], *candidates: Fault | None) -> lis
     closed the connections that the others still needed.
     """
     found = next((fault for fault in candidates if fault is not None), None)
-    if found is None or not faults or not find_cause(faults).lacks_a_peer:
+    if found is None or not faults:
+        return list(faults)
+    cause = find_cause(faults)
+    if cause.initial_rank == found.initial_rank and cause.traceback is None:
+        # Of many symptoms only the first is recorded with its stack, and that may be a victim's.
+        known = dataclasses.replace(cause, traceback=found.traceback)
+        return [known if fault is cause else fault for fault in faults]
+    if not cause.lacks_a_peer:
         return list(faults)
     others = [fault for fault in faults if fault.initial_rank != found.initial_rank]
     return [found, *others]
