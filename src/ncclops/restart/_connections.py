@@ -28,9 +28,13 @@ _NO_LIMIT_S = -1.0
 
 
 class _Calls:
-    """The names of the calls of wrapped functions that follow each other inside ``place``."""
+    """The names of the calls of wrapped functions that follow each other inside ``place``.
 
-    def __init__(self, place: str) -> None:
+    ``around`` are the connections of the call that they are made in, if they are made in one.
+    """
+
+    def __init__(self, place: str, around: Connections | None = None) -> None:
+        self.around = around
         self._place = place
         self._numbers = itertools.count()
 
@@ -57,6 +61,7 @@ class Connections:
         self._servers: set[Address] = set()
         self._connecting = threading.Lock()
         self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
+        self._around = _calls[-1].around
         self._name = _calls[-1].next_name()
         self._inside: _Calls | None = None
         self._prefix = f"{job_prefix()}/{self._name}"
@@ -68,7 +73,7 @@ class Connections:
     def begin(self, iteration: int) -> None:
         """Wrapped functions that are called from now on are called inside ``iteration``."""
         self.close()
-        self._inside = _Calls(f"{self._name}/{iteration}/")
+        self._inside = _Calls(f"{self._name}/{iteration}/", around=self)
         _calls.append(self._inside)
 
     def close(self) -> None:
@@ -98,10 +103,15 @@ class Connections:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
         own, others = set(self._servers), _addresses_of(_stores_in(frame))
         for host, port in own | others:
-            _gloo_sockets.shut_down_connections_to(host, port, keep=self._own_sockets)
+            _gloo_sockets.shut_down_connections_to(host, port, keep=self._kept_sockets())
         _gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
             _gloo_sockets.answer_gloo_rendezvous(world_size + 1)
+
+    def _kept_sockets(self) -> set[int]:
+        """Our own, and those of the calls around this one: these go on when it restarts."""
+        around = set() if self._around is None else self._around._kept_sockets()
+        return self._own_sockets | around
 
     # --- connecting -----------------------------------------------------------------------------
 
