@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ncclops.diagnose.advice import steps
 from ncclops.diagnose.incident_events import decision_on
 from ncclops.diagnose.incident_report import IncidentReport, report_incident
-from ncclops.flight.findings import KINDS
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document
 from ncclops.record.events import (
@@ -267,8 +267,8 @@ def test_the_callers_of_the_line_are_shown_with_it(make: Make) -> None:
     assert [caller.function for caller in who.callers] == ["step", "main"]
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"rank-died"}))
-def test_each_kind_of_hang_has_a_step_to_take(kind: str) -> None:
+@pytest.mark.parametrize("kind", sorted(set(FindingKind) - {FindingKind.RANK_DIED}))
+def test_each_kind_of_hang_has_a_step_to_take(kind: FindingKind) -> None:
     first, *more = steps(kind, "rank 2", "train.py:3 in f", in_data_loader=True)
     assert "{" not in first
-    assert len(more) == (kind == "never-arrived")
+    assert len(more) == (kind is FindingKind.NEVER_ARRIVED)

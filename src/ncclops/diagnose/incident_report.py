@@ -18,6 +18,7 @@ from ncclops.diagnose.incident_events import (
 from ncclops.diagnose.places import Cluster, RankView
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.errors import UsageError
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.rank_lists import rank_list
 from ncclops.record import event_log, incident_record, snapshot_files
 from ncclops.record.incident_record import IncidentRecord
@@ -191,7 +192,7 @@ def _culprit(
     if user_frame(frames) is None and view is not None:
         frames = view.frames
     frame = user_frame(frames)
-    if frame is None and recorded is not None and recorded.kind == "rank-died":
+    if frame is None and recorded is not None and recorded.kind == FindingKind.RANK_DIED:
         frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last output
     callers = _callers(frame, frames)
     return Culprit(rank, view.host if view is not None else None, frame, how, callers)
@@ -222,7 +223,7 @@ def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
     if not recorded.culprits or not recorded.hung:
         return False
     # That a rank which its monitor process has ended is gone, explains nothing.
-    return _is_hang(record) and recorded.kind != "rank-died"
+    return _is_hang(record) and recorded.kind != FindingKind.RANK_DIED
 
 
 def _failed_of_mismatch(record: IncidentRecord, found: dict[str, Any] | None) -> bool:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclops.errors import NcclopsError
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.stacks.frame import Frame
 
 if TYPE_CHECKING:
     from ncclops.flight.analysis_context import Side
-
-MISMATCHES = frozenset(f"{what}-mismatch" for what in ("order", "op", "shape", "dtype", "root"))
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Recorded:
     answer, and was ended for that; the sentence says so.
     """
 
-    kind: str
+    kind: FindingKind
     sentence: str
     culprits: tuple[int, ...]
     confidence: float
@@ -40,7 +39,7 @@ class Recorded:
     @property
     def is_mismatch(self) -> bool:
         """Whether ranks made different calls, and it is known which one differs."""
-        return self.hung and bool(self.culprits) and self.kind in MISMATCHES
+        return self.hung and bool(self.culprits) and self.kind.is_mismatch
 
     def to_json(self) -> dict[str, Any]:
         frames = {

@@ -6,6 +6,7 @@ from collections import Counter
 
 from ncclops.flight import waits as waiting
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.model import FlightEvidence, RankEvidence, Track
 from ncclops.flight.waits import Op
 from ncclops.stacks.frame import Frame
@@ -18,7 +19,7 @@ def absences(context: AnalysisContext) -> list[FlightFinding]:
     for rank, targets in context.waits.edges.items():
         for target in targets:
             waited_in.setdefault(target, Counter())[context.waits.heads[rank]] += 1
-    together: dict[tuple[str, Op], list[int]] = {}
+    together: dict[tuple[FindingKind, Op], list[int]] = {}
     for target in sorted(waiting.roots(context.waits)):
         kind = _absence_kind(context, target)
         op = min(waited_in[target], key=lambda op: (-waited_in[target][op], op.group, op.seq))
@@ -28,33 +29,35 @@ def absences(context: AnalysisContext) -> list[FlightFinding]:
     return found + _deaths_without_waiters(context, named)
 
 
-def _absence_kind(context: AnalysisContext, rank: int) -> str:
+def _absence_kind(context: AnalysisContext, rank: int) -> FindingKind:
     about = context.about(rank)
     stood_still = about.no_python_s is not None or about.stopped
     if about.silent and (stood_still if about.place is None else about.place.inside is None):
-        return "never-arrived"  # it was ended because of that
+        return FindingKind.NEVER_ARRIVED  # it was ended because of that
     if about.ended is not None:
-        return "never-arrived" if about.ended_well else "rank-died"
+        return FindingKind.NEVER_ARRIVED if about.ended_well else FindingKind.RANK_DIED
     if about.place is not None and about.place.inside == "monitored_barrier":
-        return "op-mismatch"
+        return FindingKind.OP_MISMATCH
     if about.record is None and about.place is None and not about.groups:
-        return "rank-died"  # nothing at all is left of it
-    return "never-arrived"
+        return FindingKind.RANK_DIED  # nothing at all is left of it
+    return FindingKind.NEVER_ARRIVED
 
 
-def _absence(context: AnalysisContext, kind: str, op: Op, absent: list[int]) -> FlightFinding:
+def _absence(
+    context: AnalysisContext, kind: FindingKind, op: Op, absent: list[int]
+) -> FlightFinding:
     held_up: list[int] = []
-    if kind == "never-arrived":
+    if kind == FindingKind.NEVER_ARRIVED:
         absent, held_up = _split_by_waits(context, absent)
     waiters = sorted(rank for rank, head in context.waits.heads.items() if head == op)
     group = context.groups[op.group]
-    if kind == "rank-died" and op.peer is None:
+    if kind == FindingKind.RANK_DIED and op.peer is None:
         waiters = [rank for rank in group.members if group.last.get(rank, -1) >= op.seq]
         if any(context.about(rank).overrun for rank in absent):
-            kind = "shape-mismatch"
+            kind = FindingKind.SHAPE_MISMATCH
     finished = all(context.about(rank).ended_well for rank in absent)
-    if kind == "never-arrived" and len(waiters) == 1 and len(absent) > 1 and finished:
-        kind = "extra-call"
+    if kind == FindingKind.NEVER_ARRIVED and len(waiters) == 1 and len(absent) > 1 and finished:
+        kind = FindingKind.EXTRA_CALL
     sides = [waiting_side(context, op, waiters)]
     sides += absent_sides(context, absent) + absent_sides(context, held_up, "waiting")
     return FlightFinding(
@@ -62,7 +65,7 @@ def _absence(context: AnalysisContext, kind: str, op: Op, absent: list[int]) -> 
         group=group,
         seq=op.seq if op.peer is None else None,
         op=context.op_name(op, waiters),
-        culprits=tuple(waiters if kind == "extra-call" else absent),
+        culprits=tuple(waiters if kind == FindingKind.EXTRA_CALL else absent),
         confidence=_certainty(context, kind, absent),
         sides=tuple(sides),
     )
@@ -81,7 +84,7 @@ def _split_by_waits(context: AnalysisContext, absent: list[int]) -> tuple[list[i
     return elsewhere, held_up
 
 
-def _certainty(context: AnalysisContext, kind: str, absent: list[int]) -> float:
+def _certainty(context: AnalysisContext, kind: FindingKind, absent: list[int]) -> float:
     abouts = [context.about(rank) for rank in absent]
     if any(about.overrun for about in abouts):
         return 0.8
@@ -89,7 +92,7 @@ def _certainty(context: AnalysisContext, kind: str, absent: list[int]) -> float:
         return 0.95
     if all(about.record or about.place for about in abouts):
         return 0.95 if all(about.place for about in abouts) else 0.85
-    return 0.6 if kind == "rank-died" else 0.7
+    return 0.6 if kind == FindingKind.RANK_DIED else 0.7
 
 
 def _deaths_without_waiters(context: AnalysisContext, named: set[int]) -> list[FlightFinding]:
@@ -112,7 +115,7 @@ def _deaths_without_waiters(context: AnalysisContext, named: set[int]) -> list[F
         op = context.op_name(at, others)
         side = waiting_side(context, at, others)
         sides.insert(0, side)
-    return [FlightFinding("rank-died", group, seq, op, tuple(dead), 0.9, tuple(sides))]
+    return [FlightFinding(FindingKind.RANK_DIED, group, seq, op, tuple(dead), 0.9, tuple(sides))]
 
 
 def absent_sides(context: AnalysisContext, ranks: list[int], role: str = "culprit") -> list[Side]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclops.flight.disagreements import Mismatch, frames_at
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.groups import Group
 from ncclops.flight.model import SOME_COLLECTIVE, Call, FlightEvidence, RankEvidence
 from ncclops.flight.waits import Op, Waits
@@ -40,7 +41,7 @@ class FlightFinding:
     ``circle`` is a way round in a deadlock: each rank waits for the next, the last for the first.
     """
 
-    kind: str
+    kind: FindingKind
     group: Group | None
     seq: int | None
     op: str | None

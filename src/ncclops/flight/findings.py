@@ -6,24 +6,13 @@ from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absences
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
 from ncclops.flight.disagreements import Mismatch, frames_at
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.groups import Group
 from ncclops.flight.model import FlightEvidence
 from ncclops.flight.stalled_transfers import stalls, unrecorded
 from ncclops.flight.waits import Op, Waits
 
-# The kinds of findings, the gravest first: the order in which they explain each other.
-KINDS = (
-    "rank-died",
-    "order-mismatch",
-    "op-mismatch",
-    "shape-mismatch",
-    "dtype-mismatch",
-    "root-mismatch",
-    "cross-group-deadlock",
-    "extra-call",
-    "never-arrived",
-    "stalled",
-)
+_ORDER = tuple(FindingKind)
 
 
 def find(
@@ -45,24 +34,26 @@ def find(
 
 def _stands(context: AnalysisContext, finding: FlightFinding) -> bool:
     """Whether a finding in a group whose ranks disagree is more than the consequence of that."""
-    if "mismatch" in finding.kind:
+    if finding.kind.is_mismatch:
         # A rank that Gloo ended for what it received is the victim of those who disagree.
         return not any(context.about(rank).overrun for rank in finding.culprits)
-    if finding.kind == "rank-died":
+    if finding.kind == FindingKind.RANK_DIED:
         return True
     mismatch = next(m for m in context.mismatches if m.group is finding.group and m.live)
     seq = finding.seq if finding.seq is not None else -1
-    return finding.kind == "never-arrived" and seq <= mismatch.seq
+    return finding.kind == FindingKind.NEVER_ARRIVED and seq <= mismatch.seq
 
 
 def _weight(context: AnalysisContext, finding: FlightFinding) -> tuple[object, ...]:
-    grave = KINDS.index(finding.kind)
-    if finding.kind == "rank-died":
+    grave = _ORDER.index(finding.kind)
+    if finding.kind == FindingKind.RANK_DIED:
         ends = [context.about(rank).ended for rank in finding.culprits]
         if all(end is None for end in ends):
-            grave = KINDS.index("stalled")  # nothing is known of them, while others are known
+            grave = _ORDER.index(
+                FindingKind.STALLED
+            )  # nothing is known of them, while others are known
         elif _disagree(context) and all(_ended_by_gloo(context, rank) for rank in finding.culprits):
-            grave = KINDS.index("root-mismatch")
+            grave = _ORDER.index(FindingKind.ROOT_MISMATCH)
     started = None
     if finding.group is not None and finding.seq is not None:
         started = finding.group.entered_s(finding.seq)
@@ -87,7 +78,7 @@ def _from_mismatch(context: AnalysisContext, mismatch: Mismatch) -> FlightFindin
         frames = frames_at(context.evidence, group, ranks[0], seq)
         sides.append(Side(role, ranks, f"called {call} as #{seq}", call, frames))
     return FlightFinding(
-        kind=f"{mismatch.kind}-mismatch",
+        kind=FindingKind.of_mismatch(mismatch.kind),
         group=group,
         seq=seq,
         op=mismatch.sides[0][0].op,
@@ -116,7 +107,7 @@ def deadlocks(context: AnalysisContext) -> list[FlightFinding]:
         first = context.waits.heads[part[0]]
         found.append(
             FlightFinding(
-                kind="cross-group-deadlock",
+                kind=FindingKind.CROSS_GROUP_DEADLOCK,
                 group=context.groups[first.group],
                 seq=first.seq if first.peer is None else None,
                 op=context.op_name(first, by_op[first]),

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ncclops.flight.absences import doing
 from ncclops.flight.analysis_context import FlightFinding, others_text
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.model import FlightEvidence
 from ncclops.stacks.frame import Frame
 
@@ -15,14 +16,16 @@ _SHOWN_PLACES = 4
 
 def sentence(evidence: FlightEvidence, finding: FlightFinding) -> str:
     """``finding`` in one sentence."""
-    if finding.kind == "rank-died":
+    if finding.kind == FindingKind.RANK_DIED:
         return _died(evidence, finding)
     called = any(side.call for side in finding.sides if side.role == "culprit")
-    if finding.kind == "never-arrived" or (finding.kind == "op-mismatch" and not called):
+    if finding.kind == FindingKind.NEVER_ARRIVED or (
+        finding.kind == FindingKind.OP_MISMATCH and not called
+    ):
         return f"{others_text(finding.culprits)} never entered {_what(finding)}: " + _where(
             evidence, finding
         )
-    if not called and "mismatch" in finding.kind and finding.kind != "root-mismatch":
+    if not called and finding.kind.is_mismatch and finding.kind != FindingKind.ROOT_MISMATCH:
         return (
             f"{others_text(finding.culprits)} asked for another shape or type in {_what(finding)}: "
             + (_where(evidence, finding))
@@ -119,9 +122,9 @@ def _extra(finding: FlightFinding) -> str:
     )
 
 
-_TELL: dict[str, Callable[[FlightFinding], str]] = {
-    "cross-group-deadlock": _deadlock,
-    "stalled": _stalled,
-    "root-mismatch": _root,
-    "extra-call": _extra,
+_TELL: dict[FindingKind, Callable[[FlightFinding], str]] = {
+    FindingKind.CROSS_GROUP_DEADLOCK: _deadlock,
+    FindingKind.STALLED: _stalled,
+    FindingKind.ROOT_MISMATCH: _root,
+    FindingKind.EXTRA_CALL: _extra,
 }

@@ -8,6 +8,7 @@ from ncclops.flight import waits as waiting
 from ncclops.flight.absences import absent_sides
 from ncclops.flight.analysis_context import AnalysisContext, FlightFinding, Side, waiting_side
 from ncclops.flight.disagreements import frames_at
+from ncclops.flight.finding_kinds import FindingKind
 from ncclops.flight.model import OperationState
 from ncclops.flight.waits import Op
 from ncclops.stacks.ownership import user_frames
@@ -47,9 +48,9 @@ def _stall(context: AnalysisContext, op: Op, ranks: list[int]) -> FlightFinding:
     group = context.groups[op.group]
     name = context.op_name(op, ranks)
     left = [r for r in group.members if r not in ranks and group.last.get(r, 0) >= op.seq]
-    kind, culprits, confidence = "stalled", _not_started(context, op, ranks), 0.8
+    kind, culprits, confidence = FindingKind.STALLED, _not_started(context, op, ranks), 0.8
     if left and name in _ROOTED and group.name.backend == "gloo":
-        kind, culprits, confidence = "root-mismatch", ranks, 0.6
+        kind, culprits, confidence = FindingKind.ROOT_MISMATCH, ranks, 0.6
     elif left and op.peer is None:
         culprits = ranks
     role = "culprit" if culprits else "party"
@@ -103,7 +104,7 @@ def unrecorded(context: AnalysisContext) -> list[FlightFinding]:
     sides = [_stack_side(context, inside[most], "waiting" if absent else "party")]
     sides += absent_sides(context, absent)
     sides += absent_sides(context, elsewhere, "waiting") if outside else []
-    kind = "never-arrived" if absent else "stalled"
+    kind = FindingKind.NEVER_ARRIVED if absent else FindingKind.STALLED
     return [FlightFinding(kind, None, None, most, tuple(absent), 0.5, tuple(sides))]
 
 
