@@ -2,6 +2,7 @@
 
 A test is slow if it is marked so, or if it asks, directly or through another fixture, for
 ``starts_processes``. What is left is watched: a fast test that starts a process or sleeps fails.
+Slow tests run first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from resource import RUSAGE_CHILDREN, getrusage
@@ -76,6 +78,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark as slow what asks for ``starts_processes``."""
     if isinstance(item, pytest.Function) and "starts_processes" in item.fixturenames:
         item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with most slow tests first: the short ones then fill what is left of the time."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
