@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
@@ -29,6 +30,9 @@ EXCUSED = {
 }
 
 
+Import = tuple[str, str | None]
+
+
 def _modules() -> dict[str, ast.Module]:
     found = {}
     for path in SOURCE.rglob("*.py"):
@@ -38,8 +42,13 @@ def _modules() -> dict[str, ast.Module]:
     return found
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+@cache
+def _imports(tree: ast.Module) -> tuple[Import, ...]:
     """Module and name of each import, wherever it stands."""
+    return tuple(_found_imports(tree))
+
+
+def _found_imports(tree: ast.Module) -> Iterator[Import]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)

@@ -111,6 +111,7 @@ def test_a_line_of_megabytes(where: int) -> None:
     assert report.stats.lines == 3
 
 
+@pytest.mark.slow  # takes seconds
 def test_memory_does_not_grow_with_the_log() -> None:
     """Twenty thousand echoes of 64 ranks keep no more hits than two thousand."""
 

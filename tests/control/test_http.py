@@ -103,6 +103,7 @@ def test_requests_follow_each_other_on_one_connection(server: Server) -> None:
     assert answers.endswith(b"GET /status ")
 
 
+@pytest.mark.slow  # takes seconds
 def test_a_thousand_requests_at_once_on_one_connection(server: Server) -> None:
     received: list[bytes] = []
     with closing(server.connect()) as client:

@@ -26,6 +26,8 @@ from ncclops.restart.compose import Compose
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.rank_assignment import ActivateAllRanks, ShiftRanks
 
+pytestmark = pytest.mark.slow  # hundreds of orders: takes seconds
+
 RANKS = 5
 SOON = timedelta(seconds=20)
 NOBODY: frozenset[int] = frozenset()
