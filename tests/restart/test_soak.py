@@ -17,17 +17,12 @@ STEPS = 24
 DEADLINE = timedelta(seconds=170)
 
 
-# An abort shuts down the connections to the store of a wrapper around or inside; made again too
-# often, they are given up. The script finds that in some schedules of the nested scene.
-SCENES = [scene for scene in soak_scenes.SCENES if scene != "nested"]
-
-
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", soak_scenes.SCENES)
 def test_random_faults_do_not_change_the_result(
     ncclops_job: JobFactory, tmp_path: Path, scene: str
 ) -> None:
-    """Four ranks; one of the faults is lethal."""
-    faults = soak.schedule(20, 4, STEPS, 4, lethal=1)
+    """Four ranks; one of the faults is lethal, but for what two wrappers would both act upon."""
+    faults = soak.schedule(20, 4, STEPS, 4, lethal=0 if scene == "nested" else 1)
     arguments = (scene, tmp_path, STEPS, soak.timing(12))
     job = ncclops_job(
         soak_scenes.train,
