@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,7 +61,7 @@ def callback_of(base: type, name: str, function: Callable[[FrozenState, str], Fr
     return type(base.__name__, (base,), {"__call__": lambda _, state: function(state, name)})()
 
 
-def waiting_in_the_barrier(worker: Worker) -> Any:
+def waiting_in_the_barrier(worker: Worker, timing: Mapping[str, Any] = FAST) -> Any:
     """All but rank 0 wait in the barrier between iterations, until the file ``go`` is there."""
 
     def hold_up(state: FrozenState, _: str) -> FrozenState:
@@ -79,7 +79,7 @@ def waiting_in_the_barrier(worker: Worker) -> Any:
         return worker.finish(call)
 
     finalize = callback_of(inprocess.finalize.Finalize, "finalize", hold_up)
-    return worker.wrap(main, finalize=finalize, **FAST)()
+    return worker.wrap(main, finalize=finalize, **timing)()
 
 
 def raising_in_clean_up(worker: Worker) -> Any:

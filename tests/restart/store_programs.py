@@ -6,12 +6,11 @@ import os
 import time
 from typing import Any
 
+import fault_programs
 import torch.distributed as dist
-from fault_programs import callback_of
 from scenarios import FAST, Worker, seconds
 
 from ncclops import restart as inprocess
-from ncclops.restart.state import FrozenState
 
 TIMING = {
     **FAST,
@@ -45,24 +44,8 @@ def working(worker: Worker) -> Any:
 
 
 def waiting_in_the_barrier(worker: Worker) -> Any:
-    """Rank 0 holds up the barrier after iteration 0 until the file ``go`` is there."""
-
-    def hold_up(state: FrozenState, _: str) -> FrozenState:
-        worker.note("finalize")
-        while worker.rank == 0 and not (worker.directory / "go").exists():
-            time.sleep(0.02)
-        return state
-
-    def main(call: inprocess.CallWrapper) -> str:
-        world = worker.join()
-        worker.note("entered", iteration=call.iteration, world=world)
-        if call.iteration == 0 and worker.rank == 1:
-            raise ValueError("boom")
-        dist.barrier()
-        return worker.finish(call)
-
-    finalize = callback_of(inprocess.finalize.Finalize, "finalize", hold_up)
-    return worker.wrap(main, finalize=finalize, **TIMING)()
+    """The one of fault_programs, with time for a connection to be made again."""
+    return fault_programs.waiting_in_the_barrier(worker, TIMING)
 
 
 def finishing(worker: Worker) -> Any:

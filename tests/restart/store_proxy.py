@@ -17,7 +17,7 @@ _DEADLINE_S = 60
 
 
 class StoreProxy:
-    """Forwards to ``port`` of this host until it is told otherwise; ``address`` is its own."""
+    """Forwards to ``port`` of this host until an order says otherwise; ``address`` is its own."""
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
