@@ -325,3 +325,49 @@ def abort_by_user(worker: Worker) -> Any:
     except inprocess.exception.RestartAbort as error:
         values.append(str(error))
     return values
+
+
+def slow_completion(worker: Worker) -> Any:
+    """Rank 1 is still in its completion callback when rank 0 has left, and the store with it."""
+
+    class Slow(inprocess.completion.Completion):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            while state.initial_rank == 1 and not (worker.directory / "server-is-gone").exists():
+                worker.note("completing")
+                time.sleep(0.05)
+            return state
+
+    @inprocess.Wrapper(completion=Slow())
+    def work(call: inprocess.CallWrapper) -> str:
+        dist.init_process_group("gloo")
+        if call.iteration == 0 and worker.rank == 0:
+            raise ValueError("example fault")
+        dist.barrier()
+        dist.destroy_process_group()
+        return f"iteration {call.iteration}"
+
+    return work()
+
+
+def failing_key(worker: Worker) -> Any:
+    """The key of rank 1 cannot be found when ranks are assigned anew."""
+
+    def host(state: inprocess.State) -> str:
+        if state.mode is inprocess.Mode.ACTIVE and worker.rank == 1:
+            raise OSError("no host name")
+        return "host"
+
+    @inprocess.Wrapper(
+        rank_assignment=inprocess.Compose(
+            inprocess.rank_assignment.ShiftRanks(),
+            inprocess.rank_assignment.FilterCountGroupedByKey(host, lambda count: count > 0),
+        )
+    )
+    def work(call: inprocess.CallWrapper) -> str:
+        dist.init_process_group("gloo")
+        if call.iteration == 0 and worker.rank == 0:
+            raise ValueError("example fault")
+        dist.barrier()
+        return f"world of {dist.get_world_size()}"
+
+    return work()

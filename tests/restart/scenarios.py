@@ -445,14 +445,20 @@ def changing_timeouts(worker: Worker) -> Any:
 
 @scenario
 def unprotected(worker: Worker) -> Any:
-    """A silence longer than both timeouts that was announced."""
+    """Sections without timeouts: left by a restart, longer than both timeouts, and after them."""
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
         with call.disable_hang_protection():
             with call.disable_hang_protection():
-                pass
-            gil_holding_sleep(8)
+                if call.iteration == 0 and worker.rank == 1:
+                    raise ValueError("boom")
+                dist.barrier()
+            if call.iteration == 1:
+                gil_holding_sleep(8)
+        dist.barrier()
+        if call.iteration == 1 and worker.rank == 0:
+            time.sleep(600)
         dist.barrier()
         return worker.finish(call)
 

@@ -113,6 +113,12 @@ def test_a_rank_that_faults_too_often_is_taken_out(job: Job) -> None:
     assert "FaultCounterExceeded" in job.events("raised", 1)[0]["error"]
 
 
+def test_a_rank_whose_key_cannot_be_had_leaves_and_the_others_go_on(job: Job) -> None:
+    assert start(job, 3, "failing_key") == {0: 0, 1: 1, 2: 0}
+    assert returned(job) == dict.fromkeys((0, 2), "world of 2")
+    assert "no host name" in job.events("raised", 1)[0]["error"]
+
+
 def test_debug_says_where_a_base_exception_was_swallowed(job: Job) -> None:
     assert set(start(job, 2, "swallowing").values()) == {0}
     assert returned(job) == {0: 1, 1: 1}

@@ -137,6 +137,32 @@ def test_every_other_parameter_has_a_type(name: str, value: Any) -> None:
     assert repr(value) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("soft_timeout", 60, "write timedelta(seconds=60)"),
+        ("initialize", inprocess.initialize.RetryController, "write RetryController()"),
+        ("abort", inprocess.Compose(print), "each member of the Compose has to be Abort"),
+        # as the guides have it in two of their examples
+        (
+            "rank_assignment",
+            (inprocess.rank_assignment.ShiftRanks(),),
+            "remove the comma that makes it a tuple",
+        ),
+    ],
+)
+def test_what_to_write_instead_is_said_where_it_is_plain(
+    name: str, value: Any, remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{re.escape(remedy)}$"):
+        wrapper_of(**{name: value})
+
+
+def test_an_assignment_that_ends_with_the_first_loss_is_said_at_the_start() -> None:
+    with pytest.warns(UserWarning, match=r"MaxActiveWorldSize.*takes no terminated ranks out"):
+        wrapper_of(rank_assignment=inprocess.rank_assignment.MaxActiveWorldSize(4))
+
+
 @pytest.mark.parametrize("name", ["monitor_process_logfile", "monitor_process_pidfile"])
 def test_the_monitor_processs_files_have_absolute_paths(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='log-{{rank}}' must be an absolute path"):

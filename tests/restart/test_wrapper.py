@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,24 +60,41 @@ def test_stores_of_the_user(job: Job, kind: str) -> None:
     assert {e["iteration"] for e in job.events("done")} == {2}
 
 
-def test_a_store_that_runs_elsewhere(job: Job) -> None:
+@pytest.fixture
+def server(job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """A store that runs elsewhere, and that the job is pointed to."""
     port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "ncclops.restart.store_server", str(port)], stdout=subprocess.PIPE
-    )
-    try:
-        assert server.stdout is not None
-        assert str(port) in server.stdout.readline().decode()
-        job.env = {"NCCLOPS_STORE": f"127.0.0.1:{port}", "MASTER_ADDR": "", "MASTER_PORT": ""}
-        assert set(job.start(2, "stores", kind="default").wait().values()) == {0}
-        assert server.poll() is None, "it stays until it is asked to end"
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-    finally:
-        server.kill()
-        server.wait()
-        assert server.stdout is not None
-        server.stdout.close()
+    command = [sys.executable, "-m", "ncclops.restart.store_server", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert str(port) in process.stdout.readline().decode()
+            job.env = {"NCCLOPS_STORE": f"127.0.0.1:{port}", "MASTER_ADDR": "", "MASTER_PORT": ""}
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_store_that_runs_elsewhere(job: Job, server: subprocess.Popen[bytes]) -> None:
+    assert set(job.start(2, "stores", kind="default").wait().values()) == {0}
+    assert server.poll() is None, "it stays until it is asked to end"
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(30) == 0
+
+
+def test_no_rank_needs_the_store_once_all_have_finished(
+    job: Job, server: subprocess.Popen[bytes]
+) -> None:
+    """Which is why the default store names no critical rank, and no rank waits for the others."""
+    job.start(2, "dropin_programs:slow_completion")
+    job.wait_for("returned", rank=0)
+    job.wait_for("completing", rank=1)
+    server.kill()
+    server.wait()
+    (job.directory / "server-is-gone").touch()
+    assert set(job.wait().values()) == {0}
+    assert {e["value"] for e in job.events("returned")} == {"iteration 1"}
+    job.expect_no_orphans()
 
 
 def test_a_rank_that_does_not_finish(job: Job) -> None:
@@ -100,7 +118,8 @@ def test_timeouts_change_on_all_ranks_together(job: Job) -> None:
 @pytest.mark.slow
 def test_hang_protection_can_be_switched_off(job: Job) -> None:
     assert set(job.start(2, "unprotected").wait().values()) == {0}
-    assert not job.events("incident")
+    incidents = {(e["iteration"], e["cause"]) for e in job.events("incident")}
+    assert incidents == {(0, "exception"), (1, "soft-timeout")}, "protected again after sections"
 
 
 def test_an_atomic_section_is_finished_before_the_restart(job: Job) -> None:

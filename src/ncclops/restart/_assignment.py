@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -48,6 +49,20 @@ def as_key_function(key_or_fn: KeyOrFn) -> KeyFunction:
         stacklevel=3,
     )
     return _OfRank(key_or_fn)
+
+
+def whole_number(name: str, value: int, at_least: int | None = None) -> int:
+    """``value`` as an ``int``, numpy's integers included.
+
+    Raises ``TypeError`` on any other type and ``ValueError`` below ``at_least``, naming ``name``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a whole number") from None
+    if at_least is not None and number < at_least:
+        raise ValueError(f"{name}={number} must be at least {at_least}")
+    return number
 
 
 def as_of_launch(key: KeyFunction) -> KeyFunction:
@@ -158,6 +173,10 @@ class RankAssignment(ABC):
     @abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Change ``ctx`` and return it; raise ``RankDiscarded`` if this rank must leave."""
+
+    def __repr__(self) -> str:
+        public = (f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))
+        return f"{type(self).__name__}({', '.join(public)})"
 
 
 class RankFilter(RankAssignment):

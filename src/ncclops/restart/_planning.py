@@ -11,7 +11,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ncclops.restart._assignment import (
     PlannedAssignment,
@@ -44,17 +44,20 @@ def supports_global_plan(assignment: RankAssignment) -> bool:
     So it is for the shipped assignments and any ``Compose`` of them, unless a group filter's
     key function would be evaluated on numbers that another member changes before it.
 
-    Meant to be called once, when the assignment is given: raises ``ValueError`` for a ``Tree``
-    in a composition and for a group filter that nothing follows to take ranks out, and warns
-    where a composition renumbers ranks after it chose the active ones.
+    Meant to be called once, when the assignment is given: raises ``ValueError`` for a composition
+    that cannot work (a ``Tree`` in it, a group filter that nothing follows to take ranks out,
+    filters that undo each other), and warns where one loses what it decided or ends with the first
+    rank that is lost. Of a user's own members only what they inherit is known.
     """
-    steps = _steps(assignment)
-    if steps is None:
-        return False
-    _check_steps(steps)
-    _warn_about_late_renumbering(steps)
-    first_renumbering = next((i for i, step in enumerate(steps) if step.renumbers), len(steps))
-    return not any(step.key_functions for step in steps[first_renumbering + 1 :])
+    members = _members(assignment)
+    planned = all(map(_has_plan, members))
+    _check(members)
+    _warn_about_late_renumbering(members, "it is run after" if planned else "its choice is lost")
+    if planned:
+        _warn_where_losses_stay(assignment, members)
+    first_renumbering = next((i for i, m in enumerate(members) if _is(m, "renumbers")), None)
+    late = () if first_renumbering is None else members[first_renumbering + 1 :]
+    return planned and not any(step.key_functions for step in late)
 
 
 def local_keys(assignment: RankAssignment, state: State) -> list[str]:
@@ -76,7 +79,7 @@ def plan(assignment: RankAssignment, world: World) -> World:
     Raises ``TypeError`` unless ``supports_global_plan``, and ``RestartError`` when a living rank
     has reported no keys or when ``assignment`` does not take dead ranks out.
     """
-    steps = sorted(_planned_steps(assignment), key=lambda step: isinstance(step, RankFilter))
+    steps = _planned_steps(assignment)
     columns = sum(len(step.key_functions) for step in steps)
     _check_keys(world, columns)
     column = 0
@@ -96,24 +99,42 @@ def assign(assignment: RankAssignment, ctx: RankAssignmentCtx) -> RankAssignment
     """Run ``assignment`` rank by rank; where it chose no active ranks, all of them are.
 
     Called on every living rank. Raises ``RankDiscarded`` where this rank has to leave,
-    ``exception.TimeoutError`` when other ranks did not take part in time, and whatever the
-    assignment raises.
+    ``exception.TimeoutError`` when other ranks did not take part in time, ``TypeError`` where the
+    assignment returns no context, ``RestartError`` where it gives more active ranks than are left,
+    and whatever it raises.
     """
-    ctx = assignment(ctx)
-    state = ctx.state
+    left = ctx.state.world_size - len(ctx.terminated_ranks)
+    after = assignment(ctx)
+    if not isinstance(after, RankAssignmentCtx):
+        raise TypeError(
+            f"{assignment!r} returned {after!r}: it has to return the RankAssignmentCtx that it is "
+            "called with, changed"
+        )
+    state = after.state
     if state.active_world_size is None:
         Placement(state.rank, state.world_size, state.world_size).apply_to(state)
-    return ctx
+    if (state.active_world_size or 0) > left:
+        raise RestartError(
+            f"{assignment!r} gives {state.active_world_size} active ranks, and {left} are left: "
+            "it has to take terminated ranks out, as ShiftRanks() or FillGaps() does"
+        )
+    return after
 
 
-def _steps(assignment: object) -> list[PlannedAssignment] | None:
-    """The members of ``assignment`` in the order they run, or ``None`` if any is not planned."""
+def _members(assignment: object) -> list[Any]:
+    """The members of ``assignment`` and of each ``Compose`` in it, in the order they run."""
     if isinstance(assignment, Compose) and _inherits_call(assignment, Compose):
-        parts = [_steps(part) for part in reversed(assignment.instances)]
-        return None if None in parts else [step for part in parts for step in part or ()]
-    if isinstance(assignment, PlannedAssignment) and _inherits_call(assignment, PlannedAssignment):
-        return [assignment]
-    return None
+        return [member for part in reversed(assignment.instances) for member in _members(part)]
+    return [assignment]
+
+
+def _has_plan(member: object) -> bool:
+    return isinstance(member, PlannedAssignment) and _inherits_call(member, PlannedAssignment)
+
+
+def _is(member: object, quality: str) -> bool:
+    """Whether a member says so of itself; see ``PlannedAssignment``."""
+    return bool(getattr(member, quality, False))
 
 
 def _inherits_call(instance: object, base: type) -> bool:
@@ -123,37 +144,55 @@ def _inherits_call(instance: object, base: type) -> bool:
 
 
 def _planned_steps(assignment: RankAssignment) -> list[PlannedAssignment]:
-    steps = _steps(assignment)
-    if steps is None:
+    """In the order in which they are planned: filters come last."""
+    members = _members(assignment)
+    if not all(map(_has_plan, members)):
         raise TypeError(f"{assignment!r} has no global plan: it has to be called rank by rank")
-    return steps
+    return sorted(members, key=lambda member: isinstance(member, RankFilter))
 
 
-def _check_steps(steps: Sequence[PlannedAssignment]) -> None:
-    if len(steps) > 1 and any(step.stands_alone for step in steps):
+def _check(members: Sequence[object]) -> None:
+    if len(members) > 1 and any(_is(member, "stands_alone") for member in members):
         raise ValueError("Tree cannot be composed: express the rest as its layers and filter")
-    filters = [step for step in steps if isinstance(step, RankFilter)]
-    if len(filters) > 1 and any(step.sole_filter for step in filters):
-        names = ", ".join(type(step).__name__ for step in reversed(filters))
+    # A user's own filter may well decide anew what ActivateAllRanks has decided before it.
+    shipped = [member for member in members if isinstance(member, PlannedAssignment)]
+    filters = [member for member in shipped if isinstance(member, RankFilter)]
+    if len(filters) > 1 and any(_is(member, "sole_filter") for member in filters):
+        names = ", ".join(type(member).__name__ for member in reversed(filters))
         raise ValueError(
             f"ActivateAllRanks undoes what another filter decides, or is undone by it: {names}; "
             "leave it out"
         )
-    for index, step in enumerate(steps):
-        followers = steps[index + 1 :]
-        if step.marks_ranks and not any(follower.renumbers for follower in followers):
+    for index, member in enumerate(members):
+        if _is(member, "marks_ranks") and not any(map(_may_take_out, members[index + 1 :])):
             raise ValueError(
-                f"{type(step).__name__} only marks ranks for termination: list ShiftRanks() or "
+                f"{type(member).__name__} only marks ranks for termination: list ShiftRanks() or "
                 "FillGaps() before it in the Compose (the last listed runs first)"
             )
 
 
-def _warn_about_late_renumbering(steps: Sequence[PlannedAssignment]) -> None:
-    filters = [index for index, step in enumerate(steps) if isinstance(step, RankFilter)]
-    if filters and any(step.renumbers for step in steps[filters[0] :]):
+def _may_take_out(member: object) -> bool:
+    """Whether ``member`` takes terminated ranks out; of a user's own that is not known."""
+    own = not isinstance(member, PlannedAssignment | RankFilter)
+    return own or _is(member, "renumbers")
+
+
+def _warn_about_late_renumbering(members: Sequence[object], consequence: str) -> None:
+    filters = [index for index, member in enumerate(members) if isinstance(member, RankFilter)]
+    if filters and any(_is(member, "renumbers") for member in members[filters[0] :]):
         warnings.warn(
-            f"{type(steps[filters[0]]).__name__} chooses active ranks before ranks are renumbered;"
-            " it is run after: list filters first in the Compose (the last listed runs first)",
+            f"{type(members[filters[0]]).__name__} chooses active ranks before ranks are renumbered"
+            f"; {consequence}: list filters first in the Compose (the last listed runs first)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_where_losses_stay(assignment: RankAssignment, members: Sequence[object]) -> None:
+    if not any(_is(member, "renumbers") for member in members):
+        warnings.warn(
+            f"{assignment!r} takes no terminated ranks out, so that the job ends with the first "
+            "rank that is lost: compose it with ShiftRanks() or FillGaps(), listed last",
             UserWarning,
             stacklevel=3,
         )

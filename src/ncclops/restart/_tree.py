@@ -14,7 +14,7 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ncclops.restart._assignment import KeyOrFn
+from ncclops.restart._assignment import KeyOrFn, whole_number
 from ncclops.restart._world import World
 
 
@@ -42,7 +42,8 @@ class Layer:
       the launch (``rank`` is the initial rank), so a rank never changes its branch.
     - ``flag``: see ``LayerFlag``.
 
-    Raises ``ValueError`` when ``min_ranks`` is below 0 or ``max_ranks`` below 1.
+    Raises ``ValueError`` when ``min_ranks`` is below 0 or ``max_ranks`` below 1, and ``TypeError``
+    on a value of a wrong type.
     """
 
     min_ranks: int = 1
@@ -51,10 +52,11 @@ class Layer:
     flag: LayerFlag | None = None
 
     def __post_init__(self) -> None:
-        if self.min_ranks < 0:
-            raise ValueError(f"Layer(min_ranks={self.min_ranks}) must not be negative")
-        if self.max_ranks is not None and self.max_ranks < 1:
-            raise ValueError(f"Layer(max_ranks={self.max_ranks}) must be at least 1, or None")
+        whole_number("min_ranks", self.min_ranks, 0)
+        if self.max_ranks is not None:
+            whole_number("max_ranks", self.max_ranks, 1)
+        if self.flag is not None and not isinstance(self.flag, LayerFlag):
+            raise TypeError(f"flag={self.flag!r} must be a LayerFlag or None")
 
     def allows(self, flag: LayerFlag) -> bool:
         """Whether a search of the given kind may go through this layer's branches."""
@@ -269,7 +271,7 @@ def _next_that_fits(census: Census, queue: deque[int], taken: set[int]) -> int |
 def _filtered_size(size: int, size_filter: SizeFilter | None) -> int:
     if size_filter is None or size == 0:
         return size
-    wanted = size_filter(size)
+    wanted = whole_number(f"world_size_filter({size})", size_filter(size))
     if not 0 <= wanted <= size:
         raise ValueError(
             f"world_size_filter({size}) returned {wanted}: it may only shrink the world"

@@ -39,6 +39,7 @@ from ncclops.restart._assignment import (
     RankFilter,
     as_key_function,
     as_of_launch,
+    whole_number,
 )
 from ncclops.restart._planning import assign, keys_change, local_keys, plan, supports_global_plan
 from ncclops.restart._tree import Layer, LayerFlag, Topology
@@ -108,12 +109,12 @@ class ActivateAllRanks(PlannedAssignment, RankFilter):
 class MaxActiveWorldSize(PlannedAssignment, RankFilter):
     """At most ``max_active_world_size`` ranks are active (``None``: no limit), the lowest ones.
 
-    Raises ``ValueError`` when the limit is below 1.
+    Raises ``ValueError`` when the limit is below 1, ``TypeError`` when it is no whole number.
     """
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
-        if max_active_world_size is not None and max_active_world_size < 1:
-            raise ValueError(f"{max_active_world_size=} must be at least 1, or None")
+        if max_active_world_size is not None:
+            max_active_world_size = whole_number("max_active_world_size", max_active_world_size, 1)
         self.max_active_world_size = max_active_world_size
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
@@ -124,13 +125,11 @@ class MaxActiveWorldSize(PlannedAssignment, RankFilter):
 class ActiveWorldSizeDivisibleBy(PlannedAssignment, RankFilter):
     """The active world is the largest multiple of ``divisor``; it may come to 0.
 
-    Raises ``ValueError`` when ``divisor`` is below 1.
+    Raises ``ValueError`` when ``divisor`` is below 1, ``TypeError`` when it is no whole number.
     """
 
     def __init__(self, divisor: int = 1) -> None:
-        if divisor < 1:
-            raise ValueError(f"{divisor=} must be at least 1")
-        self.divisor = divisor
+        self.divisor = whole_number("divisor", divisor, 1)
 
     def plan(self, world: World, column: int = 0) -> World:  # noqa: ARG002 - uses no keys
         """See ``PlannedAssignment.plan``."""
@@ -143,7 +142,9 @@ class FilterCountGroupedByKey(PlannedAssignment):
     ``key_or_fn`` is a key or a function from this rank's ``State`` to it (``str`` is applied),
     evaluated anew in each iteration. It only marks ranks; ``ShiftRanks`` or ``FillGaps``, listed
     before it, has to take them out. ``timeout`` bounds the wait for other ranks' keys when it
-    runs rank by rank.
+    runs rank by rank; planned globally, keys come with the barrier and ``barrier_timeout`` does.
+
+    Raises ``TypeError`` on a value of a wrong type, ``ValueError`` unless ``timeout`` is positive.
     """
 
     marks_ranks = True
@@ -154,6 +155,12 @@ class FilterCountGroupedByKey(PlannedAssignment):
         condition: Callable[[int], bool],
         timeout: timedelta = GATHER_TIMEOUT,
     ) -> None:
+        if not callable(condition):
+            raise TypeError(f"{condition=} must be a function of the number of ranks in a group")
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"{timeout=} must be a timedelta")
+        if timeout <= timedelta(0):
+            raise ValueError(f"timeout={timeout} must be positive")
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout
@@ -196,8 +203,9 @@ class Tree(PlannedAssignment):
     left; ``world_size_filter``, called with the number of active ranks, may return a smaller one,
     and what is left over becomes the reserve that returns first.
 
-    Raises ``ValueError`` without layers, ``RuntimeError`` (when called) without a common root,
-    and warns when the depth-first order is not the order of the ranks at launch.
+    Raises ``ValueError`` without layers, ``TypeError`` on what is no layer or no function,
+    ``RuntimeError`` (when called) without a common root, and warns when the depth-first order is
+    not the order of the ranks at launch.
     """
 
     renumbers = True
@@ -207,9 +215,13 @@ class Tree(PlannedAssignment):
     def __init__(
         self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None
     ) -> None:
-        if not layers:
-            raise ValueError("Tree needs at least one Layer, the root")
         self.layers = tuple(layers)
+        if not self.layers:
+            raise ValueError("Tree needs at least one Layer, the root")
+        if wrong := [layer for layer in self.layers if not isinstance(layer, Layer)]:
+            raise TypeError(f"the layers of a Tree are Layer objects, and {wrong[0]!r} is none")
+        if world_size_filter is not None and not callable(world_size_filter):
+            raise TypeError(f"{world_size_filter=} must be a function of a world size, or None")
         self.world_size_filter = world_size_filter
         self._keys = tuple(as_key_function(layer.key_or_fn) for layer in self.layers)
         self._remembered: World | None = None  # only when it runs rank by rank

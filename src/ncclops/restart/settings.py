@@ -13,6 +13,7 @@ from torch import distributed
 from ncclops.restart._planning import supports_global_plan
 from ncclops.restart.abort import Abort
 from ncclops.restart.completion import Completion
+from ncclops.restart.compose import Compose
 from ncclops.restart.finalize import Finalize
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Incident
@@ -124,7 +125,10 @@ def _check_types(settings: Settings) -> None:
         expected = _expected_type(field)
         if expected is not None and not isinstance(value, expected):
             names = " or ".join(t.__name__ for t in expected).replace("NoneType", "None")
-            raise TypeError(f"{field.name} must be {names}, not {type(value).__name__}: {value!r}")
+            raise TypeError(
+                f"{field.name} must be {names}, not {type(value).__name__}: {value!r}"
+                f"{_remedy(value, expected[0])}"
+            )
         if isinstance(value, timedelta) and value < timedelta(0):
             raise ValueError(f"{field.name}={_show(value)} must not be negative")
     factory = settings.store_factory
@@ -134,6 +138,19 @@ def _check_types(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be callable or None, not {value!r}")
+
+
+def _remedy(value: object, expected: type) -> str:
+    """What to write instead, where that is plain. The guides' own examples have such a comma."""
+    if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], expected):
+        return "; remove the comma that makes it a tuple"
+    if isinstance(value, type) and issubclass(value, expected):
+        return f"; write {value.__name__}()"
+    if isinstance(value, Compose):
+        return f"; each member of the Compose has to be {expected.__name__}"
+    if expected is timedelta and isinstance(value, int | float):
+        return f"; write timedelta(seconds={value})"
+    return ""
 
 
 def _expected_type(field: dataclasses.Field[Any]) -> tuple[type, ...] | None:

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import faulthandler
 import importlib
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -49,6 +50,9 @@ def run(order: RankOrder, channel: Channel) -> NoReturn:
     except BaseException:  # noqa: BLE001 - becomes the exit code
         traceback.print_exc()
     finally:
+        # As an interpreter does when it ends: what multiprocessing has started as a daemon, such as
+        # the workers of a data loader, ends with the rank.
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
