@@ -84,3 +84,27 @@ def connecting_eagerly(worker: Worker) -> Any:
         return worker.finish(call)
 
     return worker.wrap(main, **HANG)()
+
+
+def ending_with_a_reducer(worker: Worker) -> Any:
+    """DDP's reducer is the last to hold the group, while a worker of the group needs the GIL."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        weights = [torch.nn.Parameter(torch.ones(1))]
+        of_model = dist.Reducer(weights, [[0]], [1 << 20], dist.group.WORLD)
+        called = threading.Event()
+
+        def linger(_: torch.futures.Future[list[torch.Tensor]]) -> None:
+            called.set()
+            time.sleep(1.0)  # nothing announces that the other thread waits in the destructor
+
+        if worker.rank == 1:
+            time.sleep(0.5)  # what is finished already calls back at once, and not from the worker
+        dist.all_reduce(torch.ones(1), async_op=True).get_future().then(linger)
+        called.wait()
+        dist.destroy_process_group()
+        del of_model
+        return f"iteration {call.iteration}"
+
+    return worker.wrap(main, **HANG)()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import Job
+
 pytestmark = pytest.mark.slow
 
 
@@ -18,3 +20,9 @@ def test_a_group_ends_while_its_worker_wants_the_gil() -> None:
         [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=80
     )
     assert done.stdout == "went on\n", done.stderr
+
+
+def test_the_reducer_of_a_model_ends_a_group_whose_worker_wants_the_gil(job: Job) -> None:
+    """It keeps the GIL while it does that, also in torch 2.13."""
+    assert job.start(2, "group_programs:ending_with_a_reducer").wait() == {0: 0, 1: 0}
+    assert job.events("incident") == []

@@ -52,6 +52,7 @@ def forget_failed_groups() -> None:
     would look for its peers under other names than they use, as torch numbers groups by a counter.
     """
     abort_groups()
+    release_backends_of_ended_groups()
     release_gloo_connections()
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
@@ -180,38 +181,49 @@ def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
         handlers["env"] = original
 
 
-# --- letting groups end without a deadlock, for torch before 2.8 ----------------------------------
+# --- letting groups end without a deadlock --------------------------------------------------------
 #
 # A Gloo backend ends by joining its worker threads. A worker that has just finished an operation
-# releases its tensors, and where Python has dropped such a tensor already that takes the GIL:
-# ``all_reduce(torch.ones(1))`` just before ``destroy_process_group()`` is enough. Up to torch 2.7
-# the binding of ``ProcessGroup`` keeps the GIL while it frees the group and, with it, its backends:
-# each waits for the other, and the process hangs, with all its threads. torch 2.8 releases the GIL
-# first (pytorch/pytorch#154976).
+# releases it, and takes the GIL for that where the operation holds the last reference to something
+# of Python: a tensor that the function has dropped, or what was set in torch's thread-local state.
+# If the group is freed with the GIL held, each waits for the other, and the process hangs with all
+# its threads. The bindings of groups have released the GIL since torch 2.8
+# (pytorch/pytorch#154976). The binding of DDP's reducer does not (seen in 2.13), and the reducer is
+# freed after the group's Python object: ``dist.barrier()``, ``destroy_process_group()`` and the end
+# of the function that made the model are enough, without us as well.
 #
-# The bindings of the backends' own classes have always done so. All it takes is that the last
-# reference to a backend is its Python object's. It is not where torch's C++ holds the group for
-# longer than anything in Python does, as DDP's reducer may; but then its workers are idle.
+# The bindings of the backends' own classes have always released the GIL. All it takes is that the
+# last reference to a backend is its Python object's: it is kept until the next group is made or the
+# iteration ends, whichever comes first, and dropped then if its group's Python object is gone.
 
-# By group. A group's entry goes when its Python object has gone, and with it what that has freed;
-# by a function in C, which RankShouldRestart cannot hit half-way.
-_kept: dict[ref[Any], list[Any]] = {}
+_kept: dict[ref[Any], list[Any]] = {}  # by group
 
 
 @functools.cache
 def keep_backends_longer_than_groups() -> None:
-    """Make each backend outlive its group by a moment, for the rest of the process.
+    """Make each backend outlive its group, for the rest of the process.
 
-    The last reference to a group may be dropped by torch's tables, the function's frames or the
-    abort, on any thread: the one place common to all groups is where they are made. Groups made
-    before are not changed.
+    The last reference to a group may be dropped by torch's tables, a model, the function's frames
+    or the abort, on any thread: the one place common to all groups is where they are made. Groups
+    made before are not changed.
     """
-    if not distributed.is_available() or torch.__version__ >= (2, 8):
+    if not distributed.is_available():
         return
     register = distributed.ProcessGroup._register_backend
 
     def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
+        release_backends_of_ended_groups()
         register(group, device, backend_type, backend)
-        _kept.setdefault(ref(group, _kept.pop), []).append(backend)
+        _kept.setdefault(ref(group), []).append(backend)
 
     distributed.ProcessGroup._register_backend = register_and_keep
+
+
+def release_backends_of_ended_groups() -> None:
+    """Drop the backends whose groups are gone; waits, without the GIL, for their threads to end.
+
+    May be interrupted at any point and called again.
+    """
+    for group in list(_kept):
+        if group() is None:
+            _kept.pop(group, None)

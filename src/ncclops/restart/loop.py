@@ -31,6 +31,7 @@ from ncclops.restart._groups import (
     env_leads_to,
     forget_failed_groups,
     keep_backends_longer_than_groups,
+    release_backends_of_ended_groups,
     undo_excepthook_of_torch,
 )
 from ncclops.restart._inbox import Inbox, store_gone
@@ -198,6 +199,7 @@ class RestartLoop:
         if os.getpid() != self._pid:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
+        release_backends_of_ended_groups()
         self._page.watch = Watch.NONE
         self._caught = caught
         if caught is not None:
