@@ -108,14 +108,19 @@ def test_a_killed_rank_is_not_replaced_and_the_others_go_on(job: Job, on: int, h
 
 
 def test_two_ranks_killed_at_once(job: Job) -> None:
-    codes = job.start(4, "leaving", on=[0, 1], how="SIGKILL").wait()
-    assert codes == {0: -9, 1: -9, 2: 0, 3: 0}
+    job.start(4, "waiting", busy=3).wait_for("entered", count=4)
+    job.kill(0)
+    job.kill(1)
+    assert job.wait() == {0: -9, 1: -9, 2: 0, 3: 0}
     assert job.events("done", rank=3)[-1]["now"] == 1
     job.expect_no_orphans()
 
 
 def test_no_process_is_left_when_all_are_killed(job: Job) -> None:
-    assert job.start(3, "leaving", on=[0, 1, 2], how="SIGKILL").wait() == {0: -9, 1: -9, 2: -9}
+    job.start(3, "waiting", busy=2).wait_for("entered", count=3)
+    for rank in range(3):
+        job.kill(rank)
+    assert job.wait() == {0: -9, 1: -9, 2: -9}
     job.expect_no_orphans()
 
 
