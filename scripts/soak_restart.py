@@ -4,13 +4,14 @@
                                 [--world 4] [--scene NAME] [--restarts 1000] [--hard-s 20]
 
 Each seed runs each scene of tests/restart/soak_scenes.py once: data loaders with and without
-persistent workers, generators, asyncio, a thread pool, forked children, nested wrappers, a thread
-that writes checkpoints. Exceptions, hangs with and without the GIL, exits, SIGKILL and SIGSTOP
-strike in the function, after a collective, while saving and in callbacks. Every rank that nothing
-lethal struck has to finish with the result of an undisturbed run, none may hold more at the end
-than at the beginning, and nothing may stay behind. It ends early when ``--faults`` have struck.
-Then a job restarts ``--restarts`` times. Prints a table; exits with 1 on a violation, and names the
-directory with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a job.
+persistent workers, generators, asyncio, a thread pool, forked children, nested wrappers, a model of
+DDP, a thread that writes checkpoints. Exceptions, hangs with and without the GIL, exits, SIGKILL
+and SIGSTOP strike in the function, after a collective, while saving and in callbacks. Every rank
+that nothing lethal struck has to finish with the result of an undisturbed run, none may hold more
+at the end than at the beginning, and nothing may stay behind. It ends early when ``--faults`` have
+struck. Then a job restarts ``--restarts`` times. Prints a table; exits with 1 on a violation, and
+names the directory with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a
+job.
 """
 
 from __future__ import annotations

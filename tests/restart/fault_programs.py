@@ -106,12 +106,17 @@ def raising_in_clean_up(worker: Worker) -> Any:
         worker.join()
         worker.note("entered", iteration=call.iteration, holds=local is not None and bool(local()))
         if call.iteration == 0:
-            if worker.rank == 0:
-                raise ValueError("the first")
             model = torch.nn.Linear(2, 2)
             local = weakref.ref(model)
+
+            def fail(error: Exception) -> None:
+                assert model is not None  # the function holds it, too
+                raise error
+
+            if worker.rank == 0:
+                fail(ValueError("the first"))
             aborting.wait()
-            raise LateError
+            fail(LateError())
         dist.barrier()
         return worker.finish(call)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from ncclops import restart as inprocess
@@ -175,7 +177,30 @@ SCENES = {
     "children": children,
     "writer": plain,  # checkpoints are written by a thread
     "nested": plain,  # the wrapped function is called by another one
+    "ddp": plain,  # the reduction is that of a model's backward pass
 }
+
+
+def mean(batch: float) -> float:
+    """Over the ranks, by a collective of our own."""
+    total = torch.tensor([batch])
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+class Model:
+    """The same by the gradient of a model."""
+
+    def __init__(self) -> None:
+        self._model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+
+    def mean(self, batch: float) -> float:
+        """Over the ranks."""
+        self._model.zero_grad()
+        self._model(torch.tensor([batch])).backward()
+        gradient = self._model.module.weight.grad
+        assert isinstance(gradient, torch.Tensor)
+        return float(gradient)
 
 
 class Checkpoint:
@@ -223,6 +248,9 @@ class Writer:
 
 def train(scene: str, directory: Path, steps: int, timing: dict[str, Any]) -> float | None:
     """The training of ``scene``, wrapped; ``timing`` are the wrapper's timeouts."""
+    if scene == "ddp":
+        # The first model imports it, and the group that there is at that moment is never freed.
+        importlib.import_module("torch._dynamo")
     limit = inprocess.initialize.RetryController(max_iterations=5000)
     wrapped = inprocess.Wrapper(initialize=limit, **timing)(_train)
     if scene != "nested":
@@ -252,14 +280,14 @@ def _train(
             writer = Writer(checkpoint)
             stack.callback(writer.close)
             save = writer.save
+        reduce = Model().mean if scene == "ddp" else mean
 
         def do(batch: float) -> None:
             nonlocal number, weight
             place("step")
-            gradient = torch.tensor([batch])
-            dist.all_reduce(gradient)
+            gradient = reduce(batch)
             place("reduced")
-            weight += float(gradient) / dist.get_world_size()
+            weight += gradient
             number += 1
             if dist.get_rank() == 0:
                 with call.atomic():

@@ -133,11 +133,12 @@ def test_nothing_accumulates_over_restarts(job: Job) -> None:
     assert set(job.start(2, "many_restarts").wait().values()) == {0}
     for rank in (0, 1):
         holds = {e["iteration"]: e for e in job.events("holds", rank)}
-        assert len(holds) == 41
+        # a rank may be interrupted before it has noted them
+        assert max(holds) == 40
         for what in ("fds", "threads", "hooks"):
             # the least of several: a thread that is just ending may be counted in any single one
-            early = min(holds[n][what] for n in range(5, 15))
-            late = min(holds[n][what] for n in range(30, 41))
+            early = min(held[what] for n, held in holds.items() if 5 <= n < 15)
+            late = min(held[what] for n, held in holds.items() if n >= 30)
             assert late <= early, what
     job.expect_no_orphans()
 

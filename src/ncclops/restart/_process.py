@@ -136,12 +136,18 @@ def freeze_heap() -> None:
 def release(errors: Iterable[BaseException]) -> None:
     """Release what the abandoned iteration's frames hold: activations, optimizers, groups.
 
-    ``errors`` stay, with their tracebacks but without local variables.
+    ``errors`` stay, with their tracebacks as text, in a note. The frames themselves cannot stay: a
+    frame keeps its function, and a function within a function keeps the variables of both.
     """
     for error in errors:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
+        if (trace := error.__traceback__) is None:
+            continue
+        text = "".join(traceback.format_tb(trace))
+        error.add_note(f"Traceback of the earlier iteration (most recent call last):\n{text}")
+        for frame, _ in traceback.walk_tb(trace):
             with contextlib.suppress(RuntimeError):  # still running: the loop's own
                 frame.clear()
                 # Up to Python 3.12 a look at them has left a copy in the frame, which this renews.
                 _ = frame.f_locals
+        error.__traceback__ = None
     gc.collect()
