@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,6 +16,7 @@ import pytest
 
 from ncclops import testing
 from ncclops.testing._fork_server import ForkServer
+from tests.cluster.hosts import why_not
 from tests.conftest import free_port
 
 # Generous: a deadline says "stuck", not "slow".
@@ -119,3 +122,15 @@ def job(starts_processes: None, ncclops_fork_server: ForkServer, tmp_path: Path)
     started = Job(ncclops_fork_server, tmp_path)
     yield started
     started.close()
+
+
+@pytest.fixture
+def network() -> Iterator[str]:
+    """A network namespace in which every 127.0.0.0/8 address is a host."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    name = f"nc{secrets.token_hex(3)}-hosts"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+    yield name
+    subprocess.run(["ip", "netns", "del", name], check=True)

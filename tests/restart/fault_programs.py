@@ -129,11 +129,11 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
     """Rank 0 waits in vain, on a store that it has connected to while its reporter did."""
     connecting = threading.Event()
 
-    def slowly(store: dist.Store) -> dist.Store:
+    def slowly(store: dist.Store, address: str | None) -> dist.Store:
         if threading.current_thread() is not threading.main_thread():
             connecting.set()
             time.sleep(0.5)  # for the main thread, which does not announce that it waits
-        return another_connection(store)
+        return another_connection(store, address)
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.note("entered", iteration=call.iteration)

@@ -1,8 +1,9 @@
-"""A rank in a process of its own: ``python lost_hosts.py DIRECTORY``; for test_lost_hosts.py."""
+"""A rank in a process of its own: ``python lost_hosts.py DIRECTORY``; see namespaced.py."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from datetime import timedelta
@@ -15,17 +16,22 @@ from ncclops import restart as inprocess
 
 
 def main(directory: Path) -> None:
+    """All meet, and work until the file ``go`` is there; with ``fail-<rank>`` one raises once."""
+    fails = directory / f"fail-{os.environ['RANK']}"
+
     def train(call: inprocess.CallWrapper) -> None:
         dist.init_process_group("gloo")
         dist.barrier()
         sys.stderr.write(f"entered {call.iteration}\n")
         while not (directory / "go").exists():
+            if call.iteration == 0 and fails.exists():
+                raise ValueError("boom")
             time.sleep(0.05)
         dist.barrier()
         dist.destroy_process_group()
 
     def on_incident(incident: Any) -> None:
-        sys.stderr.write(f"incident: {incident.summary}\n")
+        sys.stderr.write(f"incident: {incident.summary}; lost {incident.ranks_lost}\n")
 
     inprocess.Wrapper(
         soft_timeout=timedelta(seconds=60),
@@ -33,6 +39,7 @@ def main(directory: Path) -> None:
         heartbeat_timeout=timedelta(seconds=8),
         heartbeat_interval=timedelta(seconds=0.5),
         monitor_process_logfile=str(directory / "monitor-log-{rank}"),
+        monitor_process_pidfile=str(directory / "monitor-{rank}.pid"),
         on_incident=on_incident,
     )(train)()
 

@@ -6,19 +6,15 @@ Each rank has an address of its own, as on a host of its own.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import why_not
-from tests.conftest import LIMIT_S, clean_environ, free_port
-
 from .conftest import Job, wait_until
+from .namespaced import ranks_in
 from .test_store_connection import lost
 
 
@@ -61,16 +57,18 @@ def test_hosts_that_are_lost_together_are_all_reported(
         server.communicate()
 
 
-@pytest.fixture
-def network() -> Iterator[str]:
-    """A network namespace in which every 127.0.0.0/8 address is a host."""
-    if (reason := why_not()) is not None:
-        pytest.skip(reason)
-    name = f"nc{secrets.token_hex(3)}-hosts"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
-    yield name
-    subprocess.run(["ip", "netns", "del", name], check=True)
+class _Path:
+    """The path between rank 1's host and the others, which do not reach it when it is broken."""
+
+    def __init__(self, network: str) -> None:
+        self._route = ["ip", "-n", network, "route"]
+        self._local = ["local", "127.0.0.0/8", "dev", "lo", "table", "local"]
+
+    def breaks(self) -> None:
+        subprocess.run([*self._route, "del", *self._local], check=True)
+
+    def is_back(self) -> None:
+        subprocess.run([*self._route, "add", *self._local], check=True)
 
 
 @pytest.mark.slow
@@ -78,44 +76,26 @@ def network() -> Iterator[str]:
 def test_a_broken_path_between_two_monitor_processes_costs_no_rank(
     network: str, tmp_path: Path, world: int
 ) -> None:
-    """No monitor process reaches that of rank 1 any more, which reaches all others."""
-    port, ranks = free_port(), []
-    for rank in range(world):
-        program = [sys.executable, str(Path(__file__).with_name("lost_hosts.py")), str(tmp_path)]
-        identity = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "NCCLOPS_RESTART_HOST": "127.0.0.1" if rank != 1 else "127.0.0.9",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        with (tmp_path / f"log-{rank}").open("wb") as log:
-            started = subprocess.Popen(
-                ["ip", "netns", "exec", network, *program],
-                env=clean_environ(identity),
-                stdout=log,
-                stderr=log,
-            )
-        ranks.append(started)
+    """No monitor process reaches that of rank 1 for a while, which reaches all others.
 
-    def says(log: str, line: str) -> bool:
-        path = tmp_path / log
-        return path.exists() and line in path.read_text()
-
-    try:
-        entered = lambda: all(says(f"log-{rank}", "entered 0") for rank in range(world))  # noqa: E731
-        wait_until(entered, "all in the function")
-        watching = "watching the monitor process of rank 1"
-        wait_until(lambda: says("monitor-log-0", watching), "the link to be watched")
-        route = ["local", "127.0.0.0/8", "dev", "lo", "table", "local"]
-        subprocess.run(["ip", "-n", network, "route", "del", *route], check=True)
-        wait_until(lambda: says("monitor-log-0", "rank 1 suspected"), "the suspicion")
-        wait_until(lambda: says("log-0", "rank 1 lives"), "the answer")
-        (tmp_path / "go").touch()
-        assert [process.wait(LIMIT_S) for process in ranks] == [0] * world
-        assert not any(says(f"log-{rank}", "incident") for rank in range(world))
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    When the path is back, rank 1 is watched again: its host is lost then, and that is noticed.
+    """
+    with ranks_in(network, tmp_path, world) as ranks:
+        here = {"NCCLOPS_RESTART_HOST": "127.0.0.1"}
+        ranks.start(here, {1: {"NCCLOPS_RESTART_HOST": "127.0.0.9"}})
+        ranks.wait_for_all("entered 0")
+        watching, path = "watching the monitor process of rank 1", _Path(network)
+        ranks.wait_for("monitor-log-0", watching)
+        path.breaks()
+        ranks.wait_for("monitor-log-0", "rank 1 suspected")
+        ranks.wait_for("log-0", "rank 1 lives")
+        path.is_back()
+        ranks.wait_for("monitor-log-0", watching, 2)
+        assert ranks.incidents() == []
+        monitor = int((tmp_path / "monitor-1.pid").read_text())
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (monitor, ranks.processes[1].pid):
+                os.kill(pid, number)
+        ranks.go()
+        assert ranks.wait() == [-signal.SIGKILL if rank == 1 else 0 for rank in range(world)]
+        assert ranks.incidents() and all("lost (1,)" in line for line in ranks.incidents())

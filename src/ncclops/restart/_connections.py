@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
+import functools
 import itertools
 import socket
 import threading
@@ -16,6 +16,7 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
+from ncclops.restart._addresses import resolve
 from ncclops.restart._process import keep_alive
 from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart.settings import Settings
@@ -25,6 +26,8 @@ Address = tuple[str | None, int]
 
 # The store factory has its own.
 _NO_LIMIT_S = -1.0
+# A wait that is to be ended is not held up for longer by the lookup of a name.
+_NAME_WITHIN_S = 1.0
 
 
 class _Calls:
@@ -93,7 +96,7 @@ class Connections:
         """
         with self._connecting:  # or it would be taken for our own, which are never shut down
             before = _inodes()
-            store = another_connection(self.raw_store)
+            store = another_connection(self.raw_store, self._server_host())
             for sock in _gloo_sockets.handles_on(_inodes() - before):
                 with sock:
                     keep_alive(sock)
@@ -101,8 +104,7 @@ class Connections:
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
-        own, others = set(self._servers), _addresses_of(_stores_in(frame))
-        for host, port in own | others:
+        for host, port in (*self._servers, *_addresses_of(_stores_in(frame))):
             _gloo_sockets.shut_down_connections_to(host, port, keep=self._kept_sockets())
         _gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
@@ -120,9 +122,14 @@ class Connections:
         limit_s = self._path.patience.reconnect_s
         if isinstance(self.raw_store, distributed.TCPStore):
             # torch tries for minutes, and pauses for seconds in between
-            address = self.raw_store.host, self.raw_store.port
+            address = self._server_host() or self.raw_store.host, self.raw_store.port
             socket.create_connection(address, limit_s).close()
-        return self._prefixed(self._make(lambda: another_connection(self.raw_store), limit_s))
+        make = functools.partial(another_connection, self.raw_store, self._server_host())
+        return self._prefixed(self._make(make, limit_s))
+
+    def _server_host(self) -> str | None:
+        """The address of the store's server, as the first connection to it has it."""
+        return next((host for host, _ in self._servers), None)
 
     def _make(self, make: Callable[[], Store], limit_s: float) -> Connection:
         """What ``make`` makes, with its sockets, which count as our own."""
@@ -137,7 +144,7 @@ class Connections:
         finally:
             self._connecting.release()
         servers = _peers_on_port(new, store.port) if isinstance(store, distributed.TCPStore) else {}
-        self._servers |= set(servers.values())
+        self._servers = self._servers.union(servers.values())  # another thread may go through it
         return Connection(store, frozenset(servers))
 
     def _prefixed(self, connection: Connection) -> Connection:
@@ -173,24 +180,22 @@ def _stores_in(frame: FrameType) -> Iterable[Store]:
                 yield value
 
 
-def _addresses_of(stores: Iterable[Store]) -> set[tuple[str | None, int]]:
+def _addresses_of(stores: Iterable[Store]) -> set[Address]:
     """Where the servers of those of ``stores`` are that are TCPStores at the bottom.
 
-    The host is ``None`` where it is known by name only: to look that up may take long.
+    The host is ``None``, which stands for any, of a name that no name server answers for in time.
     """
-    found: set[tuple[str | None, int]] = set()
+    bottoms: set[tuple[str, int]] = set()
     for store in stores:
         bottom: Any = store
         while isinstance(bottom, distributed.PrefixStore):
             bottom = bottom.underlying_store
         if isinstance(bottom, distributed.TCPStore):
-            found.add((bottom.host if _is_numeric(bottom.host) else None, bottom.port))
+            bottoms.add((bottom.host, bottom.port))
+    found: set[Address] = set()
+    for host, port in bottoms:
+        try:
+            found |= {(address, port) for address in resolve(host, _NAME_WITHIN_S)}
+        except OSError:
+            found.add((None, port))
     return found
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

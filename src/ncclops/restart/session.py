@@ -16,6 +16,7 @@ from types import FrameType
 from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
+from ncclops.restart._addresses import reachable_host
 from ncclops.restart._connections import Connections
 from ncclops.restart._data_loaders import LoaderWorkers
 from ncclops.restart._interrupt import Interrupter, wake_signal
@@ -29,7 +30,7 @@ from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
-from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings, reachable_host
+from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
 from ncclops.restart.monitor_thread import MonitorThread
 from ncclops.restart.progress_watchdog import ProgressWatchdog
 from ncclops.restart.settings import Settings

@@ -15,12 +15,13 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ncclops.restart import store_server
+from ncclops.restart._addresses import is_numeric, one_short_query, resolve
 from ncclops.restart.exception import RestartError
 
 
@@ -94,7 +95,7 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
     ``multi_tenant`` is accepted for compatibility: the server is shared by all that connect.
 
     Raises ``ValueError`` when no address is known, and ``torch.distributed.DistNetworkError``
-    when no server answers there within ``timeout``.
+    when the name is not resolved, or no server answers there, within ``timeout``.
     """
 
     def __init__(
@@ -117,8 +118,9 @@ class TCPStore(dist.TCPStore, StoreMixin):  # type: ignore[misc]
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
         hosts = not external and os.environ.get("RANK", "0") == "0"
         reap = _host_server(port) if hosts else None
-        with _first_contact(host, port, timeout):
-            self._connect(host, port, timeout, use_libuv)
+        # By address: a name server that hangs later does not keep a rank from connecting again.
+        with _first_contact(host, port, timeout) as address, one_short_query():
+            self._connect(address, port, timeout, use_libuv)
         if reap is not None:
             reap()
         if wait_for_workers:
@@ -169,19 +171,22 @@ def critical_ranks(store: dist.Store) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def another_connection(store: dist.Store) -> dist.Store:
+def another_connection(store: dist.Store, address: str | None = None) -> dist.Store:
     """A store over a separate connection.
 
-    A blocking ``wait`` occupies its connection, so each thread needs one. torch 2.5 to 2.8 have
-    no ``clone``; a TCPStore can be connected to again there, and other kinds (FileStore,
-    HashStore, stores in Python) do not occupy anything while they wait.
+    A blocking ``wait`` occupies its connection, so each thread needs one. A TCPStore is connected
+    to again at ``address``, where that is known: torch would look up its name. Other kinds
+    (FileStore, HashStore, stores in Python) have ``clone``, from torch 2.9 on, or do not occupy
+    anything while they wait.
     """
+    if isinstance(store, dist.TCPStore):
+        host = store.host if address is None else address
+        with one_short_query():
+            return dist.TCPStore(
+                host, store.port, None, False, store.timeout, wait_for_workers=False
+            )
     with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
         return store.clone()
-    if isinstance(store, dist.TCPStore):
-        return dist.TCPStore(
-            store.host, store.port, None, False, store.timeout, wait_for_workers=False
-        )
     return store
 
 
@@ -222,27 +227,55 @@ def _host_server(port: int) -> Callable[[], object] | None:
 # Between two attempts to reach a server that does not listen yet.
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.5
+_LOOKUP_PAUSE_S = 0.1
 
 
 @contextlib.contextmanager
-def _first_contact(host: str, port: int, timeout: timedelta) -> Iterator[None]:
-    """A connection to the server, held while torch makes its own.
+def _first_contact(host: str, port: int, timeout: timedelta) -> Iterator[str]:
+    """A connection to the server, held while torch makes its own; gives the server's address.
 
-    torch pauses for seconds when it is refused, which a rank is that comes before rank 0.
+    torch pauses for seconds when it is refused, which a rank is that comes before rank 0. Raises
+    ``DistNetworkError`` when the name of the host is not resolved in time.
     """
     contact = None
+    address, failure = host, OSError("no time was left")
     pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + timeout.total_seconds()
     while contact is None and (left_s := deadline - time.monotonic()) > 0:
         try:
-            contact = socket.create_connection((host, port), left_s)
-        except ConnectionRefusedError:
+            addresses = resolve(host, left_s)
+        except OSError as error:
+            # The name of a pod, say, is known some time after the pod has started.
+            failure, pause_s = error, max(pause_s, _LOOKUP_PAUSE_S)
+        else:
+            address, contact, goes_on = _connect_to_one(addresses, port, left_s)
+            if not goes_on:
+                break  # torch knows how to wait for a route, and what to say
+        if contact is None:
             # Nothing announces that another machine begins to listen.
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-        except OSError:
-            break  # torch knows how to wait for a name or a route, and what to say
+    if not is_numeric(address):
+        raise dist.DistNetworkError(
+            f"the store at {host}:{port}: {failure}; check the name server, or put the name into "
+            "/etc/hosts, or use the address"
+        )
     with contact or contextlib.nullcontext():
-        yield
+        yield address
+
+
+def _connect_to_one(
+    addresses: Sequence[str], port: int, timeout_s: float
+) -> tuple[str, socket.socket | None, bool]:
+    """The address that answers, else the first, and the connection; whether to try again."""
+    refused = False
+    for address in addresses:
+        try:
+            return address, socket.create_connection((address, port), timeout_s), True
+        except ConnectionRefusedError:
+            refused = True
+        except OSError:
+            continue
+    return addresses[0], None, refused
 
 
 def _required(variable: str, parameter: str) -> str:
