@@ -62,6 +62,7 @@ class MonitorClient:
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
         self._suspected: set[int] = set()
+        self._passed_over: set[int] = set()  # our monitor process may still try to reach them
         self._vouching = False
 
     def stop(self, timeout_s: float) -> None:
@@ -72,6 +73,9 @@ class MonitorClient:
         """``iteration`` begins, after ``agreement``. Main thread, whose ledger it is."""
         self.gone = agreement.gone
         self.iteration = iteration
+        for rank in self._passed_over & agreement.gone:
+            self._passed_over.discard(rank)
+            self._monitor_process.send({"op": "forget", "rank": rank})
         # A loss that was reported too late for the agreement is a fault of the new iteration.
         for rank, fault in list(self._reported.items()):
             if rank not in agreement.gone:
@@ -154,6 +158,7 @@ class MonitorClient:
         """A rank cannot be reached by its neighbour: give it time to speak up. Reporter thread."""
         rank = message["rank"]
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
+        self._passed_over.add(rank)
         if rank in self.gone or rank in self._suspected:
             return
         self._suspected.add(rank)

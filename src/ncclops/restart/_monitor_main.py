@@ -240,6 +240,7 @@ class Monitor:
             "timeouts": self._on_timeouts,
             "observe": self._on_observe,
             "look-again": self._on_look_again,
+            "forget": self._on_forget,
             "departed": self._on_departed,
             "bye": self._on_bye,
         }
@@ -361,6 +362,9 @@ class Monitor:
     def _on_addresses(self, message: Message) -> None:
         addresses = [Address(*address) for address in message["addresses"]]
         self._ring.add_candidates(addresses, time.monotonic())
+
+    def _on_forget(self, message: Message) -> None:
+        self._ring.forget(message["rank"])
 
     def _need_addresses(self, after: int) -> None:
         if not self._send_to_main({"op": "need-addresses", "after": after}):

@@ -18,6 +18,9 @@ closed by a firewall. The other side of it: a monitor process that no predecesso
 its main process say so in the store (``vouch``), again and again. A main process records a
 suspected rank as lost only if that rank does not say anything in the store for the time that comes
 with the suspicion. So several hosts may be lost at once, and no healthy rank is.
+
+A rank that was passed over, and is not known to be lost, is tried again and again: once the path to
+it is back, it is the next one again, and watched.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ _VOUCH_AFTER_S = 1.0
 _VOUCH_EVERY_S = 1.0
 # A process that is on its way out may still take a connection or two before it refuses.
 _MOST_CLOSURES = 5
+# How often, in each ``heartbeat_timeout``, a rank that was passed over is tried again.
+_RETRIES_PER_TIMEOUT = 4
 
 
 class Address(NamedTuple):
@@ -85,6 +90,10 @@ class Ring:
         self._last_rank = rank  # the last one that was tried
         self._deadline = 0.0
         self._next_ping = 0.0
+        self._skipped: list[Address] = []  # in the order of the ring, all before the target
+        self._probe: tuple[Address, Peer] | None = None  # of one that was passed over
+        self._probes = 0
+        self._next_probe = 0.0
         self.predecessors: set[Peer] = set()
         self._started = time.monotonic()
         self._heard = self._started  # a predecessor, the last time
@@ -125,14 +134,10 @@ class Ring:
     def _connect(self, now: float) -> None:
         assert self._target is not None
         self._last_rank = self._target.rank
-        family = socket.AF_INET6 if ":" in self._target.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)
-        self._link, self._connected = Peer(sock), False
         self._deadline = now + min(_CONNECT_TIMEOUT_S, self._timeout_s)
-        failure = sock.connect_ex((self._target.host, self._target.port))
-        if failure in (0, errno.EINPROGRESS):
+        self._connected = False
+        self._link, failure = _connecting_to(self._target)
+        if failure == 0:
             self._actions.watch(self._link, self._on_connect, True)
         else:
             self._on_failure(failure, now)
@@ -202,6 +207,9 @@ class Ring:
         is_new = now - self._started < self._timeout_s and not self._was_linked
         patience_s = self._timeout_s if is_new else _VOUCHES_WITHIN_S
         self._actions.suspect(target.rank, evidence, max(patience_s, _VOUCHES_WITHIN_S))
+        if target not in self._skipped:
+            self._skipped.append(target)
+        self._next_probe = now + self._timeout_s / _RETRIES_PER_TIMEOUT
         self._try_next(now)
 
     def _drop_link(self) -> None:
@@ -209,6 +217,63 @@ class Ring:
             self._actions.unwatch(self._link)
             self._link.close()
             self._link = None
+
+    # --- towards those that were passed over --------------------------------------------------
+
+    def forget(self, rank: int) -> None:
+        """``rank`` is lost: it is not tried again."""
+        self._skipped = [address for address in self._skipped if address.rank != rank]
+        if self._probe is not None and self._probe[0].rank == rank:
+            self._end_probe()
+
+    def _probe_skipped(self, now: float) -> None:
+        """Try the next of those that were passed over; one that answers is adopted."""
+        self._end_probe()
+        self._next_probe = now + self._timeout_s / _RETRIES_PER_TIMEOUT
+        address = self._skipped[self._probes % len(self._skipped)]
+        self._probes += 1
+        peer, failure = _connecting_to(address)
+        self._probe = address, peer
+        if failure == 0:
+            self._actions.watch(peer, self._on_probe_connect, True)
+
+    def _on_probe_connect(self) -> None:
+        if self._probe is None:
+            return
+        address, peer = self._probe
+        if peer.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._end_probe()
+            return
+        peer.send({"op": "hello", "rank": self._rank, "token": address.token})
+        self._actions.watch(peer, self._on_probe, False)
+
+    def _on_probe(self) -> None:
+        if self._probe is None:
+            return
+        messages = self._probe[1].receive()
+        if messages is None:
+            self._end_probe()
+        elif any(message["op"] == "hello" for message in messages):
+            self._adopt(*self._probe)
+
+    def _adopt(self, address: Address, peer: Peer) -> None:
+        """The path to a rank that was passed over is back: it is the successor again."""
+        place = self._skipped.index(address)
+        later = self._skipped[place + 1 :] + ([self._target] if self._target is not None else [])
+        self._skipped = self._skipped[:place]
+        self._candidates.extendleft(reversed(later))
+        self._drop_link()
+        self._target, self._link, self._probe = address, peer, None
+        self._last_rank = address.rank
+        self._connected, self._closures, self.alone = True, 0, False
+        self._actions.watch(peer, self._on_link, False)
+        self._on_message(peer, {"op": "hello"})
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._actions.unwatch(self._probe[1])
+            self._probe[1].close()
+            self._probe = None
 
     # --- towards the predecessor -------------------------------------------------------------
 
@@ -261,6 +326,8 @@ class Ring:
 
     def tick(self, now: float) -> None:
         """Send the ping that is due and judge silence."""
+        if self._skipped and now >= self._next_probe:
+            self._probe_skipped(now)
         if self._link is None:
             if self._target is not None:
                 self._connect(now)
@@ -288,3 +355,14 @@ class Ring:
             peer.close()
         self.predecessors.clear()
         self._drop_link()
+        self._end_probe()
+
+
+def _connecting_to(address: Address) -> tuple[Peer, int]:
+    """A connection that is being made, and the error number if that has failed already, or 0."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
+    failure = sock.connect_ex((address.host, address.port))
+    return Peer(sock), 0 if failure == errno.EINPROGRESS else failure
