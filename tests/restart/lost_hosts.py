@@ -1,7 +1,9 @@
-"""A rank in a process of its own: ``python lost_hosts.py DIRECTORY``; see namespaced.py."""
+"""A rank in a process of its own: ``python lost_hosts.py DIRECTORY``; see rank_processes.py."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import sys
@@ -16,10 +18,21 @@ from ncclops import restart as inprocess
 
 
 def main(directory: Path) -> None:
-    """All meet, and work until the file ``go`` is there; with ``fail-<rank>`` one raises once."""
+    """All meet, and work until the file ``go`` is there; with ``fail-<rank>`` one raises once.
+
+    A rank that is interrupted by that moves the file ``clock-is-set`` to ``clock`` on its way out.
+    """
     fails = directory / f"fail-{os.environ['RANK']}"
 
     def train(call: inprocess.CallWrapper) -> None:
+        try:
+            work(call)
+        except inprocess.exception.RankShouldRestart:
+            with contextlib.suppress(FileNotFoundError):
+                (directory / "clock-is-set").replace(directory / "clock")
+            raise
+
+    def work(call: inprocess.CallWrapper) -> None:
         dist.init_process_group("gloo")
         dist.barrier()
         sys.stderr.write(f"entered {call.iteration}\n")
@@ -32,6 +45,7 @@ def main(directory: Path) -> None:
 
     def on_incident(incident: Any) -> None:
         sys.stderr.write(f"incident: {incident.summary}; lost {incident.ranks_lost}\n")
+        sys.stderr.write(f"phases: {json.dumps(dict(incident.phases_ms))}\n")
 
     inprocess.Wrapper(
         soft_timeout=timedelta(seconds=60),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Job, wait_until
-from .namespaced import ranks_in
+from .rank_processes import processes
 from .test_store_connection import lost
 
 
@@ -80,7 +80,7 @@ def test_a_broken_path_between_two_monitor_processes_costs_no_rank(
 
     When the path is back, rank 1 is watched again: its host is lost then, and that is noticed.
     """
-    with ranks_in(network, tmp_path, world) as ranks:
+    with processes(tmp_path, world, network) as ranks:
         here = {"NCCLOPS_RESTART_HOST": "127.0.0.1"}
         ranks.start(here, {1: {"NCCLOPS_RESTART_HOST": "127.0.0.9"}})
         ranks.wait_for_all("entered 0")

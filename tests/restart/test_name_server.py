@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import clean_environ
 
 from .conftest import wait_until
-from .namespaced import ranks_in
+from .rank_processes import processes
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_a_name_server_that_hangs_after_the_start_costs_no_rank(
 ) -> None:
     """A rank fails, and a monitor process has to be replaced, when no name is known any more."""
     name_server.knows(master="127.0.0.7", node1="127.0.0.8")
-    with ranks_in(network, tmp_path, 2) as ranks:
+    with processes(tmp_path, 2, network) as ranks:
         restart_host = {1: {"NCCLOPS_RESTART_HOST": "node1"}}
         ranks.start({"MASTER_ADDR": "master"}, restart_host, through=name_server.user)
         ranks.wait_for_all("entered 0")
@@ -87,7 +87,7 @@ def test_a_name_server_that_hangs_after_the_start_costs_no_rank(
 def test_a_job_starts_though_the_name_of_the_ring_is_not_answered_for(
     network: str, tmp_path: Path, name_server: NameServer
 ) -> None:
-    with ranks_in(network, tmp_path, 2) as ranks:
+    with processes(tmp_path, 2, network) as ranks:
         environ_of = {1: {"NCCLOPS_RESTART_HOST": "node1.example"}}
         ranks.start({"MASTER_ADDR": "127.0.0.7"}, environ_of, through=name_server.user)
         ranks.wait_for_all("entered 0")

@@ -17,6 +17,7 @@ from datetime import timedelta
 from traceback import format_stack
 from typing import Any
 
+from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 from ncclops.restart.ledger import Ledger
@@ -122,6 +123,7 @@ class MonitorClient:
             rank=None,
             iteration=iteration,
             at=time.time(),
+            instant=Instant.now(),
             summary=reason,
         )
         if iteration != INITIAL:  # before the first, there is nothing to start again
@@ -190,6 +192,7 @@ class MonitorClient:
             rank=message.get("number"),
             iteration=message.get("iteration", iteration),
             at=message["at"],
+            instant=Instant(*message["instant"]),
             summary=f"rank {message['rank']}: {message['detail']}",
             detail=message["detail"],
             timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,

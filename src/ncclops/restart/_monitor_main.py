@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ncclops.restart._instant import Instant
 from ncclops.restart._monitor_link import Message, Page, Peer, Watch, receive_packet
 from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
 from ncclops.restart._ring import Address, Ring, RingActions
@@ -330,7 +331,8 @@ class Monitor:
     def _stamped(self, message: Message) -> Message:
         self._count += 1
         id_ = f"{self._rank}.{os.getpid()}.{self._count}"
-        return {"op": "report", "id": id_, "at": time.time(), **message}
+        stamp = {"at": time.time(), "instant": Instant.now()}
+        return {"op": "report", "id": id_, **stamp, **message}
 
     def _on_request(self, peer: Peer, message: Message) -> None:
         """A predecessor passes something on."""

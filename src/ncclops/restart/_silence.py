@@ -13,6 +13,7 @@ from traceback import format_stack, walk_stack
 
 from torch import distributed
 
+from ncclops.restart._instant import Instant
 from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 
@@ -43,6 +44,7 @@ def own_silence(
         rank=int(page.number),
         iteration=int(page.iteration),
         at=time.time(),
+        instant=Instant.now(),
         summary=f"rank {initial_rank}: {detail}",
         detail=detail,
         traceback=stack,

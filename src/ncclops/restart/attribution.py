@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from ncclops.restart._handled import is_handled
+from ncclops.restart._instant import Instant
 from ncclops.restart.exception import Escalation, RankShouldRestart, RestartAbort, RestartError
 
 
@@ -131,7 +132,9 @@ class Fault:
 
     ``initial_rank`` is the rank at launch and ``rank`` its number in ``iteration`` (``None``
     where the reporter could not know it). ``at`` is wall time in seconds, by the reporter's
-    clock. ``gone`` faults take the rank out of the job; ``secondary`` ones occurred when
+    clock, for people; ``instant`` is for measuring, and ``recorded_after_s`` what has been measured
+    on the reporter's host: how long after it the fault was recorded (``None``: not known).
+    ``gone`` faults take the rank out of the job; ``secondary`` ones occurred when
     this rank's groups were already being aborted because of another.
 
     ``summary`` is one line for people; decide on the fields instead. ``detail`` is the summary
@@ -157,6 +160,8 @@ class Fault:
     timeout: ExceededTimeout | None = None
     escalation: Escalation | None = None
     due_to_peer: bool = False
+    instant: Instant | None = None
+    recorded_after_s: float | None = None
 
     @property
     def stops_restarting(self) -> bool:
@@ -194,6 +199,23 @@ class Fault:
         by_text = self.kind is FaultKind.EXCEPTION and bool(_PEER_IS_GONE.search(self.summary))
         return self.due_to_peer or by_text
 
+    def known_after_s(self, seen: Instant) -> float:
+        """How long after it the fault was known at ``seen``, in seconds, and 0 at least.
+
+        Of a fault on another host: without the time on the way, which no clock has measured.
+        """
+        elapsed_s = None if self.instant is None else self.instant.seconds_until(seen)
+        return max(0.0, elapsed_s if elapsed_s is not None else self.recorded_after_s or 0.0)
+
+    def being_recorded(self) -> Fault:
+        """This fault, recorded now; by another process of its host, say, than it occurred in."""
+        elapsed_s = None if self.instant is None else self.instant.seconds_until(Instant.now())
+        return (
+            self
+            if elapsed_s is None
+            else dataclasses.replace(self, recorded_after_s=round(elapsed_s, 6))
+        )
+
     def to_json(self) -> str:
         """One line, as the logs in the store hold it."""
         return json.dumps(dataclasses.asdict(self))
@@ -207,6 +229,8 @@ class Fault:
             fields["raised"] = Raised(**{**raised, "bases": tuple(raised["bases"])})
         if timeout := fields.get("timeout"):
             fields["timeout"] = ExceededTimeout(**timeout)
+        if instant := fields.get("instant"):
+            fields["instant"] = Instant(*instant)
         if escalation := fields.get("escalation"):
             failure = escalation["failure"]
             escalation["failure"] = None if failure is None else tuple(failure)
@@ -233,6 +257,7 @@ class Fault:
             rank=rank,
             iteration=iteration,
             at=time.time(),
+            instant=Instant.now(),
             summary=summarise(error),
             traceback=text[-_TRACEBACK_CHARS:],
             gone=gone,
@@ -252,6 +277,7 @@ class Fault:
             rank=rank,
             iteration=iteration,
             at=time.time(),
+            instant=Instant.now(),
             summary=f"rank {initial_rank}: {detail}",
             detail=detail,
         )

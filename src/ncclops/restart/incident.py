@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
 from ncclops.restart.exception import Escalation
@@ -47,10 +48,10 @@ class Incident:
     not each of them can read all that happened, the new rank 0 and ranks that leave have the whole
     of it; on the others ``faulty_ranks`` and ``faults`` end after the first, without traceback.
     ``phases_ms`` has the milliseconds this rank spent in each of ``PHASES``, which together are all
-    that the restart took here; ``detect`` runs from the fault, by the wall clock of the rank that
-    had it, until it was known here, and ``leave`` is what the function took to end: ``atomic``
-    sections, clean-up of its own and ``last_call_wait``. World sizes count healthy ranks; ``rank``
-    and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
+    that the restart took here; ``detect`` runs from the fault until it was known here (of a fault
+    on another host: until it was recorded), and ``leave`` is what the function took to end:
+    ``atomic`` sections, clean-up of its own and ``last_call_wait``. World sizes count healthy ranks;
+    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
     exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout, of
     all its threads (with ``incident_dir``) at the hard one.
 
@@ -210,7 +211,7 @@ class Account:
         self._on_lost = on_lost
         self._phases_ms: dict[str, float] = {}
         self._restart: _Restart | None = None  # until the function has been entered again
-        self._seen_at = 0.0
+        self._seen = Instant.now()
         self._assigned_at = 0.0
 
     # --- the phases ---------------------------------------------------------------------------
@@ -232,13 +233,13 @@ class Account:
         since_s = time.monotonic() - seen_at
         seconds = {"collect": collect_s, "abort": abort_s, "leave": since_s - collect_s - abort_s}
         self._phases_ms = {name: 1000 * max(0.0, taken) for name, taken in seconds.items()}
-        self._seen_at = time.time() - since_s
+        self._seen = Instant.now()._replace(monotonic_s=seen_at)
 
     def agreed(self, faults: Sequence[Fault]) -> None:
         """These were the iteration's faults."""
         if faults:
-            detected_s = self._seen_at - min(fault.at for fault in faults)
-            self._phases_ms["detect"] = max(0.0, 1000 * detected_s)
+            detected_s = max(fault.known_after_s(self._seen) for fault in faults)
+            self._phases_ms["detect"] = 1000 * detected_s
 
     # --- the incidents ------------------------------------------------------------------------
 

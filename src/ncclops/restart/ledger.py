@@ -141,6 +141,7 @@ class Ledger:
         if of_all[share] > share.recorded:
             self._store.append(f"{iteration}/faulty", str(fault.initial_rank))
         else:
+            fault = fault.being_recorded()
             if of_all[share] > share.with_traceback:
                 fault = replace(fault, traceback=None)
             self._store.append(f"{iteration}/faults", f"{sum(of_all.values())} {fault.to_json()}")
@@ -151,6 +152,7 @@ class Ledger:
 
         ``gone_before`` had gone when the iteration began; all its members agree on that.
         """
+        fault = fault.being_recorded()
         self.record_fault(iteration, fault)
         self._store.append("gone", replace(fault, traceback=None).to_json())
         self._store.append("gone/ranks", str(fault.initial_rank))

@@ -1,4 +1,7 @@
-"""Ranks in a network namespace, in which every 127.0.0.0/8 address is a host of its own."""
+"""Ranks that are processes of their own, and not of the harness, which forks them.
+
+Those in a network namespace have every 127.0.0.0/8 address as a host of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,12 @@ PROGRAM = Path(__file__).with_name("lost_hosts.py")
 
 
 class Ranks:
-    """Processes that run ``lost_hosts.py`` in the namespace ``network``; files in ``directory``."""
+    """Processes that run ``lost_hosts.py``, with their files in ``directory``.
 
-    def __init__(self, network: str, directory: Path, world: int) -> None:
+    They run in the network namespace ``network``, where there is one.
+    """
+
+    def __init__(self, directory: Path, world: int, network: str | None = None) -> None:
         self.directory = directory
         self.network = network
         self.world = world
@@ -28,7 +34,7 @@ class Ranks:
     def start(
         self,
         environ: Mapping[str, str],
-        environ_of: Mapping[int, Mapping[str, str]],
+        environ_of: Mapping[int, Mapping[str, str]] | None = None,
         *,
         through: Sequence[str] = (),
     ) -> None:
@@ -41,11 +47,12 @@ class Ranks:
                 "MASTER_PORT": str(self._port),
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            identity |= {**environ, **environ_of.get(rank, {})}
+            identity |= {**environ, **(environ_of or {}).get(rank, {})}
             program = [*through, sys.executable, str(PROGRAM), str(self.directory)]
             with (self.directory / f"log-{rank}").open("wb") as log:
+                inside = ["ip", "netns", "exec", self.network] if self.network else []
                 started = subprocess.Popen(
-                    ["ip", "netns", "exec", self.network, *program],
+                    [*inside, *program],
                     env=clean_environ(identity),
                     stdout=log,
                     stderr=log,
@@ -82,8 +89,8 @@ class Ranks:
 
 
 @contextmanager
-def ranks_in(network: str, directory: Path, world: int) -> Iterator[Ranks]:
-    ranks = Ranks(network, directory, world)
+def processes(directory: Path, world: int, network: str | None = None) -> Iterator[Ranks]:
+    ranks = Ranks(directory, world, network)
     try:
         yield ranks
     finally:
