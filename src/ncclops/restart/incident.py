@@ -50,10 +50,10 @@ class Incident:
     ``phases_ms`` has the milliseconds this rank spent in each of ``PHASES``, which together are all
     that the restart took here; ``detect`` runs from the fault until it was known here (of a fault
     on another host: until it was recorded), and ``leave`` is what the function took to end:
-    ``atomic`` sections, clean-up of its own and ``last_call_wait``. World sizes count healthy ranks;
-    ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback`` is the
-    exception's, or the stacks of a rank that was silent: of its main thread at the soft timeout, of
-    all its threads (with ``incident_dir``) at the hard one.
+    ``atomic`` sections, clean-up of its own and ``last_call_wait``. World sizes count healthy
+    ranks; ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback``
+    is the exception's, or the stacks of a rank that was silent: of its main thread at the soft
+    timeout, of all its threads (with ``incident_dir``) at the hard one.
 
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
