@@ -1,9 +1,13 @@
 /* Shifts the wall clock of the processes that it is preloaded into, as an operator or NTP does that
  * sets it: CLOCK_REALTIME is ahead by the seconds in the file that CLOCK_STUB_FILE names, and right
  * while there is no such file. A time namespace shifts monotonic clocks only.
+ *
+ * Python's locks wait by that clock, as they do where it was built for a glibc before 2.30.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -39,4 +43,20 @@ time_t time(time_t *now) {
     clock_gettime(CLOCK_REALTIME, &read);
     if (now) *now = read.tv_sec;
     return read.tv_sec;
+}
+
+int sem_clockwait(sem_t *restrict semaphore, clockid_t clock, const struct timespec *restrict until) {
+    const struct timespec slice = {0, 5 * 1000 * 1000};
+    const time_t began_ahead_s = ahead_s();
+    while (sem_trywait(semaphore)) {
+        struct timespec now;
+        syscall(SYS_clock_gettime, clock, &now);
+        now.tv_sec += ahead_s() - began_ahead_s;
+        if (now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec)) {
+            errno = ETIMEDOUT;
+            return -1;
+        }
+        nanosleep(&slice, NULL);
+    }
+    return 0;
 }

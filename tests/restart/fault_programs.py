@@ -145,7 +145,7 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
         worker.join()
         return worker.finish(call)
 
-    _connections.another_connection = slowly  # type: ignore[attr-defined] # looked up there
+    _connections.another_connection = slowly  # type: ignore[assignment,attr-defined] # looked up there
     return worker.wrap(main, **FAST)()
 
 

@@ -36,29 +36,31 @@ def clock_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_s", "then_s"), [(HOUR_S, 2 * HOUR_S), (-HOUR_S, -HOUR_S // 2)], ids=str
+    "ahead_s", [(HOUR_S, 2 * HOUR_S, 3 * HOUR_S), (-HOUR_S, 0, -HOUR_S)], ids=str
 )
 def test_a_clock_that_is_set_costs_no_rank_and_no_phase_is_off(
-    tmp_path: Path, clock_stub: Path, first_s: int, then_s: int
+    tmp_path: Path, clock_stub: Path, ahead_s: tuple[int, int, int]
 ) -> None:
-    """In the function, where one fails then; and between the fault and the restart on the other."""
+    """In the function, on the way from a fault to the barrier, and when one rank has returned."""
     clock = tmp_path / "clock"
     preload = {"LD_PRELOAD": str(clock_stub), "CLOCK_STUB_FILE": str(clock)}
     began = time.monotonic()
     with processes(tmp_path, 2) as ranks:
-        ranks.start(preload, {1: {"CLOCK_STUB_FILE": str(tmp_path / "clock-1")}})
+        ranks.start(preload)
         ranks.wait_for_all("entered 0")
         watching = "watching the monitor process of rank 1"
         ranks.wait_for("monitor-log-0", watching)
-        (tmp_path / "clock-1").write_text(f"{first_s}")
+        clock.write_text(f"{ahead_s[0]}")
         os.kill(int((tmp_path / "monitor-1.pid").read_text()), signal.SIGKILL)
         ranks.wait_for("monitor-log-0", watching, 2)
-        (tmp_path / "clock-is-set").write_text(f"{then_s}")
+        (tmp_path / "clock-is-set").write_text(f"{ahead_s[1]}")
         (tmp_path / "fail-1").touch()
         ranks.wait_for_all("entered 1")
+        assert clock.read_text() == f"{ahead_s[1]}"
+        (tmp_path / "clock-is-set").write_text(f"{ahead_s[2]}")
         ranks.go()
         assert ranks.wait() == [0, 0]
-        assert clock.exists()
+        assert clock.read_text() == f"{ahead_s[2]}"
         assert set(ranks.incidents()) == {"incident: ValueError: boom; lost ()"}
         logs = [ranks.log(f"log-{rank}").splitlines() for rank in range(2)]
     lines = [line for log in logs for line in log if line.startswith("phases: ")]

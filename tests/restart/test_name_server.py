@@ -37,7 +37,11 @@ class NameServer:
         self._hosts.write_text(THIS_HOST)
         (directory / "resolv.conf").write_text(RESOLV_CONF)
         (directory / "nsswitch.conf").write_text("hosts: files dns\n")
-        program = [sys.executable, Path(__file__).with_name("mute_name_server.py"), self._queries]
+        program = [
+            sys.executable,
+            str(Path(__file__).with_name("mute_name_server.py")),
+            str(self._queries),
+        ]
         self.process = subprocess.Popen(["ip", "netns", "exec", network, *program])
         self.user = ["unshare", "--mount", "sh", "-c", MOUNT, str(directory)]
         wait_until(self._queries.exists, "the name server")

@@ -53,14 +53,25 @@ class Inbox:
 
     def next(self, timeout: timedelta | None) -> MonitorMessage:
         """The next message. Raises ``queue.Empty`` when it is late."""
-        message = self._messages.get(
-            timeout=timeout.total_seconds() if timeout is not None else None
-        )
+        message = self._get(timeout)
         if isinstance(message, StoreConnectionLost):
             raise store_gone(message.error) from message.error
         if isinstance(message, Aborted):
             self._fault_seen_at = message.seen_at
         return message
+
+    def _get(self, timeout: timedelta | None) -> MonitorMessage:
+        if timeout is None:
+            return self._messages.get()
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            try:
+                return self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                # A Python that was built for a glibc before 2.30 waits by the wall clock, and ends
+                # early when that is set forwards.
+                if time.monotonic() >= deadline:
+                    raise
 
     def agreement(self, iteration: int) -> Agreed:
         """How ``iteration`` ended. Raises ``BarrierTimeout``."""
