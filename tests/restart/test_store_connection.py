@@ -10,18 +10,19 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from ncclops.testing._store_proxy import StoreProxies
+
 from .conftest import Job, wait_until
-from .store_proxy import StoreProxy
 from .test_faults import returned_from
 
 ALL_WELL = {0: 0, 1: 0, 2: 0}
 
 
 @pytest.fixture
-def proxy(job: Job) -> Iterator[StoreProxy]:
+def proxy(job: Job) -> Iterator[StoreProxies]:
     """What stands between rank 1 and the store; the path of the others is their own."""
-    made = StoreProxy(job.port)
-    job.env_of[1] = {"NCCLOPS_STORE": made.address}
+    made = StoreProxies([1], job.port)
+    job.env_of[1] = {"NCCLOPS_STORE": made.addresses[1]}
     yield made
     made.close()
 
@@ -42,10 +43,10 @@ def store_servers(job: Job) -> set[int]:
 
 
 def test_a_rank_whose_connections_break_in_the_function_goes_on(
-    job: Job, proxy: StoreProxy
+    job: Job, proxy: StoreProxies
 ) -> None:
     job.start(3, "store_programs:working").wait_for("entered", count=3)
-    proxy.order("reset")
+    proxy.lose_connections(1)
     wait_until(lambda: "made again" in (job.directory / "log-1").read_text(), "a new connection")
     (job.directory / "go").touch()
     assert job.wait() == ALL_WELL
@@ -55,33 +56,33 @@ def test_a_rank_whose_connections_break_in_the_function_goes_on(
 
 @pytest.mark.parametrize("faulty", [0, 1])
 def test_connections_that_break_just_before_a_fault(
-    job: Job, proxy: StoreProxy, faulty: int
+    job: Job, proxy: StoreProxies, faulty: int
 ) -> None:
     job.start(3, "store_programs:working", faulty=faulty).wait_for("entered", count=3)
     (job.directory / "go").touch()
-    proxy.order("reset")
+    proxy.lose_connections(1)
     assert job.wait() == ALL_WELL
     assert returned_from(job, 1) == [0, 1, 2]
     assert lost(job) == set()
 
 
-@pytest.mark.parametrize("how", ["reset", "swallow"])
+@pytest.mark.parametrize("silent", [False, True])
 def test_connections_that_break_while_the_rank_waits_in_the_barrier(
-    job: Job, proxy: StoreProxy, how: str
+    job: Job, proxy: StoreProxies, silent: bool
 ) -> None:
     job.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
     time.sleep(0.5)  # nothing shows from outside that a rank waits in the barrier
-    proxy.order(how)
+    proxy.lose_connections(1, silent=silent)
     (job.directory / "go").touch()
     assert job.wait() == ALL_WELL
     assert lost(job) == set()
 
 
 def test_connections_that_break_while_the_rank_waits_for_others_to_finish(
-    job: Job, proxy: StoreProxy
+    job: Job, proxy: StoreProxies
 ) -> None:
     job.start(3, "store_programs:finishing").wait_for("entered", count=3)
-    proxy.order("reset")
+    proxy.lose_connections(1)
     (job.directory / "go").touch()
     assert job.wait() == ALL_WELL
     assert job.events("incident") == []
@@ -90,11 +91,11 @@ def test_connections_that_break_while_the_rank_waits_for_others_to_finish(
 @pytest.mark.slow
 @pytest.mark.parametrize("faulty", [0, 1])
 def test_connections_that_are_dropped_without_a_sign(
-    job: Job, proxy: StoreProxy, faulty: int
+    job: Job, proxy: StoreProxies, faulty: int
 ) -> None:
     """Nothing comes back on them any more; what is sent is even acknowledged."""
     job.start(3, "store_programs:working", faulty=faulty).wait_for("entered", count=3)
-    proxy.order("swallow")
+    proxy.lose_connections(1, silent=True)
     (job.directory / "go").touch()
     assert job.wait() == ALL_WELL
     assert returned_from(job, 1) == [0, 1, 2]
@@ -105,11 +106,11 @@ def test_connections_that_are_dropped_without_a_sign(
 
 @pytest.mark.parametrize("lingers", [False, True], ids=["ends", "lives on"])
 def test_the_others_go_on_without_a_rank_that_stays_cut_off(
-    job: Job, proxy: StoreProxy, lingers: bool
+    job: Job, proxy: StoreProxies, lingers: bool
 ) -> None:
     """Reported at once, and not only when the process ends."""
     job.start(3, "store_programs:working", lingers=lingers).wait_for("entered", count=3)
-    proxy.order("refuse")
+    proxy.cut_off(1)
     job.wait_for("cut off", rank=1)
     assert len(job.wait_for("returned", count=2)) == 2
     assert returned_from(job, 1) == [0, 2]
@@ -121,10 +122,10 @@ def test_the_others_go_on_without_a_rank_that_stays_cut_off(
 
 @pytest.mark.slow
 def test_the_others_go_on_without_a_rank_whose_path_to_the_store_swallows_everything(
-    job: Job, proxy: StoreProxy
+    job: Job, proxy: StoreProxies
 ) -> None:
     job.start(3, "store_programs:working", faulty=0).wait_for("entered", count=3)
-    proxy.order("swallow_all")
+    proxy.cut_off(1, silent=True)
     (job.directory / "go").touch()
     assert job.wait() == {0: 0, 1: 1, 2: 0}
     assert returned_from(job, 1) == [0, 2]
@@ -134,10 +135,10 @@ def test_the_others_go_on_without_a_rank_whose_path_to_the_store_swallows_everyt
 
 
 def test_a_rank_that_is_cut_off_in_the_barrier_is_not_waited_for(
-    job: Job, proxy: StoreProxy
+    job: Job, proxy: StoreProxies
 ) -> None:
     job.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
-    proxy.order("refuse")
+    proxy.cut_off(1)
     (job.directory / "go").touch()
     assert job.wait() == {0: 0, 1: 1, 2: 0}
     assert lost(job) == {1}

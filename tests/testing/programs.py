@@ -80,6 +80,12 @@ def stay() -> None:
     time.sleep(600)
 
 
+def stay_with_a_child() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    note("there", pids=(os.getpid(), child.pid))
+    time.sleep(600)
+
+
 def leave_a_process_behind() -> int:
     """A child with a session of its own, as a careless launcher's."""
     return subprocess.Popen(["sleep", "600"], start_new_session=True).pid

@@ -11,6 +11,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,8 +21,10 @@ from ncclops.testing import (
     DeadlineExceeded,
     Fault,
     FaultDidNotStrike,
+    HarnessError,
     JobFactory,
     LeftBehind,
+    RankFailed,
 )
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 from tests.testing import programs
@@ -32,6 +35,8 @@ pytestmark = pytest.mark.slow
 STEPS = 10
 UNDISTURBED = float(sum(step % 7 for step in range(STEPS)))
 BRIEFLY = timedelta(seconds=2)
+# An operation of the store is given up, and others asked, after a part of the barrier's timeout.
+SOON_ASKED = {**SHORT, "barrier_timeout": timedelta(seconds=20)}
 
 
 def test_the_example_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
@@ -128,6 +133,7 @@ def test_a_rank_is_killed_on_the_way_to_a_restart(
         Fault.slow_store(1, "step", 3, delay=timedelta(milliseconds=100), duration=BRIEFLY),
         Fault.paused_store(1, "step", 3, duration=BRIEFLY),
         Fault.lost_connection(1, "step", 3),
+        Fault.lost_connection(1, "step", 3, silent=True),
     ],
     ids=str,
 )
@@ -136,11 +142,29 @@ def test_what_goes_wrong_on_the_way_to_the_store_costs_no_rank(
 ) -> None:
     faults = [fault, Fault.exception(0, "step", 4)]  # what needs the store
     arguments = (tmp_path / "checkpoint", STEPS)
-    result = ncclops_job(programs.train, world_size=2, args=arguments, faults=faults).run()
+    job = ncclops_job(
+        programs.train, world_size=2, args=arguments, faults=faults, wrapper=SOON_ASKED
+    )
+    result = job.run()
     assert result.lost == frozenset()
     assert result.restarts == 1
     assert result.value == UNDISTURBED
     assert [strike.fault for strike in result.strikes] == faults
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_rank_that_is_cut_off_from_the_store_leaves(
+    ncclops_job: JobFactory, tmp_path: Path, silent: bool
+) -> None:
+    faults = [Fault.cut_off(1, "step", 3, silent=silent), Fault.exception(0, "step", 4)]
+    arguments = (tmp_path / "checkpoint", STEPS)
+    job = ncclops_job(
+        programs.train, world_size=3, args=arguments, faults=faults, wrapper=SOON_ASKED
+    )
+    result = job.run()
+    assert result.lost == result.taken == {1}
+    assert result.value == UNDISTURBED
+    assert result.ranks[1].chain[0].startswith("StoreGone")
 
 
 def test_connections_to_the_store_are_reset(ncclops_job: JobFactory) -> None:
@@ -198,6 +222,52 @@ def test_a_job_that_does_not_end_in_time_shows_the_stacks(ncclops_job: JobFactor
         job.run()
 
 
+def test_a_note_that_cannot_come_any_more_is_not_waited_for(ncclops_job: JobFactory) -> None:
+    job = ncclops_job(programs.greet, world_size=1, args=(Greeting("all"),)).start()
+    with pytest.raises(HarnessError, match=r"1 notes 'left' of rank 0 will not come.*returned"):
+        job.wait_for("left", rank=0)
+
+
+def test_a_job_starts_once(ncclops_job: JobFactory) -> None:
+    job = ncclops_job(programs.pass_places, world_size=1)
+    with pytest.raises(HarnessError, match="not running"):
+        job.wait()
+    job.run()
+    with pytest.raises(UsageError, match="started before"):
+        job.run()
+
+
+def test_a_parameter_that_wrapper_does_not_have_is_named(
+    ncclops_job: JobFactory, tmp_path: Path
+) -> None:
+    arguments = (tmp_path / "checkpoint", 1)
+    job = ncclops_job(
+        programs.train, world_size=1, args=arguments, wrapper={"soft_timout": BRIEFLY}
+    )
+    with pytest.raises(RankFailed, match="'soft_timout': …}: Wrapper has no such parameter"):
+        job.run().value  # noqa: B018 - raises
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"world_size": 0}, "world_size=0: a job has 1 rank or more"),
+        ({"deadline": 5}, "deadline=5: give a positive timedelta"),
+        ({"gone_within": timedelta(0)}, "gone_within="),
+        ({"env": {"DEPTH": 3}}, "env={'DEPTH': 3}: names and values are text"),
+        ({"faults": ["kill"]}, "give a list of faults"),
+        ({"args": (lambda: 0,)}, "args cannot be pickled"),
+        ({"wrapper": {"on_incident": lambda: 0}}, "wrapper cannot be pickled"),
+    ],
+)
+def test_what_is_no_job_is_refused_in_one_line(
+    ncclops_job: JobFactory, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        ncclops_job(programs.greet, **{"world_size": 1, **given})
+    assert "\n" not in str(caught.value)
+
+
 def test_a_fault_that_does_not_strike_fails_the_test(ncclops_job: JobFactory) -> None:
     faults = [Fault.exception(0, "there"), Fault.exception(1, "here", 4)]
     job = ncclops_job(programs.pass_places, world_size=2, faults=faults)
@@ -248,12 +318,12 @@ def test_a_rank_that_is_signalled_from_outside(ncclops_job: JobFactory) -> None:
     assert {r.rank: r.exit_code for r in job.wait().ranks.values()} == {0: -15, 1: -9}
 
 
-def test_ranks_end_when_pytest_is_killed(tmp_path: Path) -> None:
+def test_ranks_and_their_children_end_when_pytest_is_killed(tmp_path: Path) -> None:
     (tmp_path / "test_stay.py").write_text(
         "from tests.testing import programs\n\n"
         "def test_it(ncclops_job):\n"
-        "    job = ncclops_job(programs.stay, world_size=2).start()\n"
-        "    pids = [n.fields['pid'] for n in job.wait_for('there', count=2)]\n"
+        "    job = ncclops_job(programs.stay_with_a_child, world_size=2).start()\n"
+        "    pids = [pid for n in job.wait_for('there', count=2) for pid in n.fields['pids']]\n"
         "    print('pids', *pids, flush=True)\n"
         "    job.wait()\n"
     )
@@ -267,7 +337,7 @@ def test_ranks_end_when_pytest_is_killed(tmp_path: Path) -> None:
     ) as session:
         assert session.stdout is not None
         said = ""
-        while (match := re.search(r"pids (\d+) (\d+)\n", said)) is None:
+        while (match := re.search(r"pids (\d+) (\d+) (\d+) (\d+)\n", said)) is None:
             line = session.stdout.readline()
             assert line, said
             said += line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,28 @@ from ncclops.testing.results import JobResult, RankResult, Strike
         (Fault.gil_hang(1, "step"), {1}),
         (Fault.lost_host(1, "step", ranks=[2, 3]), {1, 2, 3}),
         (Fault.lost_connection(1, "barrier"), set()),
+        (Fault.cut_off(1, "step"), {1}),
     ],
     ids=str,
 )
 def test_a_fault_says_which_ranks_it_takes(fault: Fault, takes: set[int]) -> None:
     assert fault.takes == takes
     assert str(fault).startswith(f"{fault.kind} on rank 1 at ")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [({"error": "boom"}, "error='boom' is no exception"), ({"error": OSError}, "is no exception")],
+    ids=str,
+)
+def test_an_error_that_cannot_be_raised_is_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Fault.exception(0, "step", **values)
+
+
+def test_a_duration_without_a_unit_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"duration=2: give a timedelta"):
+        Fault.paused_store(0, "step", duration=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rank", "at", "n"), [(-1, "step", 1), (0, "", 1), (0, "step", 0)])

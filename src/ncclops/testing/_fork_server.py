@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ncclops.testing import _rank
+from ncclops.testing import _processes, _rank
 from ncclops.testing._channel import Channel
 from ncclops.testing._order import RankOrder
 from ncclops.testing.errors import HarnessError
@@ -122,7 +122,7 @@ def _keep(order: RankOrder, number: int) -> None:
         if (rank := os.fork()) == 0:
             _rank.run(order, channel)
         channel.send({"op": "started", "pid": rank})
-        code = _wait(rank, channel)
+        code = _wait(order, rank, channel)
         channel.send({"op": "ended", "code": code})
     except OSError:
         pass  # the harness is gone
@@ -130,13 +130,14 @@ def _keep(order: RankOrder, number: int) -> None:
         os._exit(0)
 
 
-def _wait(rank: int, channel: Channel) -> int:
-    """The exit code; a harness that goes takes its ranks with it."""
+def _wait(order: RankOrder, rank: int, channel: Channel) -> int:
+    """The exit code; a harness that goes takes the rank with it, and all that it has started."""
     poll = select.poll()
     ended = os.pidfd_open(rank)
     poll.register(ended, select.POLLIN)
     poll.register(channel, 0)  # says when the other end is closed, and reads nothing
     events = dict(poll.poll())
     if ended not in events:
-        os.kill(rank, signal.SIGKILL)
+        tag, _, _ = order.environment[_processes.TAG].rpartition(":")
+        _processes.vanish({rank} | _processes.of_rank(tag, order.rank, rank))
     return os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ncclops.errors import UsageError
 from ncclops.restart import _observer
 from ncclops.testing import notes
 from ncclops.testing._channel import Channel
@@ -146,6 +147,9 @@ class RankObserver:
 
     def settings(self, settings: Settings) -> Settings:
         """With the parameters that the test replaces, and incidents on their way to it."""
+        unknown = set(self._wrapper) - {field.name for field in dataclasses.fields(settings)}
+        if unknown:
+            raise UsageError(f"wrapper={{{min(unknown)!r}: …}}: Wrapper has no such parameter")
         changed = dataclasses.replace(settings, **self._wrapper)
         previous = changed.on_incident
 

@@ -21,14 +21,22 @@ class FaultKind(enum.StrEnum):
     STOP = "stop"
     LOST_HOST = "lost-host"
     LOST_CONNECTION = "lost-connection"
+    CUT_OFF = "cut-off"
     SLOW_STORE = "slow-store"
     PAUSED_STORE = "paused-store"
 
 
 # They take their ranks out of the job wherever they strike; a rank that is stopped or holds the
-# GIL is ended at the hard timeout.
+# GIL is ended at the hard timeout, one that is cut off leaves with ``StoreGone``.
 _LETHAL = frozenset(
-    {FaultKind.EXIT, FaultKind.GIL_HANG, FaultKind.KILL, FaultKind.STOP, FaultKind.LOST_HOST}
+    {
+        FaultKind.EXIT,
+        FaultKind.GIL_HANG,
+        FaultKind.KILL,
+        FaultKind.STOP,
+        FaultKind.LOST_HOST,
+        FaultKind.CUT_OFF,
+    }
 )
 # A rank that fails here cannot go on, see ``Wrapper``.
 _PLACES_OF_NO_RETURN = frozenset({"finalize", "restart_health_check", "barrier"})
@@ -38,6 +46,7 @@ _FROM_OUTSIDE = frozenset(
     {
         FaultKind.LOST_HOST,
         FaultKind.LOST_CONNECTION,
+        FaultKind.CUT_OFF,
         FaultKind.SLOW_STORE,
         FaultKind.PAUSED_STORE,
     }
@@ -51,7 +60,7 @@ class Fault:
     ``rank`` is the initial rank. Passings are counted from 1 over the whole job, restarts
     included, so that a step that is done again counts again. Made by the methods below.
 
-    Raises ``UsageError`` on ``n`` below 1 or a rank below 0.
+    Raises ``UsageError`` on ``n`` below 1, a rank below 0 and values of a wrong type.
     """
 
     kind: FaultKind
@@ -63,6 +72,7 @@ class Fault:
     code: int = 0
     delay: timedelta = timedelta(0)
     duration: timedelta = timedelta(0)
+    silent: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.rank < 0 or not self.at:
@@ -70,6 +80,16 @@ class Fault:
                 f"{self}: ranks count from 0, passings from 1, and a place has a name; "
                 "n=1 strikes at the first passing"
             )
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise UsageError(
+                f"{self}: error={self.error!r} is no exception, as OSError(28, 'full')"
+            )
+        for name in ("delay", "duration"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) or value < timedelta(0):
+                raise UsageError(
+                    f"{self}: {name}={value!r}: give a timedelta, as timedelta(seconds=2)"
+                )
 
     # --- what the rank does to itself ---------------------------------------------------------
 
@@ -117,9 +137,17 @@ class Fault:
         return cls(FaultKind.LOST_HOST, rank, at, n, ranks=tuple(ranks))
 
     @classmethod
-    def lost_connection(cls, rank: int, at: str, n: int = 1) -> Fault:
-        """All connections of the rank to the store are reset, once; it may connect again."""
-        return cls(FaultKind.LOST_CONNECTION, rank, at, n)
+    def lost_connection(cls, rank: int, at: str, n: int = 1, *, silent: bool = False) -> Fault:
+        """All connections of the rank to the store are reset, once; it may connect again.
+
+        With ``silent`` they are not: nothing is passed on any more, and nothing shows it.
+        """
+        return cls(FaultKind.LOST_CONNECTION, rank, at, n, silent=silent)
+
+    @classmethod
+    def cut_off(cls, rank: int, at: str, n: int = 1, *, silent: bool = False) -> Fault:
+        """Likewise, for good: new connections are refused too, or with ``silent`` not answered."""
+        return cls(FaultKind.CUT_OFF, rank, at, n, silent=silent)
 
     @classmethod
     def slow_store(
@@ -150,4 +178,5 @@ class Fault:
         return frozenset()
 
     def __str__(self) -> str:
-        return f"{self.kind} on rank {self.rank} at {self.at!r}, passing {self.n}"
+        silent = "silent " if self.silent else ""
+        return f"{silent}{self.kind} on rank {self.rank} at {self.at!r}, passing {self.n}"

@@ -75,7 +75,8 @@ class Job:
         directory: Path,
         server: ForkServer,
     ) -> None:
-        self.faults = tuple(faults)
+        _check(world_size, deadline, gone_within, env or {})
+        self.faults = _checked_faults(faults, world_size)
         self.world_size = world_size
         self.directory = directory
         self.port = _processes.free_port()
@@ -83,9 +84,11 @@ class Job:
         self.env = dict(env or {})
         self.pids: dict[int, int] = {}
         self._target = Target.of(target)
-        _check(self.faults, world_size)
-        self._call = pickle.dumps(
-            (tuple(args), dict(kwargs or {}), self.faults, dict(wrapper or {}))
+        self._call = _pickled(
+            args=tuple(args),
+            kwargs=dict(kwargs or {}),
+            faults=self.faults,
+            wrapper=dict(wrapper or {}),
         )
         self._deadline = deadline
         self._end = 0.0
@@ -101,7 +104,9 @@ class Job:
         return self.start().wait()
 
     def start(self) -> Job:
-        """Start all ranks; returns when each has a process."""
+        """Start all ranks; returns when each has a process. Once for each job."""
+        if self._end:
+            raise UsageError("this job has been started before: make another one for another run")
         self.directory.mkdir(parents=True, exist_ok=True)
         self._end = time.monotonic() + self._deadline.total_seconds()
         if self._proxied:
@@ -147,9 +152,26 @@ class Job:
             time.sleep(_LOOK_AGAIN_S)  # other processes' ends announce nothing
 
     def wait_for(self, name: str, rank: int | None = None, count: int = 1) -> list[Note]:
-        """Until there are ``count`` notes called ``name`` (of ``rank``). Raises
-        ``DeadlineExceeded``."""
-        self._until(lambda: len(self.notes(name, rank)) >= count, f"{count} notes {name!r}")
+        """Until there are ``count`` notes called ``name`` (of ``rank``).
+
+        Raises ``DeadlineExceeded``, and ``HarnessError`` when the ranks have ended without them.
+        """
+        watch = self._started()
+        ranks = watch.ranks.values() if rank is None else [watch.ranks[self._known(rank)]]
+        what = f"{count} notes {name!r}" + ("" if rank is None else f" of rank {rank}")
+
+        def enough() -> bool:
+            return len(self.notes(name, rank)) >= count
+
+        self._until(lambda: enough() or all(each.code is not None for each in ranks), what)
+        if not enough():
+            endings = ", ".join(
+                f"rank {each.rank}: {each.result(self.directory).ending}" for each in ranks
+            )
+            raise HarnessError(
+                f"{what} will not come, there are {len(self.notes(name, rank))}: {endings}; "
+                f"logs in {self.directory}"
+            )
         return self.notes(name, rank)
 
     def notes(self, name: str | None = None, rank: int | None = None) -> list[Note]:
@@ -158,8 +180,8 @@ class Job:
         return [n for n in notes if name in (None, n.name) and rank in (None, n.rank)]
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        """Signal the main process of ``rank``."""
-        os.kill(self.pids[rank], number)
+        """Signal the main process of ``rank``; nothing where it has ended."""
+        _processes.send(number, [self._pid(rank)])
 
     def lose_host(self, ranks: Collection[int]) -> None:
         """SIGKILL to all processes of ``ranks`` at once."""
@@ -171,6 +193,8 @@ class Job:
     @property
     def store(self) -> ProxiedStore:
         """The store, to reset its connections or slow it down while the job runs."""
+        if self._store is None and self._proxied:
+            self._started()
         if self._store is None:
             raise UsageError("this job has no store of its own: make it with proxied_store=True")
         return self._store
@@ -217,14 +241,21 @@ class Job:
             case FaultKind.LOST_HOST:
                 self.lose_host({fault.rank, *fault.ranks})
             case FaultKind.LOST_CONNECTION:
-                self.store.lose_connections(fault.rank)
+                self.store.lose_connections(fault.rank, silent=fault.silent)
+            case FaultKind.CUT_OFF:
+                self.store.cut_off(fault.rank, silent=fault.silent)
             case FaultKind.SLOW_STORE:
                 self.store.slow_down(fault.delay, fault.duration)
             case FaultKind.PAUSED_STORE:
                 self.store.pause(fault.duration)
 
+    def _known(self, rank: int) -> int:
+        if rank not in range(self.world_size):
+            raise UsageError(f"rank {rank}: the job has ranks 0 to {self.world_size - 1}")
+        return rank
+
     def _pid(self, rank: int) -> int:
-        pid = self._started().ranks[rank].pid
+        pid = self._started().ranks[self._known(rank)].pid
         assert pid is not None
         return pid
 
@@ -284,15 +315,48 @@ _OF_LAUNCHERS = frozenset(
 )
 
 
-def _check(faults: Sequence[Fault], world_size: int) -> None:
+def _check(
+    world_size: int, deadline: timedelta, gone_within: timedelta, env: Mapping[str, str]
+) -> None:
+    if not isinstance(world_size, int) or world_size < 1:
+        raise UsageError(f"world_size={world_size!r}: a job has 1 rank or more")
+    for name, value in (("deadline", deadline), ("gone_within", gone_within)):
+        if not isinstance(value, timedelta) or value <= timedelta(0):
+            raise UsageError(
+                f"{name}={value!r}: give a positive timedelta, as timedelta(seconds=60)"
+            )
+    for variable, text in env.items():
+        if not (isinstance(variable, str) and isinstance(text, str)):
+            raise UsageError(f"env={{{variable!r}: {text!r}}}: names and values are text")
+
+
+def _checked_faults(faults: Iterable[Fault], world_size: int) -> tuple[Fault, ...]:
+    given = [faults] if isinstance(faults, Fault) else list(faults)
     seen = set()
-    for fault in faults:
+    for fault in given:
+        if not isinstance(fault, Fault):
+            raise UsageError(
+                f"faults={faults!r}: give a list of faults, as [Fault.kill(1, 'step')]"
+            )
         if not all(0 <= rank < world_size for rank in (fault.rank, *fault.ranks)):
             raise UsageError(f"{fault}: the job has ranks 0 to {world_size - 1}")
         where = (fault.rank, fault.at, fault.n)
         if where in seen:
             raise UsageError(f"{fault}: another fault strikes this rank there; change n")
         seen.add(where)
+    return tuple(given)
+
+
+def _pickled(**given: Any) -> bytes:
+    """All values in one tuple. Raises ``UsageError`` that names one which cannot be pickled."""
+    for name, value in given.items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{name} cannot be pickled, and ranks are processes of their own: {error}"
+            ) from error
+    return pickle.dumps(tuple(given.values()))
 
 
 class JobFactory:
