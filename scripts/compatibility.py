@@ -1,14 +1,17 @@
 """Run the core's tests under several versions of Python and torch; print the table of restart.md.
 
     python scripts/compatibility.py [--python 3.12] [--torch 2.5.1] [--pair 3.12:2.14.1] ...
-                                    [--directory DIR] [--result FILE] [--table]
+                                    [--faults] [--directory DIR] [--result FILE] [--table]
 
 Each ``--python`` is combined with the torch of constraints.txt and runs all of tests/restart and
 tests/testing; each ``--torch`` with the Python of this process and runs the drop-in and fault
-tests; ``--pair`` runs all. Without any of them: Python 3.11 to 3.14, torch 2.5.1 and the newest.
+tests; ``--pair`` runs all. With ``--faults`` all of them run the drop-in and fault tests. Without
+any of them: Python 3.11 to 3.14, torch 2.5.1 and the newest.
 
-A Python is found as ``python3.X`` on the PATH, or named by its path. One that is not there, and a
-torch that the package index does not offer for it, make a row "not run". An environment is made
+A Python is found as ``python3.X`` on the PATH (``3.13t``: a free-threading build), or named by its
+path. One that is not there, and a torch that the package index does not offer for it, make a row
+"not run". For a free-threading build only what the core needs is installed, as not all other
+dependencies offer wheels for one. An environment is made
 once in ``--directory`` (by default below the temporary directory; several GB where torch is a CUDA
 build) and used again. Results gather in ``--result``, a file of lines in JSON, so that runs on
 several days or machines make one table, which ``--table`` prints without running anything. Exits
@@ -25,7 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -44,6 +47,18 @@ WITHOUT = "--ignore=tests/restart/test_typing.py"
 # A wheel of 1 GB and 3 GB of libraries over a slow line; and the whole of tests/restart.
 INSTALLED_WITHIN_S = 3600
 RUN_WITHIN_S = 3600
+_VERSIONS = (
+    "import platform, sysconfig, torch; "
+    "build = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''; "
+    "print(platform.python_version() + build, torch.__version__)"
+)
+# What ncclops.restart needs beside torch, what the command line of the tests' conftest needs, and
+# the test runner.
+_CORE = (
+    *("psutil", "nvidia-ml-py", "numpy"),
+    *("typer<0.29", "rich"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "hatchling"),
+)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
@@ -76,6 +91,7 @@ def main() -> None:
     parser.add_argument("--python", action="append", default=[])
     parser.add_argument("--torch", action="append", default=[])
     parser.add_argument("--pair", action="append", default=[], metavar="PYTHON:TORCH")
+    parser.add_argument("--faults", action="store_true")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--result", type=Path)
     parser.add_argument("--table", action="store_true")
@@ -84,7 +100,7 @@ def main() -> None:
     result = given.result or directory / "results.jsonl"
     rows: list[Row] = []
     if not given.table:
-        for combination in combinations(given.python, given.torch, given.pair):
+        for combination in combinations(given.python, given.torch, given.pair, given.faults):
             row = run(combination, directory)
             print(f"{row.python} {row.torch}: {outcome(row)}", file=sys.stderr, flush=True)
             rows.append(row)
@@ -95,7 +111,9 @@ def main() -> None:
     sys.exit(any(row.failed for row in rows))
 
 
-def combinations(pythons: list[str], torches: list[str], pairs: list[str]) -> list[Combination]:
+def combinations(
+    pythons: list[str], torches: list[str], pairs: list[str], faults_only: bool
+) -> list[Combination]:
     """What the options ask for."""
     if not (pythons or torches or pairs):
         pythons, torches = list(PYTHONS), ["2.5.1", "newest"]
@@ -106,7 +124,7 @@ def combinations(pythons: list[str], torches: list[str], pairs: list[str]) -> li
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     for torch in torches:
         found.append(Combination(own, None if torch == "newest" else torch, FAULTS))
-    return found
+    return [replace(one, tests=FAULTS) for one in found] if faults_only else found
 
 
 def pinned_torch() -> str:
@@ -124,13 +142,13 @@ def run(combination: Combination, directory: Path) -> Row:
     interpreter = shutil.which(combination.python) or shutil.which(f"python{combination.python}")
     if interpreter is None or not works(interpreter):
         return Row(*asked, why=f"no python{combination.python} on the PATH")
-    name = f"python{Path(combination.python).name}-torch{combination.torch or 'newest'}"
+    number = Path(combination.python).name.removeprefix("python")
+    name = f"python{number}-torch{combination.torch or 'newest'}"
     python = directory / name / "bin" / "python"
     problem = install(interpreter, python, combination.torch)
     if problem is not None:
         return Row(*asked, why=problem)
-    code = "import platform, torch; print(platform.python_version(), torch.__version__)"
-    version, torch = output(python, code).split()
+    version, torch = output(python, _VERSIONS).split()
     report = pytest(python, combination.tests)
     (directory / f"{name}.log").write_text(report)
     counts = dict.fromkeys(("passed", "failed", "error"), 0)
@@ -155,10 +173,13 @@ def install(interpreter: str, python: Path, torch: str | None) -> str | None:
     if complete.exists():
         return None
     wanted = "torch" if torch is None else f"torch=={torch}"
-    steps = [
-        [interpreter, "-m", "venv", "--clear", str(python.parent.parent)],
-        [str(python), "-m", "pip", "install", "-q", wanted, "-e", f"{REPOSITORY}[dev]"],
-    ]
+    pip = [str(python), "-m", "pip", "install", "-q"]
+    steps = [[interpreter, "-m", "venv", "--clear", str(python.parent.parent)]]
+    if has_gil(interpreter):
+        steps.append([*pip, wanted, "-e", f"{REPOSITORY}[dev]"])
+    else:
+        steps.append([*pip, "--only-binary=:all:", wanted, *_CORE])
+        steps.append([*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)])
     for step in steps:
         try:
             done = subprocess.run(step, capture_output=True, text=True, timeout=INSTALLED_WITHIN_S)
@@ -168,6 +189,12 @@ def install(interpreter: str, python: Path, torch: str | None) -> str | None:
             return (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
     complete.touch()
     return None
+
+
+def has_gil(interpreter: str) -> bool:
+    """Whether it is the usual build."""
+    code = "import sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+    return output(Path(interpreter), code) == "0"
 
 
 def output(python: Path, code: str) -> str:

@@ -34,8 +34,8 @@ class Numbers(Dataset[torch.Tensor]):
 def loader(how: str, **options: Any) -> DataLoader[torch.Tensor]:
     """With two workers."""
     busy_from = 12 if how == "busy" else 10**6
-    if how == "spawn":
-        options["multiprocessing_context"] = "spawn"
+    # not left to the default, which is fork up to Python 3.13 and forkserver from 3.14 on
+    options["multiprocessing_context"] = how if how in ("spawn", "forkserver") else "fork"
     return DataLoader(Numbers(busy_from), batch_size=2, num_workers=2, **options)
 
 

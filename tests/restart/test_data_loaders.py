@@ -20,9 +20,10 @@ def test_workers_are_told_to_end_before_the_next_iteration(job: Job, how: str) -
 
 
 @pytest.mark.slow  # each worker imports torch
-def test_spawned_workers_are_not_waited_for(job: Job) -> None:
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_spawned_workers_are_not_waited_for(job: Job, how: str) -> None:
     """Told to end, they leave the loader at once; the end of the interpreter takes longer."""
-    assert set(job.start(2, "loader_programs:iterations", how="spawn").wait().values()) == {0}
+    assert set(job.start(2, "loader_programs:iterations", how=how).wait().values()) == {0}
     codes = {code for e in job.events("ended") for code in e["codes"]}
     assert codes <= {0, -signal.SIGKILL}, "torch would terminate them"
     job.expect_no_orphans()

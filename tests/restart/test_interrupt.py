@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -258,6 +259,33 @@ def test_no_atomic_section_is_entered_once_it_has_begun() -> None:
     with interrupted(keep_entering) as happened:
         assert happened == ["begun", "interrupted"]
     assert not any(entered)
+
+
+class NoOutput(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        pass
+
+
+def test_no_lock_that_other_threads_need_stays_held() -> None:
+    """The monitor thread logs, too: it would wait for a handler's lock for ever."""
+    handler, record = NoOutput(), logging.makeLogRecord({})
+
+    def log_on(_: Interrupter) -> None:
+        while True:
+            handler.handle(record)
+
+    def free() -> bool:
+        assert handler.lock is not None
+        taken = handler.lock.acquire(timeout=1)
+        if taken:
+            handler.lock.release()
+        return taken
+
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(25):
+            with interrupted(log_on) as happened:
+                assert happened == ["begun", "interrupted"]
+            assert other.submit(free).result()
 
 
 def test_a_section_that_outlives_its_iteration_does_not_harm_the_next() -> None:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from ncclops.restart._delicate import is_delicate
+from ncclops.restart._delicate import holds_a_lock, is_delicate
 from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
@@ -230,12 +230,14 @@ class _Gate:
         self._depth = 0
         self._lock = _thread.allocate_lock()
 
+    @holds_a_lock
     def enter(self) -> None:
         with self._lock:
             if self.closed and not self._depth:
                 raise RankShouldRestart("a restart has begun: the atomic section is not entered")
             self._depth += 1
 
+    @holds_a_lock
     def leave(self) -> None:
         with self._lock:
             self._depth -= 1
