@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from scenarios import FAST, HANG, Worker, seconds
+from refusal import refuse_pidfds
+from scenarios import FAST, HANG, SCENARIOS, Worker, seconds
 
 from ncclops import restart as inprocess
 from ncclops.restart import _connections
@@ -400,3 +401,9 @@ def silent(worker: Worker) -> Any:
 
     patient = {"soft_timeout": seconds(40), "hard_timeout": seconds(50)}
     return worker.wrap(main, **{**HANG, **patient})()
+
+
+def without_pidfds(worker: Worker) -> Any:
+    """The scenario ``then`` where a seccomp filter refuses pidfds."""
+    refuse_pidfds()
+    return SCENARIOS[worker.parameters["then"]](worker)

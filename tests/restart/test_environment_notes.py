@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from ncclops.restart.environment_notes import environment_notes
+from tests.conftest import LIMIT_S, clean_environ
 
 FINE = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "NCCL_NVLS_ENABLE": "0",
 }
+AGENT_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 NEW: dict[str, Any] = {
     "nccl_version": (2, 27, 3),
     "nccl_timeout": timedelta(minutes=10),
@@ -57,3 +61,31 @@ def test_an_old_nccl_without_plugins_is_still_too_old() -> None:
     (note,) = environment_notes(env, (2, 13), True, **{**NEW, "nccl_version": (2, 21, 5)})
     assert "2.26.2" in note
     assert "NCCL_NET_PLUGIN" not in note
+
+
+def test_a_store_that_may_not_open_enough_files_is_one_line_on_its_host() -> None:
+    large = {"RANK": "0", "WORLD_SIZE": "1000"}
+    (note,) = environment_notes(large, (2, 13), False, most_open_files=4096)
+    assert "4096 open files" in note and "1000 ranks" in note and "ulimit -Hn" in note
+    assert environment_notes(large, (2, 13), False, most_open_files=65536) == []
+    assert environment_notes(large, (2, 13), False) == []
+    elsewhere = ({"RANK": "1"}, {"NCCLOPS_STORE": "store:29400"}, AGENT_STORE)
+    for env in elsewhere:
+        assert environment_notes({**large, **env}, (2, 13), False, most_open_files=4096) == []
+
+
+def test_the_limit_of_this_process_is_looked_at(starts_processes: None) -> None:
+    program = (
+        "import logging, resource\nfrom datetime import timedelta\n"
+        "from ncclops.restart.call_wrapper import _warn_once\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))\nlogging.basicConfig()\n"
+        "_warn_once(timedelta(seconds=90), hosts_store=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean_environ({"RANK": "0", "WORLD_SIZE": "100"}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert "may have 512 open files, and 100 ranks" in done.stderr

@@ -2,7 +2,8 @@
 
 It waits in one ``select`` on everything that can happen:
 
-* the pidfd of the main process: its death, known the moment it happens;
+* the pidfd of the main process: its death, known the moment it happens (where pidfds are refused,
+  at the next tick, as this process has another parent then);
 * the link, a socket pair to the main process's watchdog thread;
 * the ring: the monitor process of the next rank (watched with pings) and of the previous one;
 * a tick of ``monitor_process_interval``: progress on the shared page, measured against the soft
@@ -53,6 +54,27 @@ _CLOCKS = {
 }
 
 
+class _MainProcess:
+    """The main process, by its pidfd; where that was refused, as the parent of this process."""
+
+    def __init__(self, pid: int, pidfd: int | None) -> None:
+        self.pidfd = pidfd
+        self._pid = pid
+
+    def has_ended_unannounced(self) -> bool:
+        """Whether it is gone, where no pidfd says so. A process has another parent then."""
+        return self.pidfd is None and os.getppid() != self._pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Raises ``ProcessLookupError`` when it is gone: its number may be another's by now."""
+        if self.pidfd is not None:
+            signal.pidfd_send_signal(self.pidfd, number)
+        elif os.getppid() == self._pid:
+            os.kill(self._pid, number)
+        else:
+            raise ProcessLookupError
+
+
 class Monitor:
     """Monitors one rank; ``run`` returns when nothing is left to monitor or to report."""
 
@@ -63,7 +85,7 @@ class Monitor:
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
         self._listener = socket.socket(fileno=config["listen_fd"])
-        self._pidfd = config["pidfd"]
+        self._main = _MainProcess(config["main_pid"], config["pidfd"])
         self._selector = selectors.DefaultSelector()
         self._reports = Reports(self._send_to_main, lambda: self._ring.successor)
         self._count = 0  # of our own reports
@@ -100,7 +122,8 @@ class Monitor:
         assert self._link is not None
         self._link.setblocking(False)
         self._listener.setblocking(False)
-        self._selector.register(self._pidfd, selectors.EVENT_READ, self._on_main_death)
+        if self._main.pidfd is not None:
+            self._selector.register(self._main.pidfd, selectors.EVENT_READ, self._on_main_death)
         self._selector.register(self._link, selectors.EVENT_READ, self._on_link)
         self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
         self._need_addresses(self._rank)
@@ -123,6 +146,8 @@ class Monitor:
             self._forgive_until = now
             self._ring.postpone(now)
         self._ring.tick(now)
+        if not self._reports.main_is_gone and self._main.has_ended_unannounced():
+            self._on_main_death()
         if not self._reports.main_is_gone:
             self._judge_progress(now)
             if self._ring.misses_predecessor(now) and not self._page.finished:
@@ -183,8 +208,7 @@ class Monitor:
     def _signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:
             try:
-                # through the pidfd: the number of a process that is gone may be another's by now
-                signal.pidfd_send_signal(self._pidfd, number)
+                self._main.signal(number)
             except ProcessLookupError:
                 return
 
@@ -192,7 +216,7 @@ class Monitor:
 
     def _on_main_death(self) -> None:
         self._reports.main_is_gone = True
-        self._selector.unregister(self._pidfd)
+        self._stop_watching_main()
         while self._on_link():  # what it sent before it died: addresses of other monitor processes
             pass
         self._close_link()
@@ -204,10 +228,14 @@ class Monitor:
     def _on_departed(self, message: Message) -> None:
         """The main process leaves the wrapper, and could not record that in the store."""
         log.warning("the main process leaves: %s", message["detail"])
-        self._selector.unregister(self._pidfd)
+        self._stop_watching_main()
         self._close_link()
         self._report("lost", message["detail"], gone=True)
         self._goes_on_without_main()
+
+    def _stop_watching_main(self) -> None:
+        if self._main.pidfd is not None:
+            self._selector.unregister(self._main.pidfd)
 
     def _report_death(self) -> None:
         ended_for = self._ended_for

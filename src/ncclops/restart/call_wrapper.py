@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import resource
 import threading
 import time
 import types
@@ -26,6 +27,7 @@ from ncclops.restart.loop import RestartLoop
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
 from ncclops.restart.state import State
+from ncclops.restart.store import TCPStore
 
 log = logging.getLogger("ncclops.restart")
 
@@ -72,7 +74,7 @@ class CallWrapper:
         state = State.from_env()
         set_up_logging(state.initial_rank)
         if state.initial_rank == 0:
-            _warn_once(settings.hard_timeout)
+            _warn_once(settings.hard_timeout, issubclass(settings.store_factory, TCPStore))
         check = self._restart_health_check or settings.health_check
         self._loop = RestartLoop(settings, state, call, check)
         value: T | None = self._loop.run()
@@ -236,7 +238,7 @@ class CallWrapper:
 
 
 @functools.cache
-def _warn_once(hard_timeout: timedelta) -> None:
+def _warn_once(hard_timeout: timedelta, hosts_store: bool) -> None:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     numbers = (int(version[1]), int(version[2])) if version else (0, 0)
     has_cuda = torch.cuda.is_available()
@@ -248,6 +250,13 @@ def _warn_once(hard_timeout: timedelta) -> None:
         nccl_version=torch.cuda.nccl.version() if has_nccl else None,
         nccl_timeout=distributed.constants.default_pg_nccl_timeout if has_nccl else None,
         hard_timeout=hard_timeout,
+        most_open_files=_hard_limit_of_files() if hosts_store else None,
     )
     for note in notes:
         log.warning("%s", note)
+
+
+def _hard_limit_of_files() -> int | None:
+    """``None``: unlimited."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY else hard

@@ -16,6 +16,11 @@ _FALSE = {"0", "no", "n", "false", "f"}
 _NCCL = (2, 26, 2)
 # From this torch on, communicators that send and recv make by themselves (pytorch#150690) as well.
 _TORCH_P2P = (2, 8)
+# To the store: of the main, the monitor and the reporter thread; of the groups of an iteration, of
+# those before that are not freed yet, and of the heartbeat thread of ProcessGroupNCCL.
+_CONNECTIONS_PER_RANK = 6
+# The server's own: its libraries, event loop and listening socket.
+_OTHER_FILES = 64
 
 
 def environment_notes(
@@ -26,11 +31,14 @@ def environment_notes(
     nccl_version: tuple[int, ...] | None = None,
     nccl_timeout: timedelta | None = None,
     hard_timeout: timedelta | None = None,
+    most_open_files: int | None = None,
 ) -> list[str]:
     """One sentence for each thing that would end the process instead of letting it restart.
 
     ``nccl_version`` and ``nccl_timeout`` (of a group that is made without a timeout) are what
     this torch has, ``None`` where it has no NCCL; ``hard_timeout`` is the wrapper's.
+    ``most_open_files`` is the hard limit of this process, ``None`` where it has none or does not
+    host the store.
     """
     notes = []
     if _under_torchrun(env):
@@ -38,6 +46,12 @@ def environment_notes(
             "started by torchrun, whose agent ends all workers when one of them dies: only faults "
             "that leave every process alive can be restarted; use `ncclops launch` or srun "
             "(with --kill-on-bad-exit=0) to survive the loss of a process"
+        )
+    if most_open_files is not None and most_open_files < (needed := _files_of_store(env)):
+        notes.append(
+            f"the store's server on this host may have {most_open_files} open files, and "
+            f"{env.get('WORLD_SIZE')} ranks may take {needed}: raise the hard limit (ulimit -Hn, "
+            "LimitNOFILE= of a service, --ulimit nofile= of a container)"
         )
     if has_cuda and not _nccl_lets_live(env, torch_version):
         notes.append(
@@ -63,6 +77,15 @@ def environment_notes(
             f"hard_timeout={hard_timeout}: give init_process_group a longer timeout"
         )
     return notes
+
+
+def _files_of_store(env: Mapping[str, str]) -> int:
+    """How many files the server that this process starts may have to open; 0 where it has none."""
+    if env.get("RANK", "0") != "0" or env.get("NCCLOPS_STORE"):
+        return 0
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return 0
+    return int(env.get("WORLD_SIZE", "1")) * _CONNECTIONS_PER_RANK + _OTHER_FILES
 
 
 def _under_torchrun(env: Mapping[str, str]) -> bool:

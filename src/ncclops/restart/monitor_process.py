@@ -8,6 +8,7 @@ in some 20 ms, about 10 MB. What it does is in ``_monitor_main``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -90,22 +91,24 @@ class MonitorProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         # Opened here, so that a death is seen that comes before the monitor process has come up.
-        pidfd = os.pidfd_open(os.getpid())
-        fds = (self._page_fd, theirs.fileno(), self._listener.fileno(), pidfd)
+        pidfd = _open_pidfd()
+        fds = (self._page_fd, theirs.fileno(), self._listener.fileno())
         boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]))
-        command = [sys.executable, "-I", "-S", "-c", boot, json.dumps(self._config(*fds))]
+        config = json.dumps(self._config(*fds, pidfd))
+        command = [sys.executable, "-I", "-S", "-c", boot, config]
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=fds,
+                pass_fds=fds if pidfd is None else (*fds, pidfd),
                 start_new_session=True,
             )
         finally:
             theirs.close()
-            os.close(pidfd)
+            if pidfd is not None:
+                os.close(pidfd)
         with self._lock:
             self._link, self._process = ours, process
         if self._settings.pidfile is not None:
@@ -177,7 +180,9 @@ class MonitorProcess:
         if link is not None:
             link.close()
 
-    def _config(self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int) -> dict[str, Any]:
+    def _config(
+        self, page_fd: int, link_fd: int, listen_fd: int, pidfd: int | None
+    ) -> dict[str, Any]:
         settings = self._settings
         return {
             "rank": settings.rank,
@@ -196,6 +201,25 @@ class MonitorProcess:
             "outside_view": settings.outside_view,
             "log_level": log.getEffectiveLevel(),
         }
+
+
+def _open_pidfd() -> int | None:
+    """Of this process; ``None`` where the kernel or a seccomp filter refuses that."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError) as error:  # the former: Python was built for an older kernel
+        _say_that_pidfds_are_refused(str(error))
+        return None
+
+
+@functools.cache  # once
+def _say_that_pidfds_are_refused(error: str) -> None:
+    log.warning(
+        "pidfd_open is refused (%s): the end of this process is noticed up to "
+        "monitor_process_interval later than at once; allow pidfd_open and pidfd_send_signal in "
+        "the container's seccomp profile, or use Linux 5.3 or newer",
+        error,
+    )
 
 
 def _write_pid(pid: int, path: Path) -> None:
