@@ -23,7 +23,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_pidfds() -> None:
-    """For the calling thread and all that it starts. Raises ``OSError`` where that is not allowed."""
+    """For the calling thread and what it starts. Raises ``OSError`` where that is not allowed."""
     instructions = b"".join(
         struct.pack("=HBBI", *each)
         for each in (
