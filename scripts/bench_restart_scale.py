@@ -1,18 +1,22 @@
-"""The control plane of a restart at scale: barrier plus rank assignment over one TCPStore.
+"""The control plane of a restart at scale: fault, barrier and rank assignment over one TCPStore.
 
-    python scripts/bench_restart_scale.py --ranks 1024 4096 [--peer-python PYTHON]
+    python scripts/bench_restart_scale.py --ranks 1024 4096 16384 [--peer-python PYTHON]
 
-Each rank is simulated by a thread with a store connection of its own, ``--per-process`` of them in
-a process: 8 stand for a host with 8 ranks, more take less memory. The code that runs is that of the
-wrappers. In every round one rank is lost; measured is the time from the release of all threads
-until the last one knows its new number, and, of the store's server, the CPU time and the bytes that
-it read and wrote: all ranks of a job share it, and no noise of the machine gets into them.
+A process stands for ``--per-process`` hosts of eight ranks. The code that runs is that of the
+wrappers, and a host's ranks share what they share in a job: each of them has a connection for its
+main thread and one for its monitor thread, ``direct``ly to the store or to the relay of its host
+(``relay``: a real one, over a Unix socket, that runs in threads of the process). In every round one
+rank is lost; measured is the time from the release of all ranks until the last one knows its new
+number, and of the store's server: the CPU time, the bytes that it read and wrote, its connections,
+and the requests that it got. All ranks of a job share the server, and no noise of the machine gets
+into what it does; the time is mostly that of so many ranks on so few cores.
 
 ``--all-fail``: as in a collective, every other rank reports an exception with 8 KB of traceback
 (ncclops alone: the other wrapper records no tracebacks).
 
-* ncclops: what the restart loop does between "health check" and "assign": ``Ledger.arrive``,
-  ``wait_for_agreement``, and the placement; the rank that completes the barrier plans for all.
+* ncclops: what the restart does between the end of the function and "assign", without the abort:
+  ``wait_for_outcome``, ``Ledger.arrive``, ``wait_for_agreement``, and the placement; the rank that
+  completes the barrier plans for all.
 * NVRx, by the order of operations in its guide, with its public classes: ``iteration_barrier``
   (which a monitor enters for the lost rank), the set of terminated ranks read from the store, and
   ``rank_assignment(RankAssignmentCtx(...))`` on every rank.
@@ -27,9 +31,13 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
+import mmap
 import os
+import resource
 import select
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -43,8 +51,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 OURS, THEIRS = "ncclops.restart", "nvidia_resiliency_ext.inprocess"
 TIMEOUT = timedelta(seconds=300)
+RANKS_OF_A_HOST = 8
+WAYS = ("direct", "relay")
 
 
 def main() -> None:
@@ -53,8 +65,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--assignment", choices=("shift", "tree"), nargs="+", default=["shift"])
     parser.add_argument("--rounds", type=int, default=3)
-    # More than 512, and the interpreter's lock is what is measured.
-    parser.add_argument("--per-process", type=int, default=512, help="ranks in a process")
+    # Many more, and the interpreter's lock is what is measured.
+    parser.add_argument("--per-process", type=int, default=16, help="hosts in a process")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="to the store")
     parser.add_argument("--all-fail", action="store_true")
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -71,39 +84,36 @@ def main() -> None:
                 "per_process": arguments.per_process,
                 "all_fail": arguments.all_fail,
             }
-            ours = measure("ncclops", sys.executable, given)
-            print(f"{ranks:>6} ranks  {assignment:<5}  ncclops {ours}", flush=True)
+            for way in arguments.ways:
+                found = measure("ncclops", sys.executable, {**given, "way": way})
+                print(f"{ranks:>6} ranks  {assignment:<5}  {way:<6}  {found}", flush=True)
             if arguments.peer_python:
-                nvrx = measure("nvrx", arguments.peer_python, given)
-                print(f"{'':>21}  nvrx    {nvrx}  {ours.share_of(nvrx)}", flush=True)
+                found = measure("nvrx", arguments.peer_python, {**given, "way": "direct"})
+                print(f"{ranks:>6} ranks  {assignment:<5}  nvrx    {found}", flush=True)
 
 
 @dataclass
 class Rounds:
-    """Of each round: seconds until the last rank is through, the server's CPU seconds and bytes."""
+    """Of each round: seconds until the last rank is through, and what the server had to do."""
 
-    wall: list[float]
-    server: list[float]
-    moved: list[int]
+    connections: int
+    rounds: list[dict[str, float]]
 
     def __str__(self) -> str:
-        wall, server = statistics.median(self.wall), statistics.median(self.server)
-        each = " ".join(f"{1000 * value:.0f}" for value in self.wall)
-        moved = statistics.median(self.moved) / 1e6
-        return f"{1000 * wall:>7.0f} ms ({each}), server {1000 * server:>6.1f} ms {moved:.2f} MB"
+        def median(name: str) -> float:
+            return statistics.median(each[name] for each in self.rounds)
 
-    def share_of(self, other: Rounds) -> str:
-        """Ours as a part of theirs."""
-        wall = statistics.median(self.wall) / statistics.median(other.wall)
-        server = statistics.median(self.server) / statistics.median(other.server)
-        moved = statistics.median(self.moved) / statistics.median(other.moved)
+        each = " ".join(f"{1000 * round_['wall_s']:.0f}" for round_ in self.rounds)
         return (
-            f"ncclops: {wall:.2f} of the time, {server:.2f} of the server, {moved:.2f} of the bytes"
+            f"{1000 * median('wall_s'):>7.0f} ms ({each})  "
+            f"server: {1000 * median('cpu_s'):>6.1f} ms, "
+            f"{median('read') / 1e6:.2f} MB in, {median('written') / 1e6:.2f} MB out, "
+            f"{median('requests'):.0f} requests, {self.connections} connections"
         )
 
 
-def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds:
-    """The rounds of one setting. Raises ``RuntimeError`` when a worker fails."""
+def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds | str:
+    """The rounds of one setting; or why they cannot be had."""
     server = subprocess.Popen(
         [sys.executable, "-m", "ncclops.restart.store_server", "0"],
         stdout=subprocess.PIPE,
@@ -112,6 +122,11 @@ def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds:
     assert server.stdout is not None
     port = int(server.stdout.readline().rpartition(":")[2])
     given = {**given, "peer": peer, "port": port}
+    _, most = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    if given["way"] == "direct" and most < 2 * given["ranks"]:
+        server.kill()
+        server.wait()
+        return f"not run: {2 * given['ranks']} connections, and a process may have {most}"
     worker = subprocess.Popen(
         [python, "-W", "ignore", __file__, "--worker", json.dumps(given)],
         stdin=subprocess.PIPE,
@@ -122,13 +137,14 @@ def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds:
     )
     try:
         read_line(worker)  # connected, and in their first numbers
-        found = Rounds([], [], [])
+        connected, rounds = connections(server.pid, port), []
         for _ in range(given["rounds"]):
-            cpu_before, moved_before = cpu_s(server.pid), moved(server.pid)
-            found.wall.append(time_round(worker))
-            found.server.append(cpu_s(server.pid) - cpu_before)
-            found.moved.append(moved(server.pid) - moved_before)
-        return found
+            before = state_of(server.pid)
+            wall_s, requests = time_round(worker)
+            after = state_of(server.pid)
+            done = {name: after[name] - before[name] for name in after}
+            rounds.append({**done, "wall_s": wall_s, "requests": requests})
+        return Rounds(connected, rounds)
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         server.kill()
@@ -136,23 +152,31 @@ def measure(peer: str, python: str, given: dict[str, Any]) -> Rounds:
         server.wait()
 
 
-def time_round(worker: subprocess.Popen[str]) -> float:
+def time_round(worker: subprocess.Popen[str]) -> tuple[float, int]:
+    """The seconds that a round takes, and the requests that the store gets in it."""
     assert worker.stdin is not None
     began = time.time()
     worker.stdin.write("go\n")
     worker.stdin.flush()
-    return float(read_line(worker)) - began
+    latest, requests = read_line(worker).split()
+    return float(latest) - began, int(requests)
 
 
-def cpu_s(pid: int) -> float:
+def state_of(pid: int) -> dict[str, float]:
+    """CPU seconds, and bytes that the process has read and written, sockets included."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def moved(pid: int) -> int:
-    """Bytes that the process has read and written, sockets included."""
+    cpu_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(fields["rchar"]) + int(fields["wchar"])
+    return {"cpu_s": cpu_s, "read": int(fields["rchar"]), "written": int(fields["wchar"])}
+
+
+def connections(pid: int, port: int) -> int:
+    """From other processes to the server ``pid``, which has one to itself."""
+    ends = [
+        end for end in psutil.Process(pid).net_connections("tcp") if end.status == "ESTABLISHED"
+    ]
+    own = {end.laddr.port for end in ends if end.raddr.port == port}
+    return sum(end.laddr.port == port and end.raddr.port not in own for end in ends)
 
 
 def read_line(worker: subprocess.Popen[str]) -> str:
@@ -175,26 +199,100 @@ def work(given: dict[str, Any]) -> None:
     for name in (module, "torch.distributed"):
         importlib.import_module(name)  # once, for all children
     gates = Gates(given["rounds"])
-    for first in range(0, given["ranks"], given["per_process"]):
+    per_process = given["per_process"] * RANKS_OF_A_HOST
+    firsts = range(0, given["ranks"], per_process)
+    # One number for each process, which it alone changes.
+    counts = memoryview(mmap.mmap(-1, 8 * len(firsts))).cast("q")
+    for number, first in enumerate(firsts):
         if os.fork() == 0:
             gates.leave_to_parent()
-            last = min(first + given["per_process"], given["ranks"])
-            live(make, given, range(first, last), gates)
+            last = min(first + per_process, given["ranks"])
+            live(make, given, range(first, last), gates, counts[number : number + 1])
     gates.wait_for_all(given["ranks"])
     print("ready", flush=True)
     for number in range(given["rounds"]):
         sys.stdin.readline()
+        before = sum(counts)
         gates.open(number)
-        print(gates.wait_for_all(given["ranks"]), flush=True)
+        print(gates.wait_for_all(given["ranks"]), sum(counts) - before, flush=True)
 
 
-def live(make: Any, given: dict[str, Any], ranks: Sequence[int], gates: Gates) -> NoReturn:
-    """The threads of one process."""
+def live(
+    make: Any, given: dict[str, Any], ranks: Sequence[int], gates: Gates, count: memoryview
+) -> NoReturn:
+    """The hosts of one process."""
     threading.stack_size(512 * 1024)
-    for rank in ranks:
-        threading.Thread(target=simulate, args=(make, given, rank, gates), daemon=True).start()
+    for first in range(ranks[0], ranks[-1] + 1, RANKS_OF_A_HOST):
+        host = Host(given, count)
+        for rank in range(first, min(first + RANKS_OF_A_HOST, ranks[-1] + 1)):
+            arguments = (make, given, rank, gates, host)
+            threading.Thread(target=simulate, args=arguments, daemon=True).start()
     while True:
         signal.pause()
+
+
+class Host:
+    """What the ranks of a host share; ``connect`` gives one of them a connection."""
+
+    def __init__(self, given: dict[str, Any], count: memoryview) -> None:
+        self._port = given["port"]
+        self._count = count
+        self._listener: socket.socket | None = None
+        if given["way"] == "relay":
+            self._start_relay()
+
+    def _start_relay(self) -> None:
+        from ncclops.restart._store_relay import Relay
+
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")
+        self._listener.listen(100)
+        relay = Relay(self._listener.dup(), self._tcp_store)
+        threading.Thread(target=relay.run, daemon=True).start()
+
+    def connect(self) -> Any:
+        """As a client of the ledger has it."""
+        from torch import distributed as dist
+
+        from ncclops.restart._relay_client import RelayedStore
+
+        if self._listener is None:
+            return Counting(dist.PrefixStore("bench", self._tcp_store().store), self._count)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self._listener.getsockname())
+        store = RelayedStore(sock, "bench", TIMEOUT.total_seconds(), math.inf)
+        store.greet(time.monotonic() + TIMEOUT.total_seconds())
+        return store
+
+    def _tcp_store(self) -> Counting:
+        from torch import distributed as dist
+
+        address = ("127.0.0.1", self._port)
+        tcp = dist.TCPStore(*address, None, False, TIMEOUT, wait_for_workers=False)
+        return Counting(tcp, self._count)
+
+
+class Counting:
+    """A connection to the store, whose requests are counted."""
+
+    # of them alone is a request made; the rest is known without
+    REQUESTS = frozenset(
+        ("set", "get", "add", "check", "compare_set", "append", "multi_get", "multi_set")
+    ) | {"delete_key"}
+
+    def __init__(self, store: Any, count: memoryview) -> None:
+        self.store = store
+        self._count = count
+
+    @property
+    def timeout(self) -> timedelta:
+        limit: timedelta = self.store.timeout
+        return limit
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.REQUESTS:
+            self._count[0] += 1
+        return getattr(self.store, name)
 
 
 class Gates:
@@ -230,9 +328,9 @@ class Gates:
         return latest
 
 
-def simulate(make: Any, given: dict[str, Any], rank: int, gates: Gates) -> None:
+def simulate(make: Any, given: dict[str, Any], rank: int, gates: Gates, host: Host) -> None:
     try:
-        step: Callable[[int], None] = make(given, rank)
+        step: Callable[[int], None] = make(given, rank, host)
         step(-1)
         gates.arrive()
         for number in range(given["rounds"]):
@@ -264,10 +362,8 @@ def host(state: Any) -> str:
     return f"host{state.initial_rank // 8:05}"
 
 
-def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
-    """One rank's step from a barrier to its new number."""
-    from torch import distributed as dist
-
+def ours(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], None]:
+    """One rank's step from a fault to its new number."""
     from ncclops.restart._planning import choose_assigner
     from ncclops.restart.agreement import Arrival
     from ncclops.restart.attribution import Fault, FaultKind
@@ -275,10 +371,9 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
     from ncclops.restart.state import State
 
     world = given["ranks"]
-    tcp = dist.TCPStore("127.0.0.1", given["port"], None, False, TIMEOUT, wait_for_workers=False)
-    store = dist.PrefixStore("bench", tcp)
-    assigner = choose_assigner(assignment_of(OURS, given["assignment"]), store)
-    ledger = Ledger(store, world, assigner.planner)
+    assigner = choose_assigner(assignment_of(OURS, given["assignment"]), its_host.connect)
+    ledger = Ledger(its_host.connect(), world, assigner.planner)
+    of_monitor_thread = Ledger(its_host.connect(), world, assigner.planner)
     state = State(rank, world)
     gone: frozenset[int] = frozenset()
 
@@ -295,9 +390,11 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
             ledger.record_fault(
                 iteration, Fault(kind, rank, state.rank, iteration, at, text, "x" * 8000)
             )
+        if iteration >= 0:
+            of_monitor_thread.wait_for_outcome(iteration, TIMEOUT)
         keys = assigner.keys(state, iteration)
         ledger.arrive(iteration, Arrival(rank, state.rank, state.world_size, keys), gone)
-        agreement, placement = ledger.wait_for_agreement(iteration, rank, TIMEOUT)
+        agreement, placement = of_monitor_thread.wait_for_agreement(iteration, rank, TIMEOUT)
         assigner.assign(state, agreement, placement)
         if iteration >= 0:
             state.advance()
@@ -307,8 +404,9 @@ def ours(given: dict[str, Any], rank: int) -> Callable[[int], None]:
     return step
 
 
-def theirs(given: dict[str, Any], rank: int) -> Callable[[int], None]:
-    """The same in the order of the other wrapper's guide."""
+def theirs(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], None]:
+    """The same in the order of the other wrapper's guide; it shares nothing."""
+    del its_host
     stores, states = (importlib.import_module(f"{THEIRS}.{m}") for m in ("store", "state"))
     context = importlib.import_module(f"{THEIRS}.rank_assignment").RankAssignmentCtx
     world = given["ranks"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -16,11 +16,19 @@ from torch import distributed
 from torch.distributed import Store
 
 from ncclops.restart import _gloo_sockets
-from ncclops.restart._addresses import resolve
+from ncclops.restart._addresses import one_short_query, resolve
 from ncclops.restart._process import keep_alive
+from ncclops.restart._relay_client import RelayClients, RelayedStore
+from ncclops.restart._relay_client import is_wanted as relay_is_wanted
 from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart.settings import Settings
-from ncclops.restart.store import PrefixStore, another_connection, job_prefix
+from ncclops.restart.store import (
+    PrefixStore,
+    TCPStore,
+    another_connection,
+    critical_ranks,
+    job_prefix,
+)
 
 Address = tuple[str | None, int]
 
@@ -55,8 +63,8 @@ _calls = [_Calls("")]
 class Connections:
     """To the store of one call; each thread uses one of its own, as a wait occupies it.
 
-    ``raw_store`` is what the store factory made, ``first`` the main thread's connection in the
-    name space of this call. Raises what the factory raises.
+    ``critical_ranks`` are those of the store that the factory made, ``first`` is the main thread's
+    connection in the name space of this call. Raises what the factory raises.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,11 +75,23 @@ class Connections:
         self._around = _calls[-1].around
         self._name = _calls[-1].next_name()
         self._inside: _Calls | None = None
+        self._for_assignment: StoreClient | None = None
         self._prefix = f"{job_prefix()}/{self._name}"
         factory: Any = settings.store_factory
-        made = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
-        self.raw_store: Store = made.store
-        self.first = self._path.client(self._prefixed(made))
+        made, sockets = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
+        self._made: Store | None = made
+        self.critical_ranks = critical_ranks(made)
+        self._server = (made.host, made.port) if isinstance(made, distributed.TCPStore) else None
+        self._timeout = made.timeout
+        self._relay = self._choose_relay()
+        over_relay = self._over_relay()
+        # It would be a further connection for each rank. One is kept that is not the relay's: the
+        # server goes with its last client. (And another factory's store may be the server.)
+        is_kept = os.environ.get("RANK", "0") == "0" or not isinstance(made, TCPStore)
+        if over_relay is not None and not is_kept:
+            self._made = None
+        first = over_relay or self._prefixed(made, sockets)
+        self.first = self._path.client(first)
 
     def begin(self, iteration: int) -> None:
         """Wrapped functions that are called from now on are called inside ``iteration``."""
@@ -85,6 +105,14 @@ class Connections:
             del _calls[_calls.index(self._inside) :]
         self._inside = None
 
+    def for_assignment(self) -> Store:
+        """For rank assignments that are called on each rank, and use torch's store themselves."""
+        if isinstance(self.first.store, RelayedStore) and self._for_assignment is None:
+            self._for_assignment = self._path.client(self._connect_directly())
+        store = (self._for_assignment or self.first).store
+        assert isinstance(store, Store)
+        return store
+
     def another(self) -> StoreClient:
         """A further connection, in the same name space. Any thread."""
         return self._path.client(self._connect())
@@ -96,7 +124,7 @@ class Connections:
         """
         with self._connecting:  # or it would be taken for our own, which are never shut down
             before = _inodes()
-            store = another_connection(self.raw_store, self._server_host())
+            store = self._clone()
             for sock in _gloo_sockets.handles_on(_inodes() - before):
                 with sock:
                     keep_alive(sock)
@@ -117,22 +145,49 @@ class Connections:
 
     # --- connecting -----------------------------------------------------------------------------
 
+    def _choose_relay(self) -> RelayClients | None:
+        if self._server is None or not relay_is_wanted():
+            return None
+        host, port = self._server
+        server = self._server_host() or host, port
+        return RelayClients(server, job_prefix(), self._path.patience.answer_s)
+
+    def _over_relay(self) -> Connection | None:
+        if self._relay is None or not self._path.is_shared:
+            return None
+        store = self._relay.join(self._prefix)
+        return Connection(store) if store is not None else None
+
     def _connect(self) -> Connection:
         """Raises ``ConnectionRefusedError`` where no server listens any more."""
-        limit_s = self._path.patience.reconnect_s
-        if isinstance(self.raw_store, distributed.TCPStore):
-            # torch tries for minutes, and pauses for seconds in between
-            address = self._server_host() or self.raw_store.host, self.raw_store.port
-            socket.create_connection(address, limit_s).close()
-        make = functools.partial(another_connection, self.raw_store, self._server_host())
-        return self._prefixed(self._make(make, limit_s))
+        return self._over_relay() or self._connect_directly()
 
     def _server_host(self) -> str | None:
         """The address of the store's server, as the first connection to it has it."""
         return next((host for host, _ in self._servers), None)
 
-    def _make(self, make: Callable[[], Store], limit_s: float) -> Connection:
-        """What ``make`` makes, with its sockets, which count as our own."""
+    def _connect_directly(self) -> Connection:
+        limit_s = self._path.patience.reconnect_s
+        if self._server is not None:
+            # torch tries for minutes, and pauses for seconds in between
+            host, port = self._server
+            socket.create_connection((self._server_host() or host, port), limit_s).close()
+        store, sockets = self._make(self._clone, limit_s)
+        return self._prefixed(store, sockets)
+
+    def _clone(self) -> Store:
+        if self._made is not None:
+            return another_connection(self._made, self._server_host())
+        assert self._server is not None
+        host, port = self._server
+        address = self._server_host() or host, port
+        with one_short_query():
+            return distributed.TCPStore(
+                *address, None, False, self._timeout, wait_for_workers=False
+            )
+
+    def _make(self, make: Callable[[], Store], limit_s: float) -> tuple[Store, frozenset[int]]:
+        """What ``make`` makes, and its sockets to the server. All of them count as our own."""
         # The reporter makes one while the main thread is in the function.
         if not self._connecting.acquire(timeout=limit_s):
             raise TimeoutError("another connection to the store is being made, and that hangs")
@@ -145,10 +200,10 @@ class Connections:
             self._connecting.release()
         servers = _peers_on_port(new, store.port) if isinstance(store, distributed.TCPStore) else {}
         self._servers = self._servers.union(servers.values())  # another thread may go through it
-        return Connection(store, frozenset(servers))
+        return store, frozenset(servers)
 
-    def _prefixed(self, connection: Connection) -> Connection:
-        return connection._replace(store=PrefixStore(self._prefix, connection.store))
+    def _prefixed(self, store: Store, sockets: Collection[int]) -> Connection:
+        return Connection(PrefixStore(self._prefix, store), sockets)
 
 
 def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:

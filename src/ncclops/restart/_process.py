@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -112,6 +113,17 @@ def keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_COUNT)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ACKNOWLEDGED_WITHIN_MS)
+
+
+def set_deadlines(sock: socket.socket, answer_s: float) -> None:
+    """Have the kernel notice that the other end is gone, and end a call without an answer.
+
+    torch waits for keys in ``poll``, which has a deadline of its own; all else it reads at once.
+    """
+    timeval = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, timeval)
+    keep_alive(sock)
 
 
 _is_frozen = False

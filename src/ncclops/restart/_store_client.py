@@ -15,19 +15,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import struct
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 from torch.distributed import DistNetworkError, Store
 
 from ncclops.restart._deadline import run_within
 from ncclops.restart._gloo_sockets import handles_on
-from ncclops.restart._process import keep_alive
+from ncclops.restart._process import set_deadlines
+from ncclops.restart._relay_client import RelayedStore
 from ncclops.restart.exception import RestartError
 
 log = logging.getLogger("ncclops.restart")
@@ -62,10 +62,13 @@ class Patience:
         return cls(min(60.0, 0.4 * whole_s), min(30.0, 0.3 * whole_s))
 
 
+AnyStore: TypeAlias = "Store | RelayedStore"
+
+
 class Connection(NamedTuple):
     """A store, and the inodes of its sockets, as far as they are known."""
 
-    store: Store
+    store: AnyStore
     inodes: Collection[int] = ()
 
 
@@ -74,13 +77,15 @@ class StorePath:
 
     ``connect`` makes another connection to the same store in the same name space. Once one client
     has connected again in vain the path is ``lost`` to all of them: a thread that still waits for
-    an answer does not wait to the end of its own patience.
+    an answer does not wait to the end of its own patience. ``is_shared``: over the relay of this
+    host, until a connection is lost.
     """
 
     def __init__(self, connect: Callable[[], Connection], patience: Patience) -> None:
         self.connect = connect
         self.patience = patience
         self.lost = False
+        self.is_shared = True
         self._clients: list[ref[StoreClient]] = []
 
     def client(self, connection: Connection) -> StoreClient:
@@ -116,7 +121,7 @@ class StoreClient:
         Raises ``AdditionUnknown`` unless it is ``repeatable``: where too much does no harm.
         """
 
-        def operation(store: Store) -> int:
+        def operation(store: AnyStore) -> int:
             return int(store.add(key, amount))
 
         return self._do(operation, once=amount != 0 and not repeatable)
@@ -141,7 +146,7 @@ class StoreClient:
         """The value of ``key`` once it has one. Raises what the store raises when that is late."""
         deadline = time.monotonic() + timeout.total_seconds()
 
-        def operation(store: Store) -> str:
+        def operation(store: AnyStore) -> str:
             left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
             return _wait(store, key, left)
 
@@ -177,22 +182,24 @@ class StoreClient:
 
         A call that waits on it goes on waiting on the new one. Any thread.
         """
+        if isinstance(self._store, RelayedStore):
+            self._store.shut_down()
         for sock in handles_on(self._inodes):
             with sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     @property
-    def store(self) -> Store:
-        """torch's store over the present connection, for the thread that the client is for."""
+    def store(self) -> AnyStore:
+        """The store over the present connection, for the thread that the client is for."""
         return self._store
 
     def _use(self, connection: Connection) -> None:
         self._store, self._inodes = connection
         for sock in handles_on(self._inodes):
             with sock, contextlib.suppress(OSError):
-                _set_deadlines(sock, self._patience.answer_s)
+                set_deadlines(sock, self._patience.answer_s)
 
-    def _do(self, operation: Callable[[Store], T], *, once: bool = False) -> T:
+    def _do(self, operation: Callable[[AnyStore], T], *, once: bool = False) -> T:
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 return operation(self._store)
@@ -209,6 +216,7 @@ class StoreClient:
     def _connect_again(self, path: StorePath, error: Exception) -> None:
         """A new connection in the place of the one that broke. Raises ``error`` if it fails."""
         started = time.monotonic()
+        path.is_shared = False
         self.renew()  # a late answer on it would be taken for that of the next call
         while (left_s := started + self._patience.reconnect_s - time.monotonic()) > 0:
             left = timedelta(seconds=left_s)
@@ -234,21 +242,10 @@ def brief(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _set_deadlines(sock: socket.socket, answer_s: float) -> None:
-    """Have the kernel notice that the other end is gone, and end a call without an answer.
-
-    torch waits for keys in ``poll``, which has a deadline of its own; all else it reads at once.
-    """
-    timeval = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        sock.setsockopt(socket.SOL_SOCKET, option, timeval)
-    keep_alive(sock)
-
-
 # --- operations of a store ------------------------------------------------------------------------
 
 
-def _append(store: Store, key: str, line: str) -> None:
+def _append(store: AnyStore, key: str, line: str) -> None:
     if _is_extended(store):
         store.append(key, line + "\n")
     else:
@@ -256,16 +253,17 @@ def _append(store: Store, key: str, line: str) -> None:
         store.set(f"{key}/slot/{slot}", line)
 
 
-def _read_log(store: Store, key: str) -> list[str]:
+def _read_log(store: AnyStore, key: str) -> list[str]:
     if _is_extended(store):
-        return store.get(key).decode().splitlines() if store.check([key]) else []
+        # Not by ``get``, with which a relay answers what it knows: a log grows.
+        return store.multi_get([key])[0].decode().splitlines() if store.check([key]) else []
     slots = [f"{key}/slot/{slot}" for slot in range(1, store.add(f"{key}/slots", 0) + 1)]
     # A slot that is taken and still empty belongs to a writer that has not counted it yet, or
     # that died and will be reported: either way a later event reads the log again.
     return [store.get(slot).decode() for slot in slots if store.check([slot])]
 
 
-def _publish(store: Store, key: str, value: str) -> None:
+def _publish(store: AnyStore, key: str, value: str) -> None:
     try:
         # The second time for those that wait already: not every server of torch 2.5 wakes them
         # on a compare_set. It sets the same value, whichever rank was first.
@@ -281,7 +279,7 @@ def _publish(store: Store, key: str, value: str) -> None:
             store.set(key, value)
 
 
-def _wait(store: Store, key: str, timeout: timedelta) -> str:
+def _wait(store: Any, key: str, timeout: timedelta) -> str:
     if not _is_extended(store):
         store.wait([key], timeout)
         return str(store.get(key).decode())
@@ -294,7 +292,7 @@ def _wait(store: Store, key: str, timeout: timedelta) -> str:
         store.set_timeout(usual)
 
 
-def _read_counts(store: Store, keys: Sequence[str]) -> list[int] | None:
+def _read_counts(store: AnyStore, keys: Sequence[str]) -> list[int] | None:
     if not store.check(list(keys)):
         return None
     if _is_extended(store):
@@ -302,7 +300,7 @@ def _read_counts(store: Store, keys: Sequence[str]) -> list[int] | None:
     return [store.add(key, 0) for key in keys]
 
 
-def _set_many(store: Store, values: Mapping[str, str]) -> None:
+def _set_many(store: AnyStore, values: Mapping[str, str]) -> None:
     if _is_extended(store):
         store.multi_set(list(values), list(values.values()))
         return

@@ -70,7 +70,6 @@ from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
 from ncclops.restart.state import Mode, State
-from ncclops.restart.store import critical_ranks
 
 log = logging.getLogger("ncclops.restart")
 
@@ -430,7 +429,7 @@ class RestartLoop:
 
     def _check_out(self) -> None:
         """Have the ranks that host the store leave last."""
-        critical = critical_ranks(self.session.raw_store)
+        critical = self.session.critical_ranks
         if not critical:
             return
         gone = self.session.gone

@@ -81,9 +81,10 @@ class Session:
             # Not before the store answers: until then there is nothing that it could report to, and
             # the wait for a late rank 0 would count towards the hard timeout.
             self.monitor_process.start()
-            first = self._connections.first
-            self.assigner = choose_assigner(settings.rank_assignment, lambda: first.store)
-            self.ledger = self._ledger(first)
+            self.assigner = choose_assigner(
+                settings.rank_assignment, self._connections.for_assignment
+            )
+            self.ledger = self._ledger(self._connections.first)
             self.incidents = self._incident_directories()
             self._client = MonitorClient(
                 self._rank,
@@ -200,9 +201,9 @@ class Session:
                 self._snapshots.record_lost(directory, rank, reason)
 
     @property
-    def raw_store(self) -> Store:
-        """What the store factory made."""
-        return self._connections.raw_store
+    def critical_ranks(self) -> tuple[int, ...]:
+        """The initial ranks that have to leave last, as the store says."""
+        return self._connections.critical_ranks
 
     @property
     def initial_rank(self) -> int:

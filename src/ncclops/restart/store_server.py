@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,7 @@ _POLL_S = 0.1
 # A host that vanished never closes its connection; another client may, so look again.
 _LOOK_AGAIN_S = 10.0
 
-_BOOT = (
-    "import sys; sys.path[:0] = [{root!r}]; "
-    "from ncclops.restart.store_server import main; main({path!r})"
-)
+_BOOT = "import sys; sys.path[:0] = [{root!r}]; from {module} import main; main({path!r})"
 
 
 def bind(port: int, *, loopback: bool = False) -> socket.socket | None:
@@ -88,21 +85,40 @@ def start(listener: socket.socket, tcp_store: Any) -> Callable[[], object]:
     reaps the process that has started it. The server writes its errors to the file that
     ``NCCLOPS_STORE_LOG`` names.
     """
-    log = os.environ.get("NCCLOPS_STORE_LOG", os.devnull)
     fd = listener.fileno()
+    return start_detached(
+        lambda: _host(fd, tcp_store),
+        name="ncclops-store",
+        module="ncclops.restart.store_server",
+        keep=fd,
+        arguments=(str(fd),),
+    )
+
+
+def start_detached(
+    run: Callable[[], object], *, name: str, module: str, keep: int, arguments: Sequence[str]
+) -> Callable[[], object]:
+    """Call ``run``, or ``main`` of ``module`` with ``arguments``, in a process of its own.
+
+    It outlives this one; see above for how it comes up, and ``_process.fork_detached``.
+    """
+    log = os.environ.get("NCCLOPS_STORE_LOG", os.devnull)
     if fork_is_safe():
-        starter = fork_detached("ncclops-store", lambda: _host(fd, tcp_store), keep=fd, log=log)
+        starter = fork_detached(name, run, keep=keep, log=log)
         return lambda: os.waitpid(starter, 0)
-    return _start_interpreter(fd, log).wait
+    return _start_interpreter(module, arguments, keep, log).wait
 
 
-def _start_interpreter(fd: int, log: str) -> subprocess.Popen[bytes]:
+def _start_interpreter(
+    module: str, arguments: Sequence[str], fd: int, log: str
+) -> subprocess.Popen[bytes]:
     import ncclops
 
-    boot = _BOOT.format(root=str(Path(ncclops.__file__).parents[1]), path=list(sys.path))
+    root = str(Path(ncclops.__file__).parents[1])
+    boot = _BOOT.format(root=root, module=module, path=list(sys.path))
     with Path(log).open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", boot, str(fd)],
+            [sys.executable, "-I", "-S", "-c", boot, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

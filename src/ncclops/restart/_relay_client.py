@@ -1,0 +1,245 @@
+"""A rank's side of the relay that the ranks of its host share, see ``_store_relay``.
+
+``join`` finds the relay by the name of its socket, which is the same on all ranks of the host, or
+starts it: binding the name is what makes a rank the starter. A rank joins when its call begins. A
+relay that ends later is not replaced: its ranks connect to the store themselves, at once, since the
+store's server goes when it has no client for a moment, and a new relay takes longer to come up. One
+that is silent for five beats is stopped, and is killed, which ends it for all its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from ncclops.restart import _store_relay
+from ncclops.restart._store_relay import BEAT_EVERY_S, Frames, encode, peer_of
+
+log = logging.getLogger("ncclops.restart")
+
+# As many beats that do not come mean that the relay is stopped. They are counted one by one: where
+# this process was stopped as well, only one of them is late.
+_MOST_SILENT_BEATS = 5
+# A fresh interpreter with torch's library takes 0.3 s, on a machine that is busy some seconds.
+_UP_WITHIN_S = 10.0
+# Binding and connecting may each meet a relay that ends just then.
+_MOST_MEETINGS = 10
+
+
+def is_wanted() -> bool:
+    """Whether the ranks of this host are to share a relay."""
+    return os.environ.get("NCCLOPS_STORE_RELAY") == "1"
+
+
+class RelayClients:
+    """Of one process and one store. ``answer_s`` is the patience with a request, in seconds."""
+
+    def __init__(self, server: tuple[str, int], name: str, answer_s: float) -> None:
+        self._server = server
+        self._answer_s = answer_s
+        identity = json.dumps([os.getuid(), *server, name]).encode()
+        self._name = f"\0ncclops-store-{hashlib.sha256(identity).hexdigest()[:32]}"
+
+    def join(self, prefix: str) -> RelayedStore | None:
+        """The store under ``prefix``, over the relay; ``None`` where that cannot be had.
+
+        Blocks for 10 s at most. Any thread.
+        """
+        try:
+            deadline = time.monotonic() + _UP_WITHIN_S
+            for _ in range(_MOST_MEETINGS):
+                if (store := self._meet(prefix, deadline)) is not None:
+                    return store
+        except (OSError, distributed.DistNetworkError) as error:
+            log.warning("no relay to the store, connecting to it directly: %s", error)
+        return None
+
+    def _meet(self, prefix: str, deadline: float) -> RelayedStore | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if sock.connect_ex(self._name) != 0:
+            sock.close()
+            self._start()
+            return None
+        seen, user = peer_of(sock)
+        if user != os.getuid():
+            raise PermissionError(f"user {user} listens in the place of the relay")
+        store = RelayedStore(sock, prefix, self._answer_s)
+        try:
+            pid = store.greet(deadline)
+        except distributed.DistNetworkError:
+            if time.monotonic() < deadline:
+                return None  # it was about to end
+            raise
+        # Connected before it listened itself: what is seen is who has started it.
+        return store if seen in (pid, 0) else None
+
+    def _start(self) -> None:
+        # torch would try for long, and nothing would know of it.
+        socket.create_connection(self._server, _UP_WITHIN_S / 2).close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind(self._name)
+            except OSError:
+                return  # another rank was first
+            listener.listen(1024)
+            reap = _store_relay.start(listener, self._server, self._answer_s, distributed.TCPStore)
+        reap()
+
+
+class RelayedStore:
+    """What the ledger needs of torch's store, done by the relay. One thread's.
+
+    Raises ``DistNetworkError`` when the relay has ended, has stopped, or when the store behind it
+    does not answer; it is of no use after that.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        prefix: str,
+        answer_s: float,
+        silent_beats: float = _MOST_SILENT_BEATS,
+    ) -> None:
+        sock.settimeout(_MOST_SILENT_BEATS * BEAT_EVERY_S)  # for what it does not take
+        self._sock = sock
+        self._prefix = prefix
+        self._answer_s = answer_s
+        self._silent_beats = silent_beats
+        self._frames = Frames()
+        self._pid = 0
+        self._pidfd: int | None = None
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.timeout = timedelta(seconds=answer_s)
+
+    def __del__(self) -> None:
+        self._sock.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def greet(self, deadline: float) -> int:
+        """The process id of the relay, as that sees it, once it is up."""
+        pid = int(self._ask(["hello"], deadline, silent_beats=math.inf))
+        self._pid = pid
+        if peer_of(self._sock)[0] == pid:
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(pid)
+        return pid
+
+    def shut_down(self) -> None:
+        """End the call that waits on it. Any thread."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    # --- as torch's stores ----------------------------------------------------------------------
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of ``get``."""
+        self.timeout = timeout
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._request("add", self._full(key), amount))
+
+    def set(self, key: str, value: str) -> None:
+        self._request("set", self._full(key), value)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return str(self._request("compare_set", self._full(key), expected, desired)).encode()
+
+    def append(self, key: str, value: str) -> None:
+        self._request("append", self._full(key), value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._request("check", [*map(self._full, keys)]))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        values = self._request("multi_get", [*map(self._full, keys)])
+        return [str(value).encode() for value in values]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        self._request("multi_set", [*map(self._full, keys)], list(values))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._request("delete_key", self._full(key)))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that is written once, when it has one.
+
+        Raises ``DistStoreError`` when that takes longer than ``timeout``.
+        """
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        value = self._ask(["get", self._full(key)], deadline)
+        if value is None:
+            raise distributed.DistStoreError(f"{key} was not set within {self.timeout}")
+        return str(value).encode()
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _request(self, *message: object) -> Any:
+        return self._ask(message, time.monotonic() + self._answer_s)
+
+    def _ask(
+        self, message: Sequence[object], deadline: float, silent_beats: float | None = None
+    ) -> Any:
+        """The relay's answer. At the deadline ``None`` for a wait, for all else an error."""
+        try:
+            self._sock.sendall(encode(message))
+            return self._receive(message[0], deadline, silent_beats or self._silent_beats)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                self._kill_relay()
+            self.shut_down()
+            raise distributed.DistNetworkError(f"the relay to the store: {error}") from error
+        except BaseException:  # an interruption: the answer would be taken for the next one's
+            self.shut_down()
+            raise
+
+    def _receive(self, operation: object, deadline: float, silent_beats: float) -> Any:
+        silent = 0
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                if operation != "get":
+                    raise OSError(f"{operation} was not answered in time")
+                self._sock.sendall(encode(["cancel"]))
+                operation, deadline = "cancel", time.monotonic() + self._answer_s
+                continue
+            pause_s = min(left_s, BEAT_EVERY_S)
+            if not self._poll.poll(max(1, round(1000 * pause_s))):
+                silent += pause_s == BEAT_EVERY_S
+                if silent >= silent_beats:
+                    raise TimeoutError(f"it was silent for {silent * BEAT_EVERY_S:g} s")
+                continue
+            silent = 0
+            data = self._sock.recv(1 << 18)
+            if not data:
+                raise OSError("it has ended")
+            for frame in self._frames.feed(data):
+                if frame:
+                    return json.loads(frame)
+
+    def _kill_relay(self) -> None:
+        """A relay that is stopped is of no use to any rank, and would stay."""
+        log.warning("the relay to the store, process %d, does not run: it is killed", self._pid)
+        if self._pidfd is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
