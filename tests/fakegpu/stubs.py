@@ -1,0 +1,71 @@
+"""The symbols that torch needs of NVIDIA, and stubs for those that we do not simulate."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+# How names of NVIDIA's libraries begin.
+_NVIDIA = re.compile(
+    r"(__)?(cu[A-Z]|cuda[A-Z]|cublas|cudnn|cufft|cufile|curand|cusparse|cusolver|cupti|nccl"
+    r"|nvrtc|nvshmem|nvml|nvJit)"
+)
+# Libraries of the system, which torch's need as well.
+_SYSTEM = re.compile(
+    r"(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux.*|libgomp)\."
+)
+# What is opened by name and so stands in no list of needed libraries.
+_OPENED_BY_NAME = ("libnvidia-ml.so.1", "libcuda.so.1")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What torch's libraries need from outside: names of functions, and of libraries."""
+
+    functions: frozenset[str]
+    libraries: tuple[str, ...]
+
+
+def needs_of(torch_libraries: Path) -> Needs:
+    """Read with ``nm`` and ``readelf`` from all libraries of the directory."""
+    files = [path for path in torch_libraries.glob("lib*.so*") if path.is_file()]
+    wanted: set[str] = set()
+    given: set[str] = set()
+    needed: set[str] = set()
+    for path in files:
+        for line in _output("nm", "--dynamic", path).splitlines():
+            *_, kind, name = line.split()
+            if kind not in "wv":  # weak: may be missing
+                (wanted if kind == "U" else given).add(name.split("@")[0])
+        needed.update(re.findall(r"\(NEEDED\).*\[(.*?)\]", _output("readelf", "--dynamic", path)))
+    own = {path.name for path in files}
+    libraries = {name for name in needed - own if not _SYSTEM.match(name)}
+    functions = frozenset(name for name in wanted - given if _NVIDIA.match(name))
+    return Needs(functions, tuple(sorted(libraries | set(_OPENED_BY_NAME))))
+
+
+def defined_in(objects: list[Path]) -> frozenset[str]:
+    """The functions that compiled files define."""
+    lines = _output("nm", "--extern-only", "--defined-only", *objects).splitlines()
+    return frozenset(line.split()[-1] for line in lines if len(line.split()) == 3)
+
+
+def assembly(functions: frozenset[str]) -> str:
+    """A stub for each: it calls ``stub_called`` (symbols.c) with its ``struct point``."""
+    code, points, names = [".text"], [".data", ".balign 8"], [".section .rodata"]
+    for number, name in enumerate(sorted(functions)):
+        code += [
+            f".globl {name}",
+            f".type {name}, @function",
+            f"{name}: lea .Lpoint{number}(%rip), %rdi",
+            "jmp stub_called",
+        ]
+        points.append(f".Lpoint{number}: .quad .Lname{number}, 0")
+        names.append(f'.Lname{number}: .string "{name}"')
+    return "\n".join([*code, *points, *names, '.section .note.GNU-stack, "", @progbits', ""])
+
+
+def _output(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
