@@ -3,6 +3,7 @@
 #ifndef FAKEGPU_H
 #define FAKEGPU_H
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -127,6 +128,13 @@ cudaError_t device_enter(struct point *point);
         if (entered != cudaSuccess) return entered;         \
     } while (0)
 
+#define ENTER_DRIVER()                                                   \
+    do {                                                                 \
+        static struct point point = {.name = __func__};                  \
+        CUresult entered = (CUresult)device_enter(&point);               \
+        if (entered != CUDA_SUCCESS) return entered;                     \
+    } while (0)
+
 /* Note `error` as the calling thread's last one, and return it. Errors that corrupt a context (an
  * illegal address, a failed launch, an ECC error ...) become sticky. */
 cudaError_t device_error(cudaError_t error);
@@ -137,11 +145,28 @@ void device_corrupt(cudaError_t error);
 /* The sticky error of the process; cudaSuccess where there is none. */
 cudaError_t device_sticky(void);
 
-/* --- memory.c: what addresses are device memory ------------------------------------------------- */
+/* --- memory.c and virtual_memory.c: what addresses are device memory ----------------------------- */
 
-/* Whether `bytes` from `address` may be touched by work on the device: false if it begins inside a
- * range that was device memory and is not any more, or runs over the end of one. */
+/* What `address` belongs to; with the device lock held. */
+enum memory_kind { PAGEABLE, PINNED, DEVICE_MEMORY, NO_MEMORY };
+struct memory {
+    enum memory_kind kind; /* NO_MEMORY: device memory once, or reserved and not mapped */
+    int device;
+    void *start;
+    size_t bytes;
+};
+struct memory memory_at(const void *address);
+
+/* Whether work on the device may touch all `bytes` from `address`; with the device lock held. */
 bool memory_accessible(const void *address, size_t bytes);
+
+/* As memory_at, among the addresses that are reserved and mapped apart; PAGEABLE: none of them. */
+struct memory mapped_memory_at(const void *address);
+
+/* Count memory of a device as taken, with the device lock held; false: there is not as much left. */
+bool memory_take(int device, size_t bytes);
+void memory_give_back(int device, size_t bytes);
+size_t memory_taken(int device);
 
 /* --- stream.c: streams, and the engine that runs what is queued ---------------------------------- */
 
@@ -175,7 +200,17 @@ int stream_device(cudaStream_t stream);
 /* Wait until all that is queued now is done; the sticky error where there is one. */
 cudaError_t stream_synchronize(cudaStream_t stream);
 
+/* The same for all streams of a device. */
+cudaError_t streams_synchronize(int device);
+
 /* Drop what is queued on all streams; with the lock held. */
 void streams_drop(void);
+
+/* --- elementwise.c, reduction.c: kernels that are computed ------------------------------------------- */
+
+/* Whether the kernel with this mangled name is one of them; then `work` gets its `step`, `release` and
+ * `state`, with all that it needs of the arguments of the launch. */
+bool elementwise_read(const char *name, void **arguments, struct work *work);
+bool reduction_read(const char *name, void **arguments, struct work *work);
 
 #endif

@@ -208,12 +208,16 @@ static bool all_empty(int device) {
     return true;
 }
 
-API cudaError_t cudaDeviceSynchronize(void) {
-    ENTER();
+cudaError_t streams_synchronize(int device) {
     device_lock();
-    while (!all_empty(device_current())) device_wait(-1);
+    while (!all_empty(device)) device_wait(-1);
     device_unlock();
     return device_error(device_sticky());
+}
+
+API cudaError_t cudaDeviceSynchronize(void) {
+    ENTER();
+    return streams_synchronize(device_current());
 }
 
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
@@ -324,6 +328,18 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptur
     (void)stream;
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
+}
+
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                         unsigned long long *id, cudaGraph_t *graph,
+                                         const cudaGraphNode_t **nodes,
+                                         const cudaGraphEdgeData **edges, size_t *count) {
+    if (id != NULL) *id = 0;
+    if (graph != NULL) *graph = NULL;
+    if (nodes != NULL) *nodes = NULL;
+    if (edges != NULL) *edges = NULL;
+    if (count != NULL) *count = 0;
+    return cudaStreamIsCapturing(stream, status);
 }
 
 API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
