@@ -11,7 +11,6 @@ struct copy {
     char *target;
     const char *source;
     size_t target_pitch, source_pitch, width, rows;
-    char staged[]; /* of pageable memory: its content at the time of the call */
 };
 
 static enum progress run_copy(void *state) {
@@ -42,10 +41,11 @@ static cudaError_t enqueue(struct copy wanted, cudaStream_t stream, bool is_wait
     struct copy *copy = malloc(sizeof *copy + staged);
     *copy = wanted;
     if (is_staged) {
+        char *kept = (char *)(copy + 1);
         for (size_t row = 0; row < wanted.rows; row++)
-            memcpy(copy->staged + row * wanted.width, wanted.source + row * wanted.source_pitch,
+            memcpy(kept + row * wanted.width, wanted.source + row * wanted.source_pitch,
                    wanted.width);
-        copy->source = copy->staged;
+        copy->source = kept;
         copy->source_pitch = wanted.width;
     }
     bool is_pageable = kind_of(wanted.target) == PAGEABLE;

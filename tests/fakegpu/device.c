@@ -86,16 +86,16 @@ cudaError_t device_error(cudaError_t error) {
     return error;
 }
 
-cudaError_t device_enter(struct point *point) {
+cudaError_t device_enter(struct point *point, bool uses_context) {
     atomic_store(&used, true);
-    if (device_sticky() != cudaSuccess) return device_error(device_sticky());
+    if (uses_context && device_sticky() != cudaSuccess) return device_sticky();
     cudaError_t error = (cudaError_t)rules_suffer(point, -1, NULL);
     if (corrupts(error)) {
         device_lock();
         device_corrupt(error);
         device_unlock();
     }
-    return device_error(error);
+    return error;
 }
 
 API cudaError_t cudaPeekAtLastError(void) {
@@ -173,19 +173,19 @@ int device_current(void) { return current; }
 bool device_has_context(int device) { return atomic_load(&has_context[device]); }
 
 API cudaError_t cudaGetDeviceCount(int *count) {
-    ENTER();
+    ENTER_QUERY();
     *count = device_count();
     return *count > 0 ? cudaSuccess : device_error(cudaErrorNoDevice);
 }
 
 API cudaError_t cudaGetDevice(int *device) {
-    ENTER();
+    ENTER_QUERY();
     *device = current;
     return cudaSuccess;
 }
 
 API cudaError_t cudaSetDevice(int device) {
-    ENTER();
+    ENTER_QUERY();
     if (device < 0 || device >= device_count()) return device_error(cudaErrorInvalidDevice);
     current = device;
     atomic_store(&has_context[device], true);

@@ -6,7 +6,7 @@
 API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function,
                                                  unsigned version, unsigned long long flags,
                                                  enum cudaDriverEntryPointQueryResult *result) {
-    ENTER();
+    ENTER_QUERY();
     (void)version, (void)flags;
     *function = own_symbol(name);
     if (result != NULL)
@@ -16,7 +16,7 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **functi
 }
 
 API CUresult cuInit(unsigned flags) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     (void)flags;
     return device_count() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
@@ -27,13 +27,13 @@ API CUresult cuDriverGetVersion(int *version) {
 }
 
 API CUresult cuDeviceGetCount(int *count) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     *count = device_count();
     return CUDA_SUCCESS;
 }
 
 API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     if (device_gpu(ordinal) < 0) return CUDA_ERROR_INVALID_DEVICE;
     *device = ordinal;
     return CUDA_SUCCESS;
@@ -52,7 +52,7 @@ API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUde
 
 #undef cuDeviceGetUuid
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     if (device_gpu(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
     gpu_uuid_bytes(device_gpu(device), (unsigned char *)uuid->bytes);
     return CUDA_SUCCESS;
@@ -63,7 +63,7 @@ API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
 static CUcontext context_of(int device) { return (CUcontext)(uintptr_t)(0x1000 + device); }
 
 API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     if (device_gpu(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
     *flags = 0;
     *active = device_has_context(device);
@@ -71,21 +71,21 @@ API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *a
 }
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     if (device_gpu(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
     *context = context_of(device);
     return CUDA_SUCCESS;
 }
 
 API CUresult cuCtxGetCurrent(CUcontext *context) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     int device = device_current();
     *context = device_has_context(device) ? context_of(device) : NULL;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuCtxSetCurrent(CUcontext context) {
-    ENTER_DRIVER();
+    ENTER_DRIVER_QUERY();
     if (context == NULL) return CUDA_SUCCESS;
     return (CUresult)cudaSetDevice((int)((uintptr_t)context - 0x1000));
 }

@@ -119,21 +119,20 @@ void gpu_uuid(int gpu, char *text);
 void gpu_uuid_bytes(int gpu, unsigned char bytes[16]);
 int gpu_pci_bus(int gpu);
 
-/* At the start of each function of CUDA: the sticky error, or that of a rule, or cudaSuccess. */
-cudaError_t device_enter(struct point *point);
-#define ENTER()                                             \
-    do {                                                    \
-        static struct point point = {.name = __func__};     \
-        cudaError_t entered = device_enter(&point);         \
-        if (entered != cudaSuccess) return entered;         \
+/* At the start of each function of CUDA: the sticky error, or that of a rule, or cudaSuccess. Functions
+ * that only ask which devices there are do without the sticky error: torch asks them before it reports
+ * one. Only the runtime's functions note what they return as the thread's last error. */
+cudaError_t device_enter(struct point *point, bool uses_context);
+#define ENTER_AS(type, uses_context, note)                                     \
+    do {                                                                       \
+        static struct point point = {.name = __func__};                        \
+        type entered = (type)note(device_enter(&point, uses_context));         \
+        if (entered != 0) return entered;                                      \
     } while (0)
-
-#define ENTER_DRIVER()                                                   \
-    do {                                                                 \
-        static struct point point = {.name = __func__};                  \
-        CUresult entered = (CUresult)device_enter(&point);               \
-        if (entered != CUDA_SUCCESS) return entered;                     \
-    } while (0)
+#define ENTER() ENTER_AS(cudaError_t, true, device_error)
+#define ENTER_QUERY() ENTER_AS(cudaError_t, false, device_error)
+#define ENTER_DRIVER() ENTER_AS(CUresult, true, )
+#define ENTER_DRIVER_QUERY() ENTER_AS(CUresult, false, )
 
 /* Note `error` as the calling thread's last one, and return it. Errors that corrupt a context (an
  * illegal address, a failed launch, an ECC error ...) become sticky. */

@@ -246,7 +246,7 @@ API cudaError_t cudaHostGetDevicePointer(void **device_address, void *address, u
 /* --- pools: one for each device, which has no limits of its own --------------------------------------- */
 
 API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
-    ENTER();
+    ENTER_QUERY();
     static char pools[MAX_DEVICES];
     if (device_gpu(device) < 0) return device_error(cudaErrorInvalidDevice);
     *pool = (cudaMemPool_t)&pools[device];

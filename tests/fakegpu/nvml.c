@@ -190,12 +190,24 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
     return NVML_SUCCESS;
 }
 
+/* None, as inside a container, where those of others cannot be seen. torch asks by the oldest name when
+ * memory runs out, pynvml by the newest. */
+static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count) {
+    ENTER_GPU(device, state);
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                      nvmlProcessInfo_v1_t *processes) {
+    (void)processes;
+    return no_processes(device, count);
+}
+
 API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
                                                          nvmlProcessInfo_t *processes) {
-    ENTER_GPU(device, state);
     (void)processes;
-    *count = 0; /* from inside a container, where processes of others cannot be seen */
-    return NVML_SUCCESS;
+    return no_processes(device, count);
 }
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
@@ -399,7 +411,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
         bool is_known = field_of(&state, values[i].fieldId, &value);
         values[i].nvmlReturn = is_known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
         values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-        values[i].value.ullVal = value; /* whoever reads fewer bytes of it finds the number too */
+        values[i].value.ullVal = value;
     }
     return NVML_SUCCESS;
 }

@@ -7,7 +7,7 @@
 #undef cudaGetDeviceProperties
 
 API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-    ENTER();
+    ENTER_QUERY();
     int gpu = device_gpu(device);
     if (gpu < 0) return device_error(cudaErrorInvalidDevice);
     *properties = (struct cudaDeviceProp){
@@ -83,7 +83,7 @@ API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute
 }
 
 API cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    ENTER();
+    ENTER_QUERY();
     int gpu = device_gpu(device);
     if (gpu < 0) return device_error(cudaErrorInvalidDevice);
     snprintf(text, (size_t)length, "0000:%02X:00.0", (unsigned)gpu_pci_bus(gpu));
@@ -91,7 +91,7 @@ API cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
 }
 
 API cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    ENTER();
+    ENTER_QUERY();
     if (device_gpu(device) < 0 || device_gpu(peer) < 0) return device_error(cudaErrorInvalidDevice);
     *can = device != peer;
     return cudaSuccess;

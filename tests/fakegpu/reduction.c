@@ -3,31 +3,13 @@
  * one argument says all: where input and output are, and with which strides. */
 #include "fakegpu.h"
 #include "numbers.h"
+#include "offsets.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* --- the argument's layout ------------------------------------------------------------------------------ */
-
-enum { MAX_DIMENSIONS = 25 };
-
-struct divider {
-    unsigned divisor, magic, shift;
-};
-
-/* OffsetCalculator<1> and <2>: an index is taken apart by sizes, and put together by strides in bytes. */
-struct input_offsets {
-    int dimensions;
-    struct divider sizes[MAX_DIMENSIONS];
-    unsigned strides[MAX_DIMENSIONS][1];
-};
-
-struct output_offsets { /* of the output, and of the part of the input that belongs to it */
-    int dimensions;
-    struct divider sizes[MAX_DIMENSIONS];
-    unsigned strides[MAX_DIMENSIONS][2];
-};
 
 struct config {
     int element_bytes, inputs, outputs, step_input, step_output, blocks_per_output;
@@ -38,13 +20,8 @@ struct config {
 };
 
 /* ReduceOp begins with the operation and the neutral element, of sizes that depend on types. Then come
- * these two, of which the first is aligned like an int, the second like a pointer. */
-struct shape {
-    struct config config;
-    struct input_offsets input;
-    struct output_offsets output;
-};
-
+ * a config and an OffsetCalculator<1> for the input, aligned like an int; an OffsetCalculator<2> for the
+ * output, and for what of the input belongs to it; and these, aligned like a pointer. */
 struct places {
     const char *source;
     char *targets[2];
@@ -63,27 +40,10 @@ struct reduction {
     enum operation operation;
     long double factor; /* of a mean */
     enum type from, to;
-    struct shape shape;
+    struct config config;
+    struct offsets input, output;
     struct places places;
 };
-
-static size_t input_offset(const struct input_offsets *offsets, unsigned index) {
-    size_t bytes = 0;
-    for (int i = 0; i < offsets->dimensions; i++) {
-        bytes += (size_t)(index % offsets->sizes[i].divisor) * offsets->strides[i][0];
-        index /= offsets->sizes[i].divisor;
-    }
-    return bytes;
-}
-
-static size_t output_offset(const struct output_offsets *offsets, unsigned index, int which) {
-    size_t bytes = 0;
-    for (int i = 0; i < offsets->dimensions; i++) {
-        bytes += (size_t)(index % offsets->sizes[i].divisor) * offsets->strides[i][which];
-        index /= offsets->sizes[i].divisor;
-    }
-    return bytes;
-}
 
 static long double combine(enum operation operation, long double sum, long double value) {
     switch (operation) {
@@ -108,12 +68,11 @@ static long double neutral(enum operation operation) {
 
 /* False: an illegal address. */
 static bool reduce_one(const struct reduction *reduction, unsigned index) {
-    const struct shape *shape = &reduction->shape;
-    const char *source = reduction->places.source + output_offset(&shape->output, index, 1);
-    char *target = reduction->places.targets[0] + output_offset(&shape->output, index, 0);
+    const char *source = reduction->places.source + offset_of(&reduction->output, 1, index);
+    char *target = reduction->places.targets[0] + offset_of(&reduction->output, 0, index);
     long double sum = neutral(reduction->operation);
-    for (unsigned i = 0; i < (unsigned)shape->config.inputs; i++) {
-        const char *element = source + input_offset(&shape->input, i);
+    for (unsigned i = 0; i < (unsigned)reduction->config.inputs; i++) {
+        const char *element = source + offset_of(&reduction->input, 0, i);
         if (!memory_accessible(element, number_bytes(reduction->from))) return false;
         sum = combine(reduction->operation, sum, number_load(reduction->from, element));
     }
@@ -125,7 +84,7 @@ static bool reduce_one(const struct reduction *reduction, unsigned index) {
 
 static enum progress run(void *state) {
     const struct reduction *reduction = state;
-    for (unsigned i = 0; i < (unsigned)reduction->shape.config.outputs; i++)
+    for (unsigned i = 0; i < (unsigned)reduction->config.outputs; i++)
         if (!reduce_one(reduction, i)) return BAD_ADDRESS;
     return DONE;
 }
@@ -173,10 +132,14 @@ bool reduction_read(const char *name, void **arguments, struct work *work) {
         reduction.factor = number_load(FLOAT, argument);
     /* The neutral element has the type in which is summed. */
     size_t bytes = number_bytes(number_compute_type(reduction.from));
-    size_t shape = aligned(aligned(operations[which].bytes, bytes) + bytes, sizeof(int));
-    memcpy(&reduction.shape, argument + shape, sizeof reduction.shape);
-    size_t places = aligned(shape + sizeof reduction.shape, sizeof(void *));
-    memcpy(&reduction.places, argument + places, sizeof reduction.places);
+    size_t offset = aligned(aligned(operations[which].bytes, bytes) + bytes, sizeof(int));
+    memcpy(&reduction.config, argument + offset, sizeof reduction.config);
+    offset += sizeof reduction.config;
+    offsets_read(&reduction.input, 1, argument + offset);
+    offset += offsets_bytes(1);
+    offsets_read(&reduction.output, 2, argument + offset);
+    offset = aligned(offset + offsets_bytes(2), sizeof(void *));
+    memcpy(&reduction.places, argument + offset, sizeof reduction.places);
     if (reduction.places.accumulates || !reduction.places.is_final)
         return false; /* a part of one that is too large for 32 bits */
     work->state = malloc(sizeof reduction);

@@ -279,7 +279,7 @@ API cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long *id) {
 }
 
 API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    ENTER();
+    ENTER_QUERY();
     *least = 0;
     *greatest = -5;
     return cudaSuccess;

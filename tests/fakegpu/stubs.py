@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import subprocess
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ class Needs:
     libraries: tuple[str, ...]
 
 
-def needs_of(torch_libraries: Path) -> Needs:
-    """Read with ``nm`` and ``readelf`` from all libraries of the directory."""
+def needs_of(torch_libraries: Path, headers: Path) -> Needs:
+    """Read from all libraries of the directory: what they are linked with, and what they look up.
+
+    Functions that are looked up stand among their strings; ``headers`` say which strings are such.
+    """
     files = [path for path in torch_libraries.glob("lib*.so*") if path.is_file()]
     wanted: set[str] = set()
     given: set[str] = set()
@@ -42,8 +46,25 @@ def needs_of(torch_libraries: Path) -> Needs:
         needed.update(re.findall(r"\(NEEDED\).*\[(.*?)\]", _output("readelf", "--dynamic", path)))
     own = {path.name for path in files}
     libraries = {name for name in needed - own if not _SYSTEM.match(name)}
-    functions = frozenset(name for name in wanted - given if _NVIDIA.match(name))
-    return Needs(functions, tuple(sorted(libraries | set(_OPENED_BY_NAME))))
+    functions = {name for name in wanted - given if _NVIDIA.match(name)}
+    functions |= _strings(files) & _declared(headers)
+    return Needs(frozenset(functions), tuple(sorted(libraries | set(_OPENED_BY_NAME))))
+
+
+def _declared(headers: Path) -> set[str]:
+    """The functions of the driver and of NVML, which programs look up by name."""
+    text = "".join((headers / name).read_text() for name in ("cuda.h", "nvml.h"))
+    return set(re.findall(r"\b(?:CUDAAPI|DECLDIR) (\w+) *\(", text))
+
+
+def _strings(files: list[Path]) -> set[str]:
+    """Strings of the libraries that may name a function of the driver or of NVML."""
+    found: set[str] = set()
+    for path in files:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", content)
+            found.update(name.decode() for name in names)
+    return found
 
 
 def defined_in(objects: list[Path]) -> frozenset[str]:

@@ -59,8 +59,6 @@ static void leave(struct handle *handle) {
     free(handle);
 }
 
-static CUresult fail(cudaError_t error) { return (CUresult)device_error(error); }
-
 /* --- memory ----------------------------------------------------------------------------------------- */
 
 API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
@@ -82,11 +80,11 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     ENTER_DRIVER();
     int device = properties->location.id;
     if (flags != 0 || bytes == 0 || bytes % granularity != 0 || device_gpu(device) < 0)
-        return fail(cudaErrorInvalidValue);
+        return CUDA_ERROR_INVALID_VALUE;
     device_lock();
     bool taken = memory_take(device, bytes);
     device_unlock();
-    if (!taken) return fail(cudaErrorMemoryAllocation);
+    if (!taken) return CUDA_ERROR_OUT_OF_MEMORY;
     int file = memfd_create("fakegpu", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)bytes) != 0) fatal("no memory can be made");
     *handle = (CUmemGenericAllocationHandle)make_handle(file, device, bytes, false);
@@ -111,7 +109,7 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
     if (found != NULL) found->users++;
     device_unlock();
     *handle = (CUmemGenericAllocationHandle)found;
-    return found != NULL ? CUDA_SUCCESS : fail(cudaErrorInvalidValue);
+    return found != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
@@ -130,12 +128,12 @@ API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alig
                                  CUdeviceptr wanted, unsigned long long flags) {
     ENTER_DRIVER();
     (void)wanted; /* a wish */
-    if (flags != 0 || bytes == 0 || bytes % granularity != 0) return fail(cudaErrorInvalidValue);
+    if (flags != 0 || bytes == 0 || bytes % granularity != 0) return CUDA_ERROR_INVALID_VALUE;
     if (alignment < granularity) alignment = granularity;
     /* More than enough, so that an aligned start is within; what is left over costs nothing. */
     char *found = mmap(NULL, bytes + alignment, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
+    if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     char *start = (char *)(((uintptr_t)found + alignment - 1) / alignment * alignment);
     struct reservation *range = malloc(sizeof *range);
     device_lock();
@@ -155,7 +153,7 @@ API CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
     if (range != NULL && range->bytes == bytes) *place = range->next;
     else range = NULL;
     device_unlock();
-    if (range == NULL) return fail(cudaErrorInvalidValue);
+    if (range == NULL) return CUDA_ERROR_INVALID_VALUE;
     munmap(range->start, range->bytes);
     free(range);
     return CUDA_SUCCESS;
@@ -190,7 +188,7 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
         handle->users++;
     }
     device_unlock();
-    return possible ? CUDA_SUCCESS : fail(cudaErrorInvalidValue);
+    return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes,
@@ -208,7 +206,7 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes,
             found += mapping->bytes;
         }
     device_unlock();
-    return found == bytes ? CUDA_SUCCESS : fail(cudaErrorInvalidValue);
+    return found == bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Does not wait for the device, unlike cudaFree: who unmaps has to know that nothing uses it. */
@@ -231,7 +229,7 @@ API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
         free(mapping);
     }
     device_unlock();
-    return found == bytes ? CUDA_SUCCESS : fail(cudaErrorInvalidValue);
+    return found == bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The allocation that an address belongs to, of either kind. */
@@ -241,7 +239,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdevice
     device_lock();
     struct memory memory = memory_at((void *)address);
     device_unlock();
-    if (memory.kind != DEVICE_MEMORY) return fail(cudaErrorInvalidValue);
+    if (memory.kind != DEVICE_MEMORY) return CUDA_ERROR_INVALID_VALUE;
     if (start != NULL) *start = (CUdeviceptr)memory.start;
     if (bytes != NULL) *bytes = memory.bytes;
     return CUDA_SUCCESS;
@@ -258,7 +256,7 @@ API CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHa
                                           unsigned long long flags) {
     ENTER_DRIVER();
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0)
-        return fail(cudaErrorNotSupported); /* fabric handles need a fabric */
+        return CUDA_ERROR_NOT_SUPPORTED; /* fabric handles need a fabric */
     *(int *)shared = fcntl(((struct handle *)handle)->file, F_DUPFD_CLOEXEC, 0);
     return CUDA_SUCCESS;
 }
@@ -266,10 +264,10 @@ API CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHa
 API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shared,
                                             CUmemAllocationHandleType type) {
     ENTER_DRIVER();
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return fail(cudaErrorNotSupported);
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     int file = fcntl((int)(intptr_t)shared, F_DUPFD_CLOEXEC, 0);
     struct stat status;
-    if (file < 0 || fstat(file, &status) != 0) return fail(cudaErrorInvalidValue);
+    if (file < 0 || fstat(file, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
     *handle = (CUmemGenericAllocationHandle)make_handle(file, device_current(),
                                                         (size_t)status.st_size, true);
     return CUDA_SUCCESS;

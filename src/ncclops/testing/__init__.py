@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         RankFailed,
     )
     from ncclops.testing.faults import Fault, FaultKind
+    from ncclops.testing.interpreter import Interpreter
     from ncclops.testing.job import Job, JobFactory
     from ncclops.testing.notes import note
     from ncclops.testing.results import JobResult, Note, RankResult, Strike
@@ -53,6 +54,7 @@ __all__ = [
     "FaultKind",
     "HarnessError",
     "InjectedFault",
+    "Interpreter",
     "Job",
     "JobFactory",
     "JobResult",
@@ -72,6 +74,7 @@ _HOMES = {
     "FaultKind": "faults",
     "HarnessError": "errors",
     "InjectedFault": "errors",
+    "Interpreter": "interpreter",
     "Job": "job",
     "JobFactory": "job",
     "JobResult": "results",

@@ -23,6 +23,7 @@ from ncclops.testing import _processes, _rank
 from ncclops.testing._channel import Channel
 from ncclops.testing._order import RankOrder
 from ncclops.testing.errors import HarnessError
+from ncclops.testing.interpreter import Interpreter
 
 # torch on a cold disk of a busy machine.
 _READY_WITHIN_S = 180.0
@@ -31,10 +32,12 @@ _READY_WITHIN_S = 180.0
 class ForkServer:
     """The process, as the harness sees it; one serves any number of jobs.
 
-    Started with the first rank. Raises ``HarnessError`` if it does not come up.
+    Started with the first rank, as a process of ``interpreter``. Raises ``HarnessError`` if it does
+    not come up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interpreter: Interpreter | None = None) -> None:
+        self.interpreter = Interpreter() if interpreter is None else interpreter
         self._end: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -58,11 +61,11 @@ class ForkServer:
         with theirs, tempfile.TemporaryFile() as output:
             command = f"from {__name__} import serve; serve({theirs.fileno()})"
             environment = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "error", **os.environ}
-            environment["PYTHONPATH"] = os.pathsep.join(
-                map(os.path.abspath, filter(None, sys.path))
-            )
+            environment |= self.interpreter.environment
+            places = list(map(os.path.abspath, filter(None, sys.path)))
+            environment["PYTHONPATH"] = os.pathsep.join(self.interpreter.path(places))
             self._process = subprocess.Popen(
-                [sys.executable, "-c", command],
+                [self.interpreter.executable, "-c", command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -85,7 +88,7 @@ class ForkServer:
                 raise HarnessError(
                     "the process that ranks are forked from did not come up: "
                     f"{said[-1] if said else 'it said nothing'}; does "
-                    f"`{sys.executable} -c 'import torch.distributed'` work?"
+                    f"`{self.interpreter.executable} -c 'import torch.distributed'` work?"
                 )
         self._end = ours
         return ours

@@ -67,7 +67,7 @@ def _redirect(order: RankOrder) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     os.chdir(order.working_directory)
-    sys.path[:] = order.path
+    sys.path[:] = [*order.path, *(place for place in sys.path if place not in order.path)]
 
 
 def _call(order: RankOrder, channel: Channel) -> int:

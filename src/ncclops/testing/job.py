@@ -25,6 +25,7 @@ from ncclops.testing._target import Target
 from ncclops.testing._watch import RankWatch, Watch
 from ncclops.testing.errors import DeadlineExceeded, FaultDidNotStrike, HarnessError, LeftBehind
 from ncclops.testing.faults import Fault, FaultKind
+from ncclops.testing.interpreter import Interpreter
 from ncclops.testing.results import JobResult, Note
 
 # Much more than a healthy job of a test takes, and less than pytest-timeout is usually set to.
@@ -228,11 +229,18 @@ class Job:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             _processes.TAG: f"{self.tag}:{rank}",
             **({"NCCLOPS_STORE": self._store.addresses[rank]} if self._store is not None else {}),
+            **self._server.interpreter.environment,
             **self.env,
         }
         path = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 - "" is this directory
         return RankOrder(
-            rank, self._target, self._call, self.directory, environment, str(Path.cwd()), path
+            rank=rank,
+            target=self._target,
+            call=self._call,
+            directory=self.directory,
+            environment=environment,
+            working_directory=str(Path.cwd()),
+            path=self._server.interpreter.path(path),
         )
 
     def _carry_out(self, fault: Fault) -> None:
@@ -362,13 +370,19 @@ def _pickled(**given: Any) -> bytes:
 class JobFactory:
     """Makes jobs, each with a directory below ``directory``, and ends what is left of them.
 
-    Called like ``Job``, without ``directory`` and ``server``. ``server`` is shared where given.
+    Called like ``Job``, without ``directory`` and ``server``. ``server`` is shared where given; its
+    ranks have an interpreter already. Otherwise they run ``interpreter``, or else this Python.
     A context manager.
     """
 
-    def __init__(self, directory: Path, server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        server: ForkServer | None = None,
+        interpreter: Interpreter | None = None,
+    ) -> None:
         self._directory = directory
-        self._own_server = ForkServer() if server is None else None
+        self._own_server = ForkServer(interpreter) if server is None else None
         self._server = server or self._own_server
         self._jobs: list[Job] = []
 

@@ -1,0 +1,50 @@
+"""Where ``scripts/fake_gpu`` puts what it makes, and whether it is there."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = ("cc", "nm", "readelf")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The environment with the CUDA build of torch and the fake GPU."""
+
+    root: Path
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that finds the CUDA build of torch."""
+        return self.root / "venv" / "bin" / "python"
+
+    @property
+    def torch_libraries(self) -> Path:
+        """The libraries of that torch."""
+        inside = sysconfig.get_path("purelib", vars={"base": str(self.root / "venv")})
+        return Path(inside) / "torch" / "lib"
+
+    @property
+    def headers(self) -> Path:
+        """NVIDIA's headers."""
+        return self.root / "include"
+
+    @property
+    def libraries(self) -> Path:
+        """The fake GPU, for ``LD_LIBRARY_PATH``."""
+        return self.root / "lib"
+
+    def missing(self) -> str | None:
+        """Why the fake GPU cannot be used here; None: it can."""
+        for tool in TOOLS:
+            if shutil.which(tool) is None:
+                return f"no {tool} to build the fake GPU with"
+        if not (self.root / "made").exists():
+            return "no environment with the CUDA build of torch: run scripts/fake_gpu"
+        return None
+
+
+HERE = Place(Path(__file__).resolve().parents[2] / ".fakegpu")
