@@ -32,8 +32,8 @@ static enum memory_kind kind_of(const void *address) {
     return kind;
 }
 
-/* Memory of the host that is not pinned is read before the call returns, and has been written when it
- * returns: the program may do with it what it likes from then on. */
+/* Memory of the host that is not pinned is read before the call returns, and has been written when
+ * it returns: the program may do with it what it likes from then on. */
 static cudaError_t enqueue(struct copy wanted, cudaStream_t stream, bool is_waited_for) {
     if (wanted.width == 0 || wanted.rows == 0) return cudaSuccess;
     bool is_staged = kind_of(wanted.source) == PAGEABLE;
@@ -106,7 +106,7 @@ API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_
     return cudaSuccess; /* only kernels read it */
 }
 
-/* --- fills --------------------------------------------------------------------------------------------- */
+/* --- fills ------------------------------------------------------------------------------------ */
 
 struct fill {
     void *target;

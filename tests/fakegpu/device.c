@@ -34,7 +34,7 @@ __attribute__((constructor)) static void prepare(void) {
     pthread_atfork(NULL, NULL, refuse_children);
 }
 
-/* --- lock -------------------------------------------------------------------------------------- */
+/* --- lock ------------------------------------------------------------------------------------- */
 
 void device_lock(void) { pthread_mutex_lock(&lock); }
 
@@ -52,7 +52,7 @@ void device_wait(double timeout_s) {
     pthread_cond_timedwait(&changed, &lock, &at);
 }
 
-/* --- errors ------------------------------------------------------------------------------------ */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 /* After these a context is of no use any more, as CUDA's own list of errors says. */
 static bool corrupts(cudaError_t error) {
@@ -108,7 +108,7 @@ API cudaError_t cudaGetLastError(void) {
     return error;
 }
 
-/* --- which devices there are ------------------------------------------------------------------- */
+/* --- which devices there are ------------------------------------------------------------------ */
 
 /* The GPU that an entry of CUDA_VISIBLE_DEVICES names: a number or a UUID; -1 for none. */
 static int gpu_of_entry(const char *entry) {

@@ -10,8 +10,8 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **functi
     (void)version, (void)flags;
     *function = own_symbol(name);
     if (result != NULL)
-        *result = *function != NULL ? cudaDriverEntryPointSuccess
-                                    : cudaDriverEntryPointSymbolNotFound;
+        *result =
+            *function != NULL ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 
@@ -44,8 +44,7 @@ API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUde
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: *value = 1; break;
-    default:
-        return (CUresult)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
+    default: return (CUresult)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
     }
     return CUDA_SUCCESS;
 }
@@ -58,7 +57,7 @@ API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* --- contexts: each device has its primary one, whose handle is made of the device's number ------------ */
+/* --- contexts: each device has its primary one, whose handle is made of the device's number --- */
 
 static CUcontext context_of(int device) { return (CUcontext)(uintptr_t)(0x1000 + device); }
 

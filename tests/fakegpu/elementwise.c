@@ -1,15 +1,16 @@
 /* Kernels that compute each element by itself: fills, copies with and without conversion, sums,
  * products, quotients, comparisons. They are instances of three templates of torch
- * (ATen/native/cuda/CUDALoops.cuh). The first two are for tensors without gaps, the third for all others:
+ * (ATen/native/cuda/CUDALoops.cuh). The first two are for tensors without gaps, the third for all
+ * others:
  *
  *   vectorized_elementwise_kernel<width, functor, pointers>(int count, functor, pointers)
  *   unrolled_elementwise_kernel<functor, pointers, ...>(int count, functor, pointers, offsets of
  *                                                        inputs, of outputs, loader, storer)
  *   elementwise_kernel<threads, width, gpu_kernel_impl_nocast<functor>::lambda>(int count, lambda)
  *
- * `pointers` has the output first. What the functor does, and with which types, is in the mangled name;
- * its scalar operands are in the functor, whose layout is that of its template (Loops.cuh, BinaryOps).
- * The lambda has an OffsetCalculator, the pointers and the functor. */
+ * `pointers` has the output first. What the functor does, and with which types, is in the mangled
+ * name; its scalar operands are in the functor, whose layout is that of its template (Loops.cuh,
+ * BinaryOps). The lambda has an OffsetCalculator, the pointers and the functor. */
 #include "fakegpu.h"
 #include "numbers.h"
 #include "offsets.h"
@@ -17,7 +18,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum operation { FILL, COPY, ADD, MULTIPLY, DIVIDE, EQUAL, UNEQUAL, AT_LEAST, ABOVE, AT_MOST, BELOW };
+enum operation {
+    FILL,
+    COPY,
+    ADD,
+    MULTIPLY,
+    DIVIDE,
+    EQUAL,
+    UNEQUAL,
+    AT_LEAST,
+    ABOVE,
+    AT_MOST,
+    BELOW
+};
 
 /* Where an operand comes from. */
 enum source { ABSENT, TENSOR, SCALAR };
@@ -40,7 +53,7 @@ struct elementwise {
     struct offsets offsets;
 };
 
-/* --- computing ------------------------------------------------------------------------------------------- */
+/* --- computing -------------------------------------------------------------------------------- */
 
 /* NULL: an illegal address. */
 static char *element(const struct elementwise *kernel, int tensor, enum type type, size_t index) {
@@ -102,7 +115,7 @@ static enum progress run(void *state) {
     return DONE;
 }
 
-/* --- reading a launch -------------------------------------------------------------------------------------- */
+/* --- reading a launch ------------------------------------------------------------------------- */
 
 /* Behind `prefix`, where `text` begins with it; NULL otherwise. */
 static const char *after(const char *text, const char *prefix) {
@@ -238,8 +251,7 @@ static bool read_binary(const char *text, struct elementwise *kernel, const char
         !number_read_type(&text, a, &kernel->type) ||
         !read_function(text, functor, &kernel->operation, &bytes))
         return false;
-    kernel->operands[0] =
-        with_a ? scalar(number_compute_type(a), functor, bytes) : tensor(a, 1);
+    kernel->operands[0] = with_a ? scalar(number_compute_type(a), functor, bytes) : tensor(a, 1);
     kernel->operands[1] = both     ? tensor(b, 2)
                           : with_b ? scalar(number_compute_type(b), functor, bytes)
                                    : tensor(b, 1);
@@ -281,7 +293,7 @@ static const char *functor_in(const char *name, bool *has_gaps) {
 /* Take the arguments apart; the functor's place. */
 static const char *read_arguments(const char *text, void **arguments, struct elementwise *kernel) {
     size_t tensors = (size_t)tensors_of(text), bytes = tensors * sizeof(char *);
-    kernel->count = (size_t) * (int *)arguments[0];
+    kernel->count = (size_t)*(int *)arguments[0];
     if (!kernel->has_gaps) {
         memcpy(kernel->pointers, arguments[2], bytes);
         return arguments[1];

@@ -6,7 +6,7 @@
 struct CUevent_st {
     unsigned long recorded, done; /* recordings, counted: how many were queued, and which is done */
     double done_at;
-    int users;                    /* the handle, and queued work */
+    int users; /* the handle, and queued work */
 };
 
 /* Work on a stream: one recording of an event, made or awaited. */

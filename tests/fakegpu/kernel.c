@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- registration: a module of device code gives each kernel's host function and name ---------------- */
+/* --- registration: a module of device code gives each kernel's host function and name --------- */
 
 struct kernel {
     const void *function;
@@ -59,9 +59,9 @@ API void __cudaRegisterVar(void **module, char *host, char *device, const char *
     (void)external, (void)bytes, (void)constant, (void)global;
 }
 
-API void __cudaRegisterFunction(void **module, const char *function, char *device,
-                                const char *name, int threads, uint3 *thread, uint3 *block,
-                                dim3 *block_size, dim3 *grid_size, int *warp_size) {
+API void __cudaRegisterFunction(void **module, const char *function, char *device, const char *name,
+                                int threads, uint3 *thread, uint3 *block, dim3 *block_size,
+                                dim3 *grid_size, int *warp_size) {
     (void)module, (void)device, (void)threads, (void)thread, (void)block;
     (void)block_size, (void)grid_size, (void)warp_size;
     pthread_mutex_lock(&lock);
@@ -74,7 +74,7 @@ API void __cudaRegisterFunction(void **module, const char *function, char *devic
     pthread_mutex_unlock(&lock);
 }
 
-/* --- launching ------------------------------------------------------------------------------------------ */
+/* --- launching -------------------------------------------------------------------------------- */
 
 static struct point kernel_point = {.name = "device:kernel"};
 
@@ -124,8 +124,8 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
                             config->dynamicSmemBytes, config->stream);
 }
 
-/* What `kernel<<<...>>>` is compiled to: the configuration is pushed, the kernel's host function pops
- * it and launches with a handle, which is here the host function itself. */
+/* What `kernel<<<...>>>` is compiled to: the configuration is pushed, the kernel's host function
+ * pops it and launches with a handle, which is here the host function itself. */
 struct configuration {
     dim3 grid, block;
     size_t shared_bytes;
@@ -159,10 +159,9 @@ API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, v
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
 }
 
-/* --- what torch asks about kernels before it launches them ----------------------------------------------- */
+/* --- what torch asks about kernels before it launches them ------------------------------------ */
 
-API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes,
-                                      const void *function) {
+API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
     ENTER();
     (void)function;
     *attributes = (struct cudaFuncAttributes){
@@ -191,8 +190,7 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
 }
 
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function,
-                                                              int block_size,
-                                                              size_t shared_bytes) {
+                                                              int block_size, size_t shared_bytes) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size,
                                                                   shared_bytes, 0);
 }

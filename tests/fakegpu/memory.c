@@ -14,8 +14,8 @@ static const size_t granularity = (size_t)2 << 20; /* of cudaMalloc's addresses 
 struct allocation {
     struct allocation *next;
     char *start;
-    size_t bytes;     /* as asked for */
-    size_t reserved;  /* of the window */
+    size_t bytes;    /* as asked for */
+    size_t reserved; /* of the window */
     int device;
     bool is_host, is_registered;
 };
@@ -24,7 +24,7 @@ static struct allocation *allocations;
 static char *window, *window_next;
 static size_t taken[MAX_DEVICES];
 
-/* --- what there is, with the device lock held ------------------------------------------------------ */
+/* --- what there is, with the device lock held ------------------------------------------------- */
 
 bool memory_take(int device, size_t bytes) {
     if (taken[device] + bytes > settings()->memory_bytes) return false;
@@ -54,8 +54,8 @@ static bool in_window(const void *address) {
 struct memory memory_at(const void *address) {
     const struct allocation *found = *place_of(address);
     if (found != NULL)
-        return (struct memory){found->is_host ? PINNED : DEVICE_MEMORY, found->device,
-                               found->start, found->bytes};
+        return (struct memory){found->is_host ? PINNED : DEVICE_MEMORY, found->device, found->start,
+                               found->bytes};
     if (in_window(address)) return (struct memory){.kind = NO_MEMORY};
     return mapped_memory_at(address);
 }
@@ -65,7 +65,8 @@ bool memory_accessible(const void *address, size_t bytes) {
     while (next < end) {
         struct memory memory = memory_at(next);
         if (memory.kind == NO_MEMORY) return false;
-        if (memory.kind == PAGEABLE) return true; /* of the host, which has its own ways to object */
+        if (memory.kind == PAGEABLE)
+            return true; /* of the host, which has its own ways to object */
         next = (char *)memory.start + memory.bytes;
     }
     return true;
@@ -78,13 +79,15 @@ static void add(struct allocation made) {
     allocations = allocation;
 }
 
-static size_t rounded(size_t bytes) { return (bytes + granularity - 1) / granularity * granularity; }
+static size_t rounded(size_t bytes) {
+    return (bytes + granularity - 1) / granularity * granularity;
+}
 
 /* NULL: no addresses or no memory left. */
 static char *from_window(size_t bytes) {
     if (window == NULL) {
-        window = mmap(NULL, window_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                      -1, 0);
+        window =
+            mmap(NULL, window_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (window == MAP_FAILED) fatal("no addresses for device memory: is `ulimit -v` set?");
         window_next = window;
     }
@@ -95,7 +98,7 @@ static char *from_window(size_t bytes) {
     return start;
 }
 
-/* --- device memory ---------------------------------------------------------------------------------- */
+/* --- device memory ---------------------------------------------------------------------------- */
 
 static cudaError_t allocate(void **address, size_t bytes) {
     *address = NULL;
@@ -194,7 +197,7 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attribute
     return cudaSuccess;
 }
 
-/* --- pinned memory of the host ---------------------------------------------------------------------- */
+/* --- pinned memory of the host ---------------------------------------------------------------- */
 
 API cudaError_t cudaHostAlloc(void **address, size_t bytes, unsigned flags) {
     ENTER();
@@ -243,7 +246,7 @@ API cudaError_t cudaHostGetDevicePointer(void **device_address, void *address, u
     return cudaSuccess;
 }
 
-/* --- pools: one for each device, which has no limits of its own --------------------------------------- */
+/* --- pools: one for each device, which has no limits of its own ------------------------------- */
 
 API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
     ENTER_QUERY();

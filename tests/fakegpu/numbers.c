@@ -10,16 +10,11 @@ static const struct {
     size_t bytes;
     int scalar_type; /* number in c10::ScalarType */
 } types[TYPES] = {
-    [BOOL] = {"b", 1, 11},
-    [UINT8] = {"h", 1, 0},
-    [INT8] = {"a", 1, 1},
-    [INT16] = {"s", 2, 2},
-    [INT32] = {"i", 4, 3},
-    [INT64] = {"l", 8, 4},
-    [HALF] = {"N3c104HalfE", 2, 5},
-    [BFLOAT16] = {"N3c108BFloat16E", 2, 15},
-    [FLOAT] = {"f", 4, 6},
-    [DOUBLE] = {"d", 8, 7},
+    [BOOL] = {"b", 1, 11},          [UINT8] = {"h", 1, 0},
+    [INT8] = {"a", 1, 1},           [INT16] = {"s", 2, 2},
+    [INT32] = {"i", 4, 3},          [INT64] = {"l", 8, 4},
+    [HALF] = {"N3c104HalfE", 2, 5}, [BFLOAT16] = {"N3c108BFloat16E", 2, 15},
+    [FLOAT] = {"f", 4, 6},          [DOUBLE] = {"d", 8, 7},
 };
 
 size_t number_bytes(enum type type) { return types[type].bytes; }
@@ -39,11 +34,11 @@ static uint16_t bfloat16_of(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-#define LOAD(c_type)                          \
-    do {                                      \
-        c_type value;                         \
-        memcpy(&value, address, sizeof value); \
-        return (long double)value;            \
+#define LOAD(c_type)                                                                               \
+    do {                                                                                           \
+        c_type value;                                                                              \
+        memcpy(&value, address, sizeof value);                                                     \
+        return (long double)value;                                                                 \
     } while (0)
 
 long double number_load(enum type type, const void *address) {
@@ -67,10 +62,10 @@ long double number_load(enum type type, const void *address) {
     return 0;
 }
 
-#define STORE(c_type)                         \
-    do {                                      \
-        c_type stored = (c_type)value;        \
-        memcpy(address, &stored, sizeof stored); \
+#define STORE(c_type)                                                                              \
+    do {                                                                                           \
+        c_type stored = (c_type)value;                                                             \
+        memcpy(address, &stored, sizeof stored);                                                   \
     } while (0)
 
 void number_store(enum type type, void *address, long double value) {

@@ -19,29 +19,30 @@ static struct nvmlDevice_st {
 
 static int gpu_of(nvmlDevice_t device) { return (int)(device - handles); }
 
-/* Each function begins with one of these: rules, whether NVML is started, whether the GPU is lost. */
-#define ENTER_NVML()                                                      \
-    do {                                                                  \
-        static struct point point = {.name = __func__};                   \
-        nvmlReturn_t entered = (nvmlReturn_t)rules_suffer(&point, -1, NULL); \
-        if (entered != NVML_SUCCESS) return entered;                      \
-        if (atomic_load(&starts) == 0) return NVML_ERROR_UNINITIALIZED;   \
+/* Each function begins with one of these: rules, whether NVML is started, whether the GPU is lost.
+ */
+#define ENTER_NVML()                                                                               \
+    do {                                                                                           \
+        static struct point point = {.name = __func__};                                            \
+        nvmlReturn_t entered = (nvmlReturn_t)rules_suffer(&point, -1, NULL);                       \
+        if (entered != NVML_SUCCESS) return entered;                                               \
+        if (atomic_load(&starts) == 0) return NVML_ERROR_UNINITIALIZED;                            \
     } while (0)
 
-#define ENTER_GPU(device, state)                            \
-    ENTER_NVML();                                           \
-    if ((device) == NULL) return NVML_ERROR_INVALID_ARGUMENT; \
-    struct gpu_state state = gpu_state(gpu_of(device));     \
+#define ENTER_GPU(device, state)                                                                   \
+    ENTER_NVML();                                                                                  \
+    if ((device) == NULL) return NVML_ERROR_INVALID_ARGUMENT;                                      \
+    struct gpu_state state = gpu_state(gpu_of(device));                                            \
     if (state.lost) return NVML_ERROR_GPU_IS_LOST
 
-/* --- start and end, and what concerns all GPUs ---------------------------------------------------------- */
+/* --- start and end, and what concerns all GPUs ------------------------------------------------ */
 
-#define START()                                                          \
-    do {                                                                 \
-        static struct point point = {.name = __func__};                  \
-        nvmlReturn_t entered = (nvmlReturn_t)rules_suffer(&point, -1, NULL); \
-        if (entered == NVML_SUCCESS) atomic_fetch_add(&starts, 1);       \
-        return entered;                                                  \
+#define START()                                                                                    \
+    do {                                                                                           \
+        static struct point point = {.name = __func__};                                            \
+        nvmlReturn_t entered = (nvmlReturn_t)rules_suffer(&point, -1, NULL);                       \
+        if (entered == NVML_SUCCESS) atomic_fetch_add(&starts, 1);                                 \
+        return entered;                                                                            \
     } while (0)
 
 API nvmlReturn_t nvmlInit_v2(void) { START(); }
@@ -62,7 +63,8 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
     case NVML_SUCCESS: return "The operation was successful";
     case NVML_ERROR_UNINITIALIZED: return "NVML was not first initialized";
     case NVML_ERROR_INVALID_ARGUMENT: return "A supplied argument is invalid";
-    case NVML_ERROR_NOT_SUPPORTED: return "The requested operation is not available on target device";
+    case NVML_ERROR_NOT_SUPPORTED:
+        return "The requested operation is not available on target device";
     case NVML_ERROR_NO_PERMISSION: return "The current user does not have permission";
     case NVML_ERROR_NOT_FOUND: return "A query to find an object was unsuccessful";
     case NVML_ERROR_INSUFFICIENT_SIZE: return "An input argument is not large enough";
@@ -101,7 +103,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
     return nvmlSystemGetCudaDriverVersion_v2(version);
 }
 
-/* --- GPUs, by number, UUID and bus ------------------------------------------------------------------------ */
+/* --- GPUs, by number, UUID and bus ------------------------------------------------------------ */
 
 API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER_NVML();
@@ -173,7 +175,7 @@ API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *inf
     return NVML_SUCCESS;
 }
 
-/* --- memory, load, temperature, clocks ---------------------------------------------------------------------- */
+/* --- memory, load, temperature, clocks -------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     ENTER_GPU(device, state);
@@ -190,8 +192,8 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
     return NVML_SUCCESS;
 }
 
-/* None, as inside a container, where those of others cannot be seen. torch asks by the oldest name when
- * memory runs out, pynvml by the newest. */
+/* None, as inside a container, where those of others cannot be seen. torch asks by the oldest name
+ * when memory runs out, pynvml by the newest. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count) {
     ENTER_GPU(device, state);
     *count = 0;
@@ -230,8 +232,7 @@ static nvmlReturn_t put_clock(nvmlClockType_t type, unsigned long long core,
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type,
-                                        unsigned *mhz) {
+API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned *mhz) {
     ENTER_GPU(device, state);
     return put_clock(type, state.clock_mhz, state.memory_clock_mhz, mhz);
 }
@@ -255,7 +256,7 @@ API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
     return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
 }
 
-/* --- PCIe ------------------------------------------------------------------------------------------------------ */
+/* --- PCIe ------------------------------------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned *lanes) {
     ENTER_GPU(device, state);
@@ -287,7 +288,7 @@ API nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned *r
     return NVML_SUCCESS;
 }
 
-/* --- errors of memory ------------------------------------------------------------------------------------------- */
+/* --- errors of memory ------------------------------------------------------------------------- */
 
 API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current,
                                       nvmlEnableState_t *pending) {
@@ -301,8 +302,8 @@ API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErro
                                              unsigned long long *errors) {
     ENTER_GPU(device, state);
     (void)since; /* the same since the start of the driver and for the GPU's life */
-    *errors = type == NVML_MEMORY_ERROR_TYPE_CORRECTED ? state.ecc_corrected
-                                                       : state.ecc_uncorrected;
+    *errors =
+        type == NVML_MEMORY_ERROR_TYPE_CORRECTED ? state.ecc_corrected : state.ecc_uncorrected;
     return NVML_SUCCESS;
 }
 
@@ -317,7 +318,7 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correc
     return NVML_SUCCESS;
 }
 
-/* --- NVLink and fabric ------------------------------------------------------------------------------------------- */
+/* --- NVLink and fabric ------------------------------------------------------------------------ */
 
 API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
                                           nvmlEnableState_t *active) {
@@ -380,7 +381,7 @@ API nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricIn
     return NVML_SUCCESS;
 }
 
-/* --- fields -------------------------------------------------------------------------------------------------------- */
+/* --- fields ----------------------------------------------------------------------------------- */
 
 static bool field_of(const struct gpu_state *state, unsigned field, unsigned long long *value) {
     switch (field) {
@@ -394,9 +395,7 @@ static bool field_of(const struct gpu_state *state, unsigned field, unsigned lon
     case NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL:
     case NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL:
     case NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL:
-    case NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL:
-        *value = state->link_errors * LINKS;
-        break;
+    case NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: *value = state->link_errors * LINKS; break;
     case NVML_FI_DEV_PCIE_REPLAY_COUNTER: *value = state->pcie_replays; break;
     default: return false;
     }
@@ -416,7 +415,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count,
     return NVML_SUCCESS;
 }
 
-/* --- events: Xid errors ---------------------------------------------------------------------------------------------- */
+/* --- events: Xid errors ----------------------------------------------------------------------- */
 
 struct nvmlEventSet_st {
     bool registered[MAX_DEVICES];

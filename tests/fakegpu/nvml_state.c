@@ -1,5 +1,5 @@
-/* The state of each GPU as NVML shows it: that of a healthy, idle H200, and what lines "gpu N NAME=VALUE"
- * of the control file say otherwise (README.md has the names). */
+/* The state of each GPU as NVML shows it: that of a healthy, idle H200, and what lines "gpu N
+ * NAME=VALUE" of the control file say otherwise (README.md has the names). */
 #include "nvml_state.h"
 
 #include "fakegpu.h"
@@ -30,11 +30,11 @@ static const struct gpu_state healthy = {
     .memory_clock_mhz = 3201,
     .pcie_width = 16,
     .pcie_generation = 5,
-    .links = 0x3ffff, /* 18 */
+    .links = 0x3ffff,  /* 18 */
     .fabric_state = 3, /* NVML_GPU_FABRIC_STATE_COMPLETED */
 };
 
-/* --- reading --------------------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -92,7 +92,8 @@ static void read_word(struct gpu_state *state, char *word) {
         if (strcmp(word, numbers[i].name) == 0) {
             char *end;
             unsigned long long number = strtoull(value, &end, 0);
-            if (end == value || *end != '\0') fatal("control file: %s=%s: not a number", word, value);
+            if (end == value || *end != '\0')
+                fatal("control file: %s=%s: not a number", word, value);
             *(unsigned long long *)((char *)state + numbers[i].offset) = number;
             return;
         }

@@ -1,6 +1,7 @@
-/* Where elements of tensors with strides are: OffsetCalculator<N> of torch (cuda/detail/OffsetCalculator.cuh)
- * takes an index apart by the sizes of dimensions, the innermost first, and puts it together by each
- * tensor's strides in bytes. In memory it is {int dimensions; divider sizes[25]; unsigned strides[25][N]}. */
+/* Where elements of tensors with strides are: OffsetCalculator<N> of torch
+ * (cuda/detail/OffsetCalculator.cuh) takes an index apart by the sizes of dimensions, the innermost
+ * first, and puts it together by each tensor's strides in bytes. In memory it is {int dimensions;
+ * divider sizes[25]; unsigned strides[25][N]}. */
 #ifndef FAKEGPU_OFFSETS_H
 #define FAKEGPU_OFFSETS_H
 
@@ -21,7 +22,8 @@ struct offsets {
 
 /* How much memory an OffsetCalculator<tensors> takes. */
 static inline size_t offsets_bytes(int tensors) {
-    return sizeof(int) + MAX_DIMENSIONS * (sizeof(struct divider) + sizeof(unsigned) * (size_t)tensors);
+    return sizeof(int) +
+           MAX_DIMENSIONS * (sizeof(struct divider) + sizeof(unsigned) * (size_t)tensors);
 }
 
 static inline void offsets_read(struct offsets *offsets, int tensors, const char *from) {
@@ -36,7 +38,8 @@ static inline void offsets_read(struct offsets *offsets, int tensors, const char
 static inline size_t offset_of(const struct offsets *offsets, int tensor, size_t index) {
     size_t bytes = 0;
     for (int i = 0; i < offsets->dimensions; i++) {
-        bytes += index % offsets->sizes[i].divisor * offsets->strides[i * offsets->tensors + tensor];
+        bytes +=
+            index % offsets->sizes[i].divisor * offsets->strides[i * offsets->tensors + tensor];
         index /= offsets->sizes[i].divisor;
     }
     return bytes;

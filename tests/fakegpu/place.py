@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sysconfig
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Place:
 
     def missing(self) -> str | None:
         """Why the fake GPU cannot be used here; None: it can."""
+        if platform.machine() != "x86_64":
+            return f"the fake GPU's stubs are for x86_64, and this is {platform.machine()}"
         for tool in TOOLS:
             if shutil.which(tool) is None:
                 return f"no {tool} to build the fake GPU with"

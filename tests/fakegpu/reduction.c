@@ -1,6 +1,6 @@
 /* Kernels that reduce dimensions of a tensor: sum, mean, norm, all, any, maximum, minimum. They are
- * instances of torch's reduce_kernel<threads, width, ReduceOp<...>> (ATen/native/cuda/Reduce.cuh), whose
- * one argument says all: where input and output are, and with which strides. */
+ * instances of torch's reduce_kernel<threads, width, ReduceOp<...>> (ATen/native/cuda/Reduce.cuh),
+ * whose one argument says all: where input and output are, and with which strides. */
 #include "fakegpu.h"
 #include "numbers.h"
 #include "offsets.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- the argument's layout ------------------------------------------------------------------------------ */
+/* --- the argument's layout -------------------------------------------------------------------- */
 
 struct config {
     int element_bytes, inputs, outputs, step_input, step_output, blocks_per_output;
@@ -19,9 +19,10 @@ struct config {
     int output_width;
 };
 
-/* ReduceOp begins with the operation and the neutral element, of sizes that depend on types. Then come
- * a config and an OffsetCalculator<1> for the input, aligned like an int; an OffsetCalculator<2> for the
- * output, and for what of the input belongs to it; and these, aligned like a pointer. */
+/* ReduceOp begins with the operation and the neutral element, of sizes that depend on types. Then
+ * come a config and an OffsetCalculator<1> for the input, aligned like an int; an
+ * OffsetCalculator<2> for the output, and for what of the input belongs to it; and these, aligned
+ * like a pointer. */
 struct places {
     const char *source;
     char *targets[2];
@@ -32,7 +33,7 @@ struct places {
     int outputs;
 };
 
-/* --- computing ------------------------------------------------------------------------------------------- */
+/* --- computing -------------------------------------------------------------------------------- */
 
 enum operation { SUM, NORM, ALL, ANY, MAXIMUM, MINIMUM };
 
@@ -89,19 +90,16 @@ static enum progress run(void *state) {
     return DONE;
 }
 
-/* --- reading a launch -------------------------------------------------------------------------------------- */
+/* --- reading a launch ------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     enum operation operation;
     size_t bytes; /* of the operation's object */
 } operations[] = {
-    {"11sum_functorI", SUM, 1},
-    {"7MeanOpsI", SUM, sizeof(float)},
-    {"10NormTwoOpsI", NORM, 1},
-    {"15and_kernel_cudaE", ALL, 1},
-    {"14or_kernel_cudaE", ANY, 1},
-    {"13MaxNanFunctorI", MAXIMUM, 1},
+    {"11sum_functorI", SUM, 1},       {"7MeanOpsI", SUM, sizeof(float)},
+    {"10NormTwoOpsI", NORM, 1},       {"15and_kernel_cudaE", ALL, 1},
+    {"14or_kernel_cudaE", ANY, 1},    {"13MaxNanFunctorI", MAXIMUM, 1},
     {"13MinNanFunctorI", MINIMUM, 1},
 };
 
@@ -128,8 +126,7 @@ bool reduction_read(const char *name, void **arguments, struct work *work) {
     if (which == count || !read_types(text + strlen("8ReduceOpI"), &reduction)) return false;
     reduction.operation = operations[which].operation;
     const char *argument = arguments[0];
-    if (operations[which].bytes == sizeof(float))
-        reduction.factor = number_load(FLOAT, argument);
+    if (operations[which].bytes == sizeof(float)) reduction.factor = number_load(FLOAT, argument);
     /* The neutral element has the type in which is summed. */
     size_t bytes = number_bytes(number_compute_type(reduction.from));
     size_t offset = aligned(aligned(operations[which].bytes, bytes) + bytes, sizeof(int));

@@ -13,11 +13,12 @@
 
 struct rule {
     struct rule *next;
-    uint64_t identity; /* of its text: a rule that is still there after a change has gone on counting */
+    uint64_t
+        identity; /* of its text: a rule that is still there after a change has gone on counting */
     char point[96];
-    char thread[16];   /* "": any */
-    int rank, comm_rank; /* -1: any */
-    unsigned long first, last;   /* passings of the point to which it applies */
+    char thread[16];           /* "": any */
+    int rank, comm_rank;       /* -1: any */
+    unsigned long first, last; /* passings of the point to which it applies */
     unsigned long times, applied;
     struct fault fault;
 };
@@ -37,7 +38,7 @@ __attribute__((constructor)) static void forget_in_children(void) {
     pthread_atfork(NULL, NULL, forget);
 }
 
-/* --- reading ----------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static uint64_t identity_of(const char *text) {
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
@@ -163,7 +164,7 @@ static void refresh(void) {
     }
 }
 
-/* --- asking ------------------------------------------------------------------------------------ */
+/* --- asking ----------------------------------------------------------------------------------- */
 
 static bool runs_in_thread(const char *name) {
     char own[16] = "";
@@ -209,8 +210,7 @@ bool rules_in_force(const struct fault *fault) {
 static bool holds(const struct fault *fault, double since, const atomic_bool *given_up) {
     if (fault->hang == HANG_FOREVER) return true;
     if (given_up != NULL && atomic_load(given_up)) return false;
-    return seconds_now() < since + fault->delay_s ||
-           (fault->hang == HANG && rules_in_force(fault));
+    return seconds_now() < since + fault->delay_s || (fault->hang == HANG && rules_in_force(fault));
 }
 
 int rules_suffer(struct point *point, int comm_rank, const atomic_bool *given_up) {

@@ -12,8 +12,8 @@
 struct queued {
     struct queued *next;
     struct work work;
-    bool asked;          /* rules have been asked, at the time when it was first in its stream */
-    bool running;        /* the engine is in its `host`, without the lock */
+    bool asked;   /* rules have been asked, at the time when it was first in its stream */
+    bool running; /* the engine is in its `host`, without the lock */
     struct fault fault;
     double asked_at;
 };
@@ -25,7 +25,7 @@ struct CUstream_st {
     unsigned flags;
     unsigned long long id;
     unsigned long queued, left; /* how much has ever been queued, and has left the queue since */
-    bool destroyed; /* freed when it is empty */
+    bool destroyed;             /* freed when it is empty */
 };
 
 static struct CUstream_st *streams;
@@ -54,7 +54,7 @@ static struct CUstream_st *stream_of(cudaStream_t handle) {
 
 int stream_device(cudaStream_t stream) { return stream_of(stream)->device; }
 
-/* --- working off, with the lock held ------------------------------------------------------------ */
+/* --- working off, with the lock held ---------------------------------------------------------- */
 
 /* Whether a rule keeps what is first in its stream from running. */
 static bool held_up(struct queued *first) {
@@ -89,7 +89,8 @@ static void drop_first(struct CUstream_st *stream) {
     device_changed();
 }
 
-/* Do what is first, if it can be done now; true: it is done. Only the engine calls into the host. */
+/* Do what is first, if it can be done now; true: it is done. Only the engine calls into the host.
+ */
 static bool work_off_first(struct CUstream_st *stream, bool is_engine) {
     struct queued *first = stream->head;
     if (first->running || held_up(first)) return false;
@@ -186,7 +187,7 @@ cudaError_t stream_enqueue(cudaStream_t handle, const struct work *work) {
     return device_error(device_sticky());
 }
 
-/* --- the API ------------------------------------------------------------------------------------ */
+/* --- the API ---------------------------------------------------------------------------------- */
 
 cudaError_t stream_synchronize(cudaStream_t handle) {
     device_lock();
@@ -285,16 +286,15 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return cudaSuccess;
 }
 
-/* --- functions of the host in a stream ----------------------------------------------------------- */
+/* --- functions of the host in a stream -------------------------------------------------------- */
 
 static struct point host_point = {.name = "device:host"};
 
 API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
     ENTER();
-    return stream_enqueue(stream, &(struct work){.point = &host_point,
-                                                 .host = function,
-                                                 .state = data,
-                                                 .comm_rank = -1});
+    return stream_enqueue(
+        stream,
+        &(struct work){.point = &host_point, .host = function, .state = data, .comm_rank = -1});
 }
 
 struct callback {
@@ -321,7 +321,7 @@ API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t 
                                                  .comm_rank = -1});
 }
 
-/* --- capture: graphs are not simulated, so no stream is ever captured ------------------------------ */
+/* --- capture: graphs are not simulated, so no stream is ever captured ------------------------- */
 
 API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     ENTER();

@@ -21,18 +21,18 @@ struct family {
 };
 
 static const struct family families[] = {
-    {"cublas", true, 15},     /* CUBLAS_STATUS_NOT_SUPPORTED */
-    {"cudnn", true, 3000},    /* CUDNN_STATUS_NOT_SUPPORTED */
-    {"cusparse", true, 10},   /* CUSPARSE_STATUS_NOT_SUPPORTED */
-    {"cusolver", true, 9},    /* CUSOLVER_STATUS_NOT_SUPPORTED */
-    {"curand", true, 999},    /* CURAND_STATUS_INTERNAL_ERROR */
-    {"cufft", true, 16},      /* CUFFT_NOT_SUPPORTED */
-    {"cupti", false, 15},     /* CUPTI_ERROR_NOT_INITIALIZED: the profiler goes on without */
-    {"cuFile", false, 5001},  /* CU_FILE_DRIVER_NOT_INITIALIZED */
-    {"nvml", false, 3},       /* NVML_ERROR_NOT_SUPPORTED */
-    {"nvrtc", false, 11},     /* NVRTC_ERROR_INTERNAL_ERROR */
-    {"nccl", false, 5},       /* ncclInvalidUsage */
-    {"", false, 801},         /* cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED */
+    {"cublas", true, 15},    /* CUBLAS_STATUS_NOT_SUPPORTED */
+    {"cudnn", true, 3000},   /* CUDNN_STATUS_NOT_SUPPORTED */
+    {"cusparse", true, 10},  /* CUSPARSE_STATUS_NOT_SUPPORTED */
+    {"cusolver", true, 9},   /* CUSOLVER_STATUS_NOT_SUPPORTED */
+    {"curand", true, 999},   /* CURAND_STATUS_INTERNAL_ERROR */
+    {"cufft", true, 16},     /* CUFFT_NOT_SUPPORTED */
+    {"cupti", false, 15},    /* CUPTI_ERROR_NOT_INITIALIZED: the profiler goes on without */
+    {"cuFile", false, 5001}, /* CU_FILE_DRIVER_NOT_INITIALIZED */
+    {"nvml", false, 3},      /* NVML_ERROR_NOT_SUPPORTED */
+    {"nvrtc", false, 11},    /* NVRTC_ERROR_INTERNAL_ERROR */
+    {"nccl", false, 5},      /* ncclInvalidUsage */
+    {"", false, 801},        /* cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED */
 };
 
 /* A stub jumps here with its own point (stubs.py). */

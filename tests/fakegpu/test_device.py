@@ -74,7 +74,7 @@ def test_a_slow_kernel_takes_its_time_between_two_events(
 ) -> None:
     host.set("device:kernel nth=2 delay=0.2")
     taken = ncclops_job(programs.times, world_size=1, env=host.environment).run().value
-    assert taken >= 0.2
+    assert taken >= 0.2  # a lower bound, which no slow machine can break
 
 
 def test_a_function_of_the_host_is_called_in_its_turn(ncclops_job: JobFactory, host: Host) -> None:

@@ -186,4 +186,4 @@ def test_each_xid_is_an_event_once(ncclops_job: JobFactory, host: Host) -> None:
 
 def test_nvml_can_be_slow(ncclops_job: JobFactory, host: Host) -> None:
     host.set("nvmlDeviceGetName delay=0.2")
-    assert read(ncclops_job, host, seconds_for_temperature, 3) >= 0.2
+    assert read(ncclops_job, host, seconds_for_temperature, 3) >= 0.2  # a lower bound

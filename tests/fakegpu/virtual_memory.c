@@ -15,7 +15,7 @@ static const size_t granularity = (size_t)2 << 20; /* as on an H200 */
 struct handle {
     int file, device;
     size_t bytes;
-    int users; /* the handle as long as it is not released, and mappings */
+    int users;        /* the handle as long as it is not released, and mappings */
     bool is_imported; /* another process has taken the memory */
 };
 
@@ -59,7 +59,7 @@ static void leave(struct handle *handle) {
     free(handle);
 }
 
-/* --- memory ----------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
                                            CUmemAllocationGranularity_flags option) {
@@ -122,7 +122,7 @@ API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *propert
     return CUDA_SUCCESS;
 }
 
-/* --- addresses -------------------------------------------------------------------------------------- */
+/* --- addresses -------------------------------------------------------------------------------- */
 
 API CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
                                  CUdeviceptr wanted, unsigned long long flags) {
@@ -177,10 +177,10 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     struct handle *handle = (struct handle *)given;
     char *start = (char *)address;
     device_lock();
-    bool possible = flags == 0 && offset + bytes <= handle->bytes && is_reserved(start, bytes) &&
-                    !is_mapped(start, bytes) &&
-                    mmap(start, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->file,
-                         (off_t)offset) == start;
+    bool possible =
+        flags == 0 && offset + bytes <= handle->bytes && is_reserved(start, bytes) &&
+        !is_mapped(start, bytes) &&
+        mmap(start, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->file, (off_t)offset) == start;
     if (possible) {
         struct mapping *mapping = malloc(sizeof *mapping);
         *mapping = (struct mapping){mappings, start, bytes, handle, false};
@@ -191,8 +191,8 @@ API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes,
-                            const CUmemAccessDesc *descriptions, size_t count) {
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *descriptions,
+                            size_t count) {
     ENTER_DRIVER();
     char *start = (char *)address, *end = start + bytes;
     bool writable = count > 0 && descriptions[0].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -200,8 +200,7 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes,
     device_lock();
     for (struct mapping *mapping = mappings; mapping != NULL; mapping = mapping->next)
         if (mapping->start >= start && mapping->start + mapping->bytes <= end) {
-            mprotect(mapping->start, mapping->bytes,
-                     writable ? PROT_READ | PROT_WRITE : PROT_READ);
+            mprotect(mapping->start, mapping->bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
             mapping->accessible = true;
             found += mapping->bytes;
         }
@@ -249,7 +248,7 @@ API CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *bytes, CUdeviceptr
     return cuMemGetAddressRange_v2(start, bytes, address);
 }
 
-/* --- memory of another process ------------------------------------------------------------------------ */
+/* --- memory of another process ---------------------------------------------------------------- */
 
 API CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle,
                                           CUmemAllocationHandleType type,
