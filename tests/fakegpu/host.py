@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,19 @@ class Host:
             return []
         events = [_event(line) for line in self._log.read_text().splitlines()]
         return [e for e in events if e.name == name and rank in (None, e.rank)]
+
+    def wait_for(self, name: str, count: int = 1) -> list[Event]:
+        """Until ``count`` events have been logged under ``name``."""
+        until(lambda: len(self.events(name)) >= count, f"{count} events {name!r}")
+        return self.events(name)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for ``condition``; fails after a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within a minute"
+        time.sleep(0.01)
 
 
 def _event(line: str) -> Event:
