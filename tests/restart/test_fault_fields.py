@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import traceback
+from typing import Any
 
 import pytest
 from torch._utils import ExceptionWrapper
@@ -33,6 +35,41 @@ def test_a_raised_exception_has_its_class_its_bases_and_its_place() -> None:
     assert raised.is_a(ImportError)
     assert not raised.is_a(KeyError, OSError)
     assert (raised.file, raised.function) == (__file__, "fault_of")
+
+
+class UnspeakableError(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("of __str__")
+
+
+def test_an_exception_that_has_no_text_is_a_fault_like_any_other() -> None:
+    fault = fault_of(UnspeakableError())
+    assert fault.raised is not None
+    assert fault.raised.name == "UnspeakableError"
+    assert "UnspeakableError" in fault.summary
+
+
+def test_a_long_chain_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a function leaves it that has retried many times: each link has a traceback."""
+    links, read = 100, 0
+    error = ValueError("the first")
+    for number in range(links):
+        try:
+            raise ValueError(number) from error
+        except ValueError as later:
+            error = later
+    initialise = traceback.TracebackException.__init__
+
+    def counting(self: traceback.TracebackException, *args: Any, **kwargs: Any) -> None:
+        nonlocal read
+        read += 1
+        initialise(self, *args, **kwargs)
+
+    monkeypatch.setattr(traceback.TracebackException, "__init__", counting)
+    fault_of(error)
+    assert 0 < read < 10 * links
 
 
 def test_a_syntax_error_is_at_the_line_that_cannot_be_parsed() -> None:

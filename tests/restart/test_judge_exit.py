@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ncclops.restart.attribution import FaultKind, judge_exit
+from ncclops.restart.attribution import FaultKind, follows_from_abort, judge_exit
 from ncclops.restart.exception import RankShouldRestart, RestartAbort
 
 
@@ -72,3 +72,20 @@ def test_an_exception_after_another_ranks_fault(
 def test_what_the_function_had_raised_itself_is_recorded() -> None:
     own = ValueError("of this rank")
     assert judge_exit(during(own, RESTART()), interrupted=True)[0] is own
+
+
+ABORTED = [
+    ValueError("Default process group has not been initialized, please make sure to call"),
+    ValueError("Invalid process group specified"),
+    during(RuntimeError("Connection closed by peer [127.0.0.1]:1"), RuntimeError("step 7 failed")),
+    during(RESTART(), ValueError("in the clean-up")),
+]
+
+
+@pytest.mark.parametrize("error", ABORTED, ids=repr)
+def test_what_an_abort_does_to_a_rank_that_uses_its_groups(error: BaseException) -> None:
+    assert follows_from_abort(error)
+
+
+def test_an_error_that_has_nothing_to_do_with_groups_does_not_follow_from_an_abort() -> None:
+    assert not follows_from_abort(during(KeyError("group"), ValueError("the loss is not finite")))

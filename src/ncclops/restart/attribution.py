@@ -58,6 +58,13 @@ _PEER_IS_GONE = re.compile(
     re.IGNORECASE,
 )
 
+# What a rank runs into that uses its groups after they were aborted.
+_GROUP_IS_GONE = re.compile(
+    r"process group has not been initialized|invalid process group|"
+    r"group .* (is not registered|does not exist)",
+    re.IGNORECASE,
+)
+
 # Where the innermost frame is, and the file of the one line of a stack that names it.
 _PEERS = "/torch/distributed/"
 _INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILINE)
@@ -99,8 +106,8 @@ class Raised:
     @classmethod
     def of(cls, error: BaseException) -> Raised:
         """``error`` as a value."""
-        if brought := _BROUGHT.search(str(error)):
-            return _raised_elsewhere(str(error), brought["original"])
+        if brought := _BROUGHT.search(text := _text_of(error)):
+            return _raised_elsewhere(text, brought["original"])
         bases = tuple(base.__name__ for base in type(error).__mro__[1:] if base is not object)
         frames = traceback.extract_tb(error.__traceback__, limit=-1)
         if isinstance(error, SyntaxError) and error.filename:
@@ -301,11 +308,28 @@ def summarise(error: BaseException) -> str:
 
     Of one that torch has brought from another process or thread: the original, and where it was.
     """
-    text = "".join(traceback.format_exception_only(error))
+    kind = type(error)
+    name, module = kind.__qualname__, kind.__module__
+    name = name if module in ("builtins", "__main__") else f"{module}.{name}"  # as in a traceback
+    text = _text_of(error)
+    text = f"{name}: {text}" if text else name
     if brought := _BROUGHT.search(text):
         text = f"{brought['original']} ({brought['where']})"
     line = " ".join(text.split())
     return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _text_of(error: BaseException) -> str:
+    """``str(error)``, also of a class whose ``__str__`` fails.
+
+    ``traceback.format_exception_only`` would read the tracebacks of the whole chain for each link.
+    """
+    try:
+        text = str(error)
+        notes = getattr(error, "__notes__", None)
+        return "\n".join([text, *map(str, notes)]) if isinstance(notes, list) else text
+    except Exception:  # noqa: BLE001 - the class is a user's
+        return "<its __str__ fails>"
 
 
 def waits_for_peers(stack: str) -> bool:
@@ -412,6 +436,13 @@ def all_behind(*errors: BaseException | None) -> list[BaseException]:
 def comes_from_restart(error: BaseException | None) -> bool:
     """Whether ``error`` is ``RankShouldRestart``, or was raised while that was being handled."""
     return any(isinstance(link, RankShouldRestart) for link in chain_of(error))
+
+
+def follows_from_abort(error: BaseException) -> bool:
+    """Whether ``error`` is what happens to a rank whose groups were aborted before."""
+    texts = map(summarise, chain_of(error))
+    lacks_group = any(_PEER_IS_GONE.search(text) or _GROUP_IS_GONE.search(text) for text in texts)
+    return lacks_group or comes_from_restart(error)
 
 
 # By these user code ends its process or stops restarting; other BaseExceptions are means of a

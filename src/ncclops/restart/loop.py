@@ -44,7 +44,7 @@ from ncclops.restart.attribution import (
     Fault,
     FaultKind,
     all_behind,
-    comes_from_restart,
+    follows_from_abort,
     judge_exit,
 )
 from ncclops.restart.exception import (
@@ -246,8 +246,8 @@ class RestartLoop:
             return Failed()
         gone = kind is FaultKind.LEFT
         fault = self._fault(error, kind, gone=gone, secondary=interrupted)
-        if interrupted and not gone and (fault.is_symptom_by_text or comes_from_restart(error)):
-            return Failed()  # what an abort does to those who wait
+        if interrupted and not gone and follows_from_abort(error):
+            return Failed()
         self._causes.note(error)
         self.session.ledger.record_fault(state.iteration, fault)
         # What is raised after the abort cannot be distinguished from what the abort causes: it is

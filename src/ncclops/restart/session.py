@@ -25,7 +25,7 @@ from ncclops.restart._planning import choose_assigner
 from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
-from ncclops.restart.attribution import Fault
+from ncclops.restart.attribution import Fault, summarise
 from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
@@ -136,7 +136,7 @@ class Session:
         if isinstance(unrecorded, NameSpaceUsed):
             self.monitor_process.page.finished = 1  # the others there are of another job
         if unrecorded is not None and not self.monitor_process.page.finished:
-            self.monitor_process.leave_behind(f"{type(unrecorded).__name__}: {unrecorded}")
+            self.monitor_process.leave_behind(summarise(unrecorded))
         self.monitor_process.page.finished = 1
         self._connections.close()
         self._stack.close()
