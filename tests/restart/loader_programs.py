@@ -140,3 +140,33 @@ def starting_workers(worker: Worker) -> Any:
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()
+
+
+class Few(Dataset[int]):
+    """Item i is i; each takes a moment."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.03)
+        return index
+
+
+def passes(worker: Worker) -> Any:
+    """Rank 0 begins pass after pass over a loader that the caller holds; rank 1 raises."""
+    kept = DataLoader(Few(), batch_size=None, num_workers=2, persistent_workers=True)
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("items", iteration=call.iteration, items=list(kept))
+        if call.iteration < 4:
+            dist.barrier()
+            if worker.rank == 1:
+                time.sleep(0.05)
+                raise ValueError("boom")
+            while True:
+                next(iter(kept))
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()

@@ -56,3 +56,11 @@ def test_no_worker_is_left_when_the_making_of_workers_is_interrupted(job: Job) -
         found = [child.name() for child in psutil.Process(pid).children()]
         assert not any("worker" in name for name in found), rank
     assert set(job.wait().values()) == {0}
+
+
+def test_a_pass_that_has_just_begun_does_not_spoil_the_next_one(job: Job) -> None:
+    """Persistent workers have answered that they begin, and the answer was not read."""
+    assert set(job.start(2, "loader_programs:passes").wait().values()) == {0}
+    items = job.events("items")
+    assert len(items) == 10
+    assert all(e["items"] == list(range(8)) for e in items)

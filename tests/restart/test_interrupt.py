@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import multiprocessing
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -150,6 +152,87 @@ def test_clean_up_that_moves_is_not_disturbed_however_long_it_takes() -> None:
     with interrupted(many_steps, patience_s=1000) as happened:
         assert happened == ["begun", "interrupted"]
     assert steps == list(range(80))
+
+
+def test_what_python_ignores_while_it_frees_a_generator_is_raised_after_that() -> None:
+    def samples() -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            time.sleep(0.005)  # where the function nearly always is
+
+    def take_one_at_a_time(_: Interrupter) -> None:
+        while True:
+            for _sample in samples():
+                break
+
+    hook = sys.unraisablehook
+    with interrupted(take_one_at_a_time) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert sys.unraisablehook is hook
+
+
+def test_a_context_manager_is_entered_and_left_whole() -> None:
+    class Counted:
+        inside = 0
+
+        def __enter__(self) -> None:
+            self.inside += 1
+            time.sleep(0.01)
+
+        def __exit__(self, *_: object) -> None:
+            time.sleep(0.01)
+            self.inside -= 1
+
+    manager = Counted()
+
+    def use(_: Interrupter) -> None:
+        while True:
+            with manager:
+                time.sleep(0.01)
+
+    for _ in range(8):
+        with interrupted(use) as happened:
+            assert happened == ["begun", "interrupted"]
+        assert manager.inside == 0
+
+
+def test_a_context_manager_that_waits_is_interrupted() -> None:
+    class Waiting:
+        def __enter__(self) -> None:
+            threading.Event().wait(1000)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def use(_: Interrupter) -> None:
+        with Waiting():
+            pass
+
+    with interrupted(use, patience_s=1000) as happened:
+        assert happened == ["begun", "interrupted"]
+
+
+def test_a_module_is_imported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has registered outlives an import that was cut short, and cannot be made twice."""
+    (tmp_path / "registering.py").write_text(
+        "import sys, time\n"
+        "assert 'registered' not in sys.modules\n"
+        "sys.modules['registered'] = sys\n"
+        "for _ in range(30): time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "registered", raising=False)
+
+    def use(_: Interrupter) -> None:
+        importlib.import_module("registering")
+        time.sleep(1000)
+
+    for _ in range(2):
+        with interrupted(use) as happened:
+            assert happened == ["begun", "interrupted"]
+    del sys.modules["registering"], sys.modules["registered"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

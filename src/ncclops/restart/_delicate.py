@@ -2,17 +2,22 @@
 
 - ``__del__``: Python prints what is raised in a finalizer, and ignores it.
 - A process that is just being started: it would run, and no code would hold a reference to it.
+- A module that is just being imported: Python forgets it, but not what it has registered elsewhere
+  (an operator of torch, say), so that it could not be imported again.
 - A batch that a data loader's iterator has just received: an iterator that outlives the iteration
-  would wait for it for ever. While it waits for the worker it may be interrupted.
+  would wait for it for ever. While it waits for the worker it may be interrupted. Likewise what
+  persistent workers answer when a new pass over the data begins.
 - A function that holds a lock which other threads need, ours or logging's: when the exception
   arrives between the taking and the body, it is never released. From Python 3.14 on that is so of
   ``with lock:`` as well (cpython#148874).
+- ``__enter__`` and ``__exit__``: a lock would stay locked, a mode of torch stay in force.
 
-None of them lasts long as a rule.
+None of them lasts long as a rule; in the last ones a function may wait as well.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import multiprocessing.connection
 import multiprocessing.process
@@ -38,7 +43,8 @@ _WAITS = (
     {multiprocessing.queues.Queue.get.__code__, multiprocessing.connection.wait.__code__},
     {queue.Queue.get.__code__, threading.Condition.wait.__code__},
 )
-
+# Python's own part of an import.
+_IMPORTS = ("<frozen importlib._bootstrap>", "_find_and_load")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,19 +55,32 @@ def holds_a_lock(function: _Function) -> _Function:
     return function
 
 
-def is_delicate(stack: Iterable[CodeType]) -> bool:
-    """Whether a thread with these functions on its stack should not be interrupted now."""
+class Delicate(enum.Enum):
+    """What speaks against interrupting a thread now."""
+
+    NO = enum.auto()
+    BRIEFLY = enum.auto()  # it may be waiting as well: not for longer than such places take
+    YES = enum.auto()
+
+
+def how_delicate(stack: Iterable[CodeType]) -> Delicate:
+    """How delicate it is to interrupt a thread with these functions on its stack."""
     codes = set(stack)
+    names = {code.co_name for code in codes}
     never = _STARTS_A_PROCESS | _HOLDS_A_LOCK | {_FINALIZES}
-    if codes & never or any(code.co_name == "__del__" for code in codes):
-        return True
-    return bool(codes & _takes_a_batch()) and not any(waits <= codes for waits in _WAITS)
+    if codes & never or "__del__" in names:
+        return Delicate.YES
+    if any((code.co_filename, code.co_name) == _IMPORTS for code in codes):
+        return Delicate.YES
+    if codes & _iterator_methods("_reset"):
+        return Delicate.YES
+    if codes & _iterator_methods("_next_data") and not any(waits <= codes for waits in _WAITS):
+        return Delicate.YES
+    return Delicate.BRIEFLY if names & {"__enter__", "__exit__"} else Delicate.NO
 
 
-def _takes_a_batch() -> set[CodeType]:
+def _iterator_methods(name: str) -> set[CodeType]:
     module = sys.modules.get("torch.utils.data.dataloader")
     iterator: Any = getattr(module, "_MultiProcessingDataLoaderIter", None)
-    methods: list[Callable[..., Any] | None] = [
-        getattr(iterator, name, None) for name in ("_next_data", "_reset")
-    ]
-    return {code for method in methods if (code := getattr(method, "__code__", None)) is not None}
+    code: CodeType | None = getattr(getattr(iterator, name, None), "__code__", None)
+    return set() if code is None else {code}

@@ -10,7 +10,8 @@ Three means, in this order:
 The exception may be swallowed: by a C extension, by ``except BaseException``. It is therefore
 raised again until the main thread reports that it is out, but not while the main thread is visibly
 cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it) and its stack
-moves. In some places it is not raised at all, see ``_delicate``.
+moves. In some places it is not raised at all, see ``_delicate``. Where Python ignores it (while a
+generator is freed, for example) it is raised again as soon as that is over.
 
 The two threads synchronise by single assignments to plain attributes, in an order that works
 whichever of them is first; locks serve only to wake the other thread. Any other synchronisation
@@ -28,11 +29,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
-from ncclops.restart._delicate import holds_a_lock, is_delicate
+from ncclops.restart._delicate import Delicate, holds_a_lock, how_delicate
 from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
@@ -54,6 +55,8 @@ _DELICATE_POLL_S = 0.001
 # Clean-up that does not move for so long waits for something, such as a thread that goes on: it is
 # interrupted as well.
 _STILL_FOR_S = 3.0
+# In all, for ``__enter__`` and ``__exit__``: they take microseconds, but for those that wait.
+_BRIEFLY_S = 0.1
 # A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
@@ -76,6 +79,7 @@ class Interrupter:
         self._patience_s = patience_s  # with clean-up, before it is interrupted as well
         self.armed = False
         self._raising = False
+        self._outermost: CodeType | None = None  # that has called the function
         self._gate = _Gate()
         self._main_is_out = _WakeUp()  # wakes the monitor thread
         self._raising_ended = _WakeUp()  # wakes the main thread
@@ -83,7 +87,11 @@ class Interrupter:
     # --- main thread --------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """From now on the monitor thread may interrupt this thread, until ``armed`` is False."""
+        """From now on the monitor thread may interrupt this thread, until ``armed`` is False.
+
+        To be called by what calls the function: its callers do not count as parts of it.
+        """
+        self._outermost = sys._getframe(1).f_code
         self._gate = _Gate()
         self.armed = True
 
@@ -141,7 +149,8 @@ class Interrupter:
         """
         self._raising = True
         try:
-            self._raise_until_out(wake, unblock)
+            with self._raising_what_is_ignored():
+                self._raise_until_out(wake, unblock)
         finally:
             self._raising = False
             self._raising_ended.wake()
@@ -152,11 +161,11 @@ class Interrupter:
         attempts = 0
         while self.armed:
             now = self._stack()
-            if self._is_in_delicate_place() and patience.lasts(now):
+            if patience.lasts(now, self._how_delicate()):
                 # Nothing announces that it is over.
                 self._main_is_out.wait(_DELICATE_POLL_S)
                 continue
-            if not (self._is_busy_leaving(now) and patience.lasts(now)):
+            if not (self._is_busy_leaving(now) and patience.lasts(now, Delicate.YES)):
                 if attempts:
                     self._escalate(unblock, before)
                 attempts += 1
@@ -164,7 +173,7 @@ class Interrupter:
                 _set_async_exc(self._thread_id, RankShouldRestart)
                 # Since the first look it may have run on. From here to the next line it cannot
                 # have, unless this thread has lost the GIL twice within a few instructions.
-                if self._is_in_delicate_place() and patience.lasts(now):
+                if patience.lasts(now, self._how_delicate()):
                     _clear_async_exc(self._thread_id, None)
                     continue
                 if attempts > 1 and wake is not None:
@@ -185,11 +194,41 @@ class Interrupter:
             return []
         return [_Place(caller, line) for caller, line in traceback.walk_stack(frame)][::-1]
 
-    def _is_in_delicate_place(self) -> bool:
+    @contextlib.contextmanager
+    def _raising_what_is_ignored(self) -> Iterator[None]:
+        """Raise again what Python ignores, as soon as the main thread has left where that was.
+
+        Python does so with what is raised in a ``__del__``, in the clean-up of a generator that is
+        freed, and in callbacks from C. A function that is always there would never end.
+        """
+        before = sys.unraisablehook
+
+        def raise_again(ignored: sys.UnraisableHookArgs) -> None:
+            if not comes_from_restart(ignored.exc_value):
+                before(ignored)
+                return
+            raised = map(_set_async_exc, (self._thread_id,), (RankShouldRestart,))
+            if self.armed:
+                # Python raises it after the next call: hence none from here on, or it would be
+                # ignored in here as well.
+                (_,) = raised
+
+        sys.unraisablehook = raise_again
+        try:
+            yield
+        finally:
+            if sys.unraisablehook is raise_again:
+                sys.unraisablehook = before
+
+    def _how_delicate(self) -> Delicate:
+        return how_delicate(self._functions())
+
+    def _functions(self) -> Iterable[CodeType]:
+        """What the main thread is in, from the innermost to what the loop has called."""
         frame = sys._current_frames().get(self._thread_id)
-        if frame is None:
-            return False
-        return is_delicate(caller.f_code for caller, _ in traceback.walk_stack(frame))
+        while frame is not None and frame.f_code is not self._outermost:
+            yield frame.f_code
+            frame = frame.f_back
 
     def _is_busy_leaving(self, stack: list[_Place]) -> bool:
         """Whether the main thread is in ``settle``, or handles what we have raised."""
@@ -255,11 +294,16 @@ class _Patience:
     def __init__(self, longest_s: float) -> None:
         self._moved_at = time.monotonic()
         self._ends_at = self._moved_at + longest_s
+        self._brief_ends_at = self._moved_at + _BRIEFLY_S
         self._seen: list[tuple[int, int]] = []
 
-    def lasts(self, stack: list[_Place]) -> bool:
+    def lasts(self, stack: list[_Place], delicate: Delicate) -> bool:
         """Whether to wait on, after this look at the main thread's stack."""
+        if delicate is Delicate.NO:
+            return False
         now = time.monotonic()
+        if delicate is Delicate.BRIEFLY:
+            return now < min(self._ends_at, self._brief_ends_at)
         places = [(id(place.frame), place.instruction) for place in stack]
         if places != self._seen:
             self._seen, self._moved_at = places, now
