@@ -234,6 +234,14 @@ def in_swallowing_except() -> None:
         time.sleep(0.01)
 
 
+def in_suppressing() -> None:
+    """Goes on with its groups when they have been aborted."""
+    while dist.is_initialized():
+        with contextlib.suppress(BaseException):
+            dist.barrier()
+    dist.barrier()
+
+
 def in_clean_up() -> None:
     """A context manager that is just closing."""
 
@@ -354,6 +362,7 @@ PLACES = {
     "del": in_del,
     "except": in_except,
     "swallowing": in_swallowing_except,
+    "suppressing": in_suppressing,
     "clean-up": in_clean_up,
     "generator-exit": in_generator_exit,
     "cancellation": in_cancellation,
@@ -407,3 +416,22 @@ def without_pidfds(worker: Worker) -> Any:
     """The scenario ``then`` where a seccomp filter refuses pidfds."""
     refuse_pidfds()
     return SCENARIOS[worker.parameters["then"]](worker)
+
+
+def leaving_modes_in_force(worker: Worker) -> Any:
+    """Rank 0 raises where torch's modes are not restored; it counts on them in iteration 1."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        weight = torch.ones(2, 2, requires_grad=True)
+        product = weight @ weight
+        product.sum().backward()
+        assert product.dtype is torch.float32
+        if call.iteration == 0 and worker.rank == 0:
+            torch.set_grad_enabled(False)
+            torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+            raise ValueError("boom")
+        dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()

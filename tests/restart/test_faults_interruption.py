@@ -18,6 +18,7 @@ def iterations(job: Job, rank: int) -> list[int]:
         "del",
         "except",
         "swallowing",
+        "suppressing",
         "clean-up",
         "generator-exit",
         "cancellation",
@@ -33,6 +34,7 @@ def test_wherever_the_interruption_lands_it_makes_one_restart(job: Job, where: s
     assert iterations(job, 0) == iterations(job, 1) == [0, 1]
     assert not job.events("survived")
     assert causes(job) == {("exception", 0)}
+    assert all(e["faulty_ranks"] == [0] for e in job.events("incident"))
     job.expect_no_orphans()
 
 

@@ -38,6 +38,7 @@ from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._observer import place
 from ncclops.restart._process import freeze_heap, release
+from ncclops.restart._torch_state import TorchState
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import (
     Causes,
@@ -109,6 +110,7 @@ class RestartLoop:
             self._causes,
             session.ask_to_look_again,
         )
+        self._torch_state = TorchState()
         self._pid = os.getpid()
 
     @property
@@ -187,6 +189,7 @@ class RestartLoop:
         self._page.watch = Watch.HARD  # destroying a group may hang
         forget_failed_groups()
         undo_excepthook_of_torch()
+        self._torch_state.restore()
         value, caught = None, None
         try:
             try:
