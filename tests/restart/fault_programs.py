@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -432,6 +433,46 @@ def leaving_modes_in_force(worker: Worker) -> Any:
             torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
             raise ValueError("boom")
         dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def leaving_keys_behind(worker: Worker) -> Any:
+    """Each iteration has a group and a call inside it; the last one lists what there is."""
+    times = 4
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        dist.destroy_process_group()
+        worker.wrap(lambda: None, on_incident=None, **FAST)()
+        worker.join()
+        if call.iteration < times:
+            if worker.rank == call.iteration % 2:
+                raise ValueError("boom")
+            time.sleep(600)
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*address, is_master=False)
+        earlier = re.compile(rf"call0/[0-{times - 1}]/(groups|call)")
+        while worker.rank == 0 and any(map(earlier.search, store.list_keys())):
+            time.sleep(0.02)  # another thread deletes them, which announces nothing
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def making_groups_again(worker: Worker) -> Any:
+    """Group after group in an iteration; on rank 0 the store is used without a group once."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        for number in range(8):
+            if worker.rank == 0 and number == 5:
+                next(dist.rendezvous("env://"))
+            worker.join()
+            dist.destroy_process_group()
+        if call.iteration == 0 and worker.rank == 0:
+            raise ValueError("boom")
+        worker.join()
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -80,3 +80,14 @@ def test_ranks_blocked_in_several_of_many_groups(job: Job, backend: str) -> None
     assert all(iterations(job, rank) == [0, 1] for rank in range(3))
     assert causes(job) == {("exception", 2)}
     job.expect_no_orphans()
+
+
+def test_groups_and_inner_calls_leave_nothing_in_the_store(job: Job) -> None:
+    assert set(job.start(2, "fault_programs:leaving_keys_behind").wait().values()) == {0}
+    assert returned_from(job, 4) == [0, 1]
+
+
+def test_a_group_can_be_made_again_in_the_same_iteration(job: Job) -> None:
+    """It must not find the addresses of the one that was destroyed."""
+    assert set(job.start(2, "fault_programs:making_groups_again").wait().values()) == {0}
+    assert returned_from(job, 1) == [0, 1]

@@ -189,3 +189,16 @@ def test_repeats_and_masses_of_faults_are_condensed() -> None:
     kept = condense(without_repeats([*many, *many]))
     assert len(kept) == 32
     assert [f.initial_rank for f in kept if f.traceback] == [60]
+
+
+def test_what_groups_of_earlier_iterations_have_left_is_found(
+    connect: Callable[[], dist.Store],
+) -> None:
+    store = connect()
+    for key in ("2/groups/a", "10/groups/a", "2/call0/0/outcome", "2/outcome", "gone", "groups/a"):
+        store.set(key, "")
+    ledger = Ledger(store, 2)
+    found = ledger.outdated(10)
+    assert sorted(found) == ["2/call0/0/outcome", "2/groups/a"]
+    ledger.delete(found)
+    assert ledger.outdated(10) == []

@@ -76,6 +76,7 @@ class Connections:
         self._name = _calls[-1].next_name()
         self._inside: _Calls | None = None
         self._for_assignment: StoreClient | None = None
+        self._groups_made = 0  # in the present iteration
         self._prefix = f"{job_prefix()}/{self._name}"
         factory: Any = settings.store_factory
         made, sockets = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
@@ -96,6 +97,7 @@ class Connections:
     def begin(self, iteration: int) -> None:
         """Wrapped functions that are called from now on are called inside ``iteration``."""
         self.close()
+        self._groups_made = 0
         self._inside = _Calls(f"{self._name}/{iteration}/", around=self)
         _calls.append(self._inside)
 
@@ -120,7 +122,9 @@ class Connections:
     def for_groups(self, iteration: int) -> Store:
         """For the process groups of ``iteration``, over a separate connection.
 
-        It is shut down when the iteration is aborted, which ends a wait on it.
+        It is shut down when the iteration is aborted, which ends a wait on it. A group that is made
+        after another one would find the addresses of that: it has a name space of its own. A rank
+        that tries once more to make the same one finds its peers.
         """
         with self._connecting:  # or it would be taken for our own, which are never shut down
             before = _inodes()
@@ -128,7 +132,11 @@ class Connections:
             for sock in _gloo_sockets.handles_on(_inodes() - before):
                 with sock:
                     keep_alive(sock)
-        return PrefixStore(f"{self._prefix}/{iteration}/groups", store)
+        return PrefixStore(f"{self._prefix}/{iteration}/groups/{self._groups_made}", store)
+
+    def group_is_made(self) -> None:
+        """A default group has been made with what ``for_groups`` has returned last."""
+        self._groups_made += 1
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""

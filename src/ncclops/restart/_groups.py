@@ -158,8 +158,13 @@ def _hook_before(hook: Any) -> Any:
 
 
 @contextlib.contextmanager
-def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
-    """While inside, ``env://`` uses ``store_of_iteration()``."""
+def env_leads_to(
+    store_for_groups: Callable[[], Store], group_is_made: Callable[[], object]
+) -> Iterator[None]:
+    """While inside, ``env://`` uses ``store_for_groups()``.
+
+    ``group_is_made`` is called when the making of a default group with that has succeeded.
+    """
     # torch.distributed.rendezvous is a function of that name, which shadows the module
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", None)
@@ -171,7 +176,11 @@ def env_leads_to(store_of_iteration: Callable[[], Store]) -> Iterator[None]:
         query = parse_qs(urlparse(url).query)
         rank = query.get("rank", [os.environ["RANK"]])[0]
         world_size = query.get("world_size", [os.environ["WORLD_SIZE"]])[0]
-        yield store_of_iteration(), int(rank), int(world_size)
+        try:
+            yield store_for_groups(), int(rank), int(world_size)
+        finally:  # torch lets go of this when init_process_group() ends
+            if distributed.is_initialized():
+                group_is_made()
         raise RuntimeError("env:// cannot be iterated again")
 
     original, handlers["env"] = handlers["env"], handler

@@ -29,6 +29,9 @@ log = logging.getLogger("ncclops.restart")
 # it cannot ask for more.
 _KNOWN_SUCCESSORS = 3
 
+# Some 10 ms.
+_DELETED_AT_ONCE = 100
+
 _CAUSES = {
     "died": FaultKind.DIED,
     "lost": FaultKind.LOST,
@@ -84,6 +87,20 @@ class MonitorClient:
                 ledger.count_losses(iteration, agreement.gone)
             else:
                 del self._reported[rank]
+
+    def clear_up(self, iteration: int) -> None:
+        """Delete what iterations before ``iteration`` have left in the store. One rank's task.
+
+        A part at a time, so that reports need not wait for all of it.
+        """
+
+        def delete_some(ledger: Ledger, keys: list[str]) -> None:
+            ledger.delete(keys[-_DELETED_AT_ONCE:])
+            del keys[-_DELETED_AT_ONCE:]
+            if keys:
+                self._reporter.submit(lambda ledger: delete_some(ledger, keys))
+
+        self._reporter.submit(lambda ledger: delete_some(ledger, ledger.outdated(iteration)))
 
     # --- the ring (main thread) ---------------------------------------------------------------
 

@@ -142,6 +142,10 @@ class StoreClient:
         """Delete ``key``, where the store can."""
         self._do(lambda store: store.delete_key(key))
 
+    def list_keys(self) -> list[str]:
+        """All keys of our name space, in no order; none where the store cannot list them."""
+        return self._do(lambda store: list(getattr(store, "list_keys", list)()))
+
     def wait(self, key: str, timeout: timedelta) -> str:
         """The value of ``key`` once it has one. Raises what the store raises when that is late."""
         deadline = time.monotonic() + timeout.total_seconds()

@@ -104,6 +104,9 @@ _SHARES = (_LOSSES, _CAUSES, _SYMPTOMS)
 # brief, and the few that need the whole of it read ``done``.
 _MOST_READ_BYTES = 256 * 1024
 
+# Below the number of an iteration: what torch's process groups write, and calls inside it.
+_LEFT_BEHIND = ("groups/", "call")
+
 
 class Ledger:
     """The agreed record of one call of a wrapped function, over one connection to the store.
@@ -324,6 +327,23 @@ class Ledger:
         later = ("arrived/again", "completed/again", "world")
         candidates = ("first-returned", "silent", "first-silent")
         self._delete(*(f"{iteration}/{name}" for name in (*names, *later, *candidates)))
+
+    def outdated(self, iteration: int) -> list[str]:
+        """What process groups and calls inside iterations before ``iteration`` have left.
+
+        Their keys are torch's and those of other ledgers: they have to be looked for.
+        """
+        found = []
+        with contextlib.suppress(Exception):  # some stores cannot list keys
+            for key in self._store.list_keys():
+                number, _, rest = key.partition("/")
+                if rest.startswith(_LEFT_BEHIND) and number.isdecimal() and int(number) < iteration:
+                    found.append(key)
+        return found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete ``keys``, where the store can."""
+        self._delete(*keys)
 
     def _delete(self, *keys: str) -> None:
         for key in keys:

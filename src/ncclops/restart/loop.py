@@ -452,7 +452,7 @@ class RestartLoop:
 
     def _env_rendezvous(self) -> contextlib.AbstractContextManager[None]:
         if self._settings.env_rendezvous:
-            return env_leads_to(self.session.store_for_user)
+            return env_leads_to(self.session.store_for_user, self.session.group_is_made)
         return contextlib.nullcontext()
 
     def _fault(

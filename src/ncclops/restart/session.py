@@ -161,6 +161,10 @@ class Session:
         self._groups_made_in = self.iteration
         return self._connections.for_groups(self.iteration)
 
+    def group_is_made(self) -> None:
+        """The default group was made with the store that was handed out last."""
+        self._connections.group_is_made()
+
     def _own_silence(self) -> Fault | None:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
@@ -181,6 +185,8 @@ class Session:
             with logged("preparing snapshots"):
                 self._snapshots.iteration_begins()
         self._client.begin(iteration, agreement, self.ledger)
+        if iteration and self._state.rank == 0:
+            self._client.clear_up(iteration)
 
     def note_function_left(self, error: BaseException) -> None:
         """The main thread has left the function with ``error``; the snapshot shows where."""
