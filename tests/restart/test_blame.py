@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ncclops.restart._endings import judge_exit
 from ncclops.restart._handled import is_handled
-from ncclops.restart.attribution import Fault, FaultKind, judge_exit
+from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.exception import RankShouldRestart
 
 from .conftest import Job

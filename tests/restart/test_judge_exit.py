@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from ncclops.restart.attribution import FaultKind, follows_from_abort, judge_exit
+from ncclops.restart._endings import follows_from_abort, judge_exit
+from ncclops.restart.attribution import FaultKind
 from ncclops.restart.exception import RankShouldRestart, RestartAbort
 
 

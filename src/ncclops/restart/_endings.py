@@ -1,11 +1,29 @@
-"""How an iteration ends on a rank, and the exceptions by which the loop itself is left."""
+"""How an iteration ends on a rank, what an exception that ends it means, how the loop is left."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from ncclops.restart.attribution import Fault
+from ncclops.restart._handled import is_handled
+from ncclops.restart.attribution import (
+    Fault,
+    FaultKind,
+    chain_of,
+    comes_from_restart,
+    is_due_to_peer,
+    summarise,
+)
+from ncclops.restart.exception import RankShouldRestart, RestartAbort
+
+# What a rank runs into that uses its groups after they were aborted.
+_GROUP_IS_GONE = re.compile(
+    r"process group has not been initialized|invalid process group|"
+    r"group .* (is not registered|does not exist)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -40,3 +58,46 @@ class ForkedChild(BaseException):
     def __init__(self, value: Any, error: BaseException | None) -> None:
         self.value = value
         self.error = error
+
+
+def follows_from_abort(error: BaseException) -> bool:
+    """Whether ``error`` is what happens to a rank whose groups were aborted before."""
+    lacks_group = any(_GROUP_IS_GONE.search(summarise(link)) for link in chain_of(error))
+    return lacks_group or is_due_to_peer(error) or comes_from_restart(error)
+
+
+# By these user code ends its process or stops restarting; other BaseExceptions are means of a
+# library, such as GeneratorExit and asyncio's CancelledError.
+_MEANT_TO_LEAVE = (SystemExit, KeyboardInterrupt, RestartAbort)
+
+
+def judge_exit(error: BaseException, interrupted: bool) -> tuple[BaseException, FaultKind | None]:
+    """What it means that ``error`` has left the wrapped function.
+
+    ``interrupted``: another fault was seen before, so that ``RankShouldRestart`` was raised in the
+    function. Returns the exception to record and the kind of this rank's fault; ``None``: it has
+    no fault of its own and restarts.
+    """
+    if not _asks_for_restart(error):
+        if isinstance(error, Exception):
+            return error, FaultKind.EXCEPTION
+        library = interrupted and not isinstance(error, _MEANT_TO_LEAVE)
+        return error, None if library and comes_from_restart(error) else FaultKind.LEFT
+    if not interrupted:
+        return error, FaultKind.REQUESTED
+    # It may have come on top of what the function had raised itself.
+    for later, own in itertools.pairwise(chain_of(error)):
+        if isinstance(own, _MEANT_TO_LEAVE):
+            return own, FaultKind.LEFT
+        if not _asks_for_restart(own) and not isinstance(own, Exception):
+            break  # a library's means
+        if isinstance(own, Exception) and not is_handled(own, later):
+            return own, FaultKind.EXCEPTION
+    return error, None
+
+
+def _asks_for_restart(error: BaseException) -> bool:
+    """Whether it is ``RankShouldRestart``, or a group (of a TaskGroup, say) that has one in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_asks_for_restart, error.exceptions))
+    return isinstance(error, RankShouldRestart)

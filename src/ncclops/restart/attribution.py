@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import enum
-import itertools
 import json
 import re
 import time
@@ -16,7 +15,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from ncclops.restart._handled import is_handled
 from ncclops.restart._instant import Instant
 from ncclops.restart.exception import Escalation, RankShouldRestart, RestartAbort, RestartError
 
@@ -55,13 +53,6 @@ _PEER_IS_GONE = re.compile(
     r"closed by peer|connection (was )?(reset|closed|refused)|broken pipe|"
     r"remote process exited|unhandled system error|communicator was aborted|ncclRemoteError|"
     r"DistNetworkError|DistStoreError|Timed out waiting \d+ *ms|collective operation timeout",
-    re.IGNORECASE,
-)
-
-# What a rank runs into that uses its groups after they were aborted.
-_GROUP_IS_GONE = re.compile(
-    r"process group has not been initialized|invalid process group|"
-    r"group .* (is not registered|does not exist)",
     re.IGNORECASE,
 )
 
@@ -271,7 +262,7 @@ class Fault:
             secondary=secondary,
             raised=Raised.of(error),
             escalation=error.escalation if isinstance(error, RestartAbort) else None,
-            due_to_peer=any(_PEER_IS_GONE.search(summarise(link)) for link in chain_of(error)),
+            due_to_peer=is_due_to_peer(error),
         )
 
     @classmethod
@@ -433,53 +424,14 @@ def all_behind(*errors: BaseException | None) -> list[BaseException]:
     return list(found.values())
 
 
+def is_due_to_peer(error: BaseException) -> bool:
+    """Whether ``error``, or one that it was raised from, is of a rank whose peer has gone."""
+    return any(_PEER_IS_GONE.search(summarise(link)) for link in chain_of(error))
+
+
 def comes_from_restart(error: BaseException | None) -> bool:
     """Whether ``error`` is ``RankShouldRestart``, or was raised while that was being handled."""
     return any(isinstance(link, RankShouldRestart) for link in chain_of(error))
-
-
-def follows_from_abort(error: BaseException) -> bool:
-    """Whether ``error`` is what happens to a rank whose groups were aborted before."""
-    texts = map(summarise, chain_of(error))
-    lacks_group = any(_PEER_IS_GONE.search(text) or _GROUP_IS_GONE.search(text) for text in texts)
-    return lacks_group or comes_from_restart(error)
-
-
-# By these user code ends its process or stops restarting; other BaseExceptions are means of a
-# library, such as GeneratorExit and asyncio's CancelledError.
-_MEANT_TO_LEAVE = (SystemExit, KeyboardInterrupt, RestartAbort)
-
-
-def judge_exit(error: BaseException, interrupted: bool) -> tuple[BaseException, FaultKind | None]:
-    """What it means that ``error`` has left the wrapped function.
-
-    ``interrupted``: another fault was seen before, so that ``RankShouldRestart`` was raised in the
-    function. Returns the exception to record and the kind of this rank's fault; ``None``: it has
-    no fault of its own and restarts.
-    """
-    if not _asks_for_restart(error):
-        if isinstance(error, Exception):
-            return error, FaultKind.EXCEPTION
-        library = interrupted and not isinstance(error, _MEANT_TO_LEAVE)
-        return error, None if library and comes_from_restart(error) else FaultKind.LEFT
-    if not interrupted:
-        return error, FaultKind.REQUESTED
-    # It may have come on top of what the function had raised itself.
-    for later, own in itertools.pairwise(chain_of(error)):
-        if isinstance(own, _MEANT_TO_LEAVE):
-            return own, FaultKind.LEFT
-        if not _asks_for_restart(own) and not isinstance(own, Exception):
-            break  # a library's means
-        if isinstance(own, Exception) and not is_handled(own, later):
-            return own, FaultKind.EXCEPTION
-    return error, None
-
-
-def _asks_for_restart(error: BaseException) -> bool:
-    """Whether it is ``RankShouldRestart``, or a group (of a TaskGroup, say) that has one in it."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_asks_for_restart, error.exceptions))
-    return isinstance(error, RankShouldRestart)
 
 
 def append_to_chain(error: BaseException, earlier: BaseException) -> None:

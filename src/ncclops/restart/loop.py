@@ -26,7 +26,14 @@ from typing import Any, NoReturn
 
 from torch import distributed
 
-from ncclops.restart._endings import Failed, Finished, ForkedChild, Leaving
+from ncclops.restart._endings import (
+    Failed,
+    Finished,
+    ForkedChild,
+    Leaving,
+    follows_from_abort,
+    judge_exit,
+)
 from ncclops.restart._groups import (
     env_leads_to,
     forget_failed_groups,
@@ -45,8 +52,6 @@ from ncclops.restart.attribution import (
     Fault,
     FaultKind,
     all_behind,
-    follows_from_abort,
-    judge_exit,
 )
 from ncclops.restart.exception import (
     HealthCheckError,
