@@ -272,6 +272,25 @@ assert wake_signal() == first + 1, wake_signal()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_a_debugger_or_profiler_can_run_after_an_iteration() -> None:
+    """Python up to 3.12 does not get on where an exception is taken back that was to be raised."""
+    program = """
+import sys, threading
+from ncclops.restart._interrupt import Interrupter
+interrupter = Interrupter(threading.get_ident(), 0.05, 1)
+interrupter.arm()
+interrupter.armed = False
+interrupter.settle()
+called = []
+sys.settrace(lambda frame, event, _: called.append(frame.f_code.co_name))
+for _ in range(50):
+    interrupter.arm()
+sys.settrace(None)
+assert called.count("arm") == 50, called
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_clean_up_is_not_disturbed() -> None:
     done = []
 
