@@ -40,8 +40,8 @@ PROMISED = {
     "ncclops.diagnose": ["Diagnosis", "diagnose"],
     "ncclops.testing": [
         "CORE_PLACES", "DeadlineExceeded", "Fault", "FaultDidNotStrike", "FaultKind",
-        "HarnessError", "InjectedFault", "Job", "JobFactory", "JobResult", "LeftBehind", "Note",
-        "RankFailed", "RankResult", "Strike", "note", "place",
+        "HarnessError", "InjectedFault", "Interpreter", "Job", "JobFactory", "JobResult",
+        "LeftBehind", "Note", "RankFailed", "RankResult", "Strike", "note", "place",
     ],
     "ncclops.flight": ["Finding", "FlightFinding", "FlightReport", "Report", "analyze", "judge"],
 }  # fmt: skip
