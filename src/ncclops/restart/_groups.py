@@ -54,10 +54,14 @@ def forget_failed_groups() -> None:
     abort_groups()
     release_backends_of_ended_groups()
     release_gloo_connections()
+    _empty_tables()
+
+
+def _empty_tables() -> None:
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
-    if distributed.is_initialized():  # destroying it has failed
+    if distributed.is_initialized():
         distributed_c10d._update_default_pg(None)
     for name in _TABLES:
         table = getattr(world, name, None)
@@ -75,12 +79,19 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     Also those that the main thread is just making, where its present frame is given: torch
     connects some before they are in its tables, and waits in that for peers.
     """
-    group = distributed.group.WORLD
-    _abort(_backends() + _backends_in_the_making(main_thread))
+    group, groups = distributed.group.WORLD, list(distributed_c10d._world.pg_map)
+    backends = _backends() + _backends_in_the_making(main_thread)
+    _abort(backends)
+    watched = [backend for backend in backends if _has_watchdog(backend)]
     # An abort that took too long was given up; the groups there are now are not its own.
     if distributed.is_initialized() and distributed.group.WORLD is group:
-        with logged("destroy_process_group"):
-            distributed.destroy_process_group()
+        if watched:
+            _empty_tables()
+        else:
+            with logged("destroy_process_group"):
+                distributed.destroy_process_group()
+    if watched:
+        _end_later(watched, groups)
 
 
 def _abort(backends: list[Any]) -> None:
@@ -100,6 +111,35 @@ def _abort_backend(backend: Any) -> None:
     if abort is not None:
         with logged(f"aborting {type(backend).__name__}"):
             abort()
+
+
+# torch ends an NCCL backend by joining its watchdog thread. One that has seen an error before it is
+# told to end, be it the abort itself, prints the collective's stack, which takes seconds the first
+# time, and sleeps for 4 x TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, a minute by default, whatever
+# TORCH_NCCL_DUMP_ON_TIMEOUT is. The first group's monitor thread, which is joined when the backend
+# is freed, may then sleep for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC. Nothing in the next iteration needs
+# either to have ended: the communicators are aborted, the store's name space is another one.
+
+
+def _has_watchdog(backend: Any) -> bool:
+    return type(backend).__name__.startswith("ProcessGroupNCCL")
+
+
+def _end_later(backends: list[Any], groups: list[Any]) -> None:
+    """Join the watchdogs of aborted ``backends`` in a thread of its own.
+
+    The thread holds ``groups``, too: what frees the last reference to one joins as well, and that
+    must not be the main thread, in the function's frames.
+    """
+
+    def end() -> None:
+        for backend in backends:
+            with logged(f"ending {type(backend).__name__}"):
+                backend.shutdown() if hasattr(backend, "shutdown") else backend._shutdown()
+        backends.clear()
+        groups.clear()
+
+    threading.Thread(target=end, name="ncclops-groups", daemon=True).start()
 
 
 def _backends() -> list[Any]:
