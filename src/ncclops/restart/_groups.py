@@ -83,6 +83,8 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     backends = _backends() + _backends_in_the_making(main_thread)
     _abort(backends)
     watched = [backend for backend in backends if _has_watchdog(backend)]
+    global _nccl_was_aborted
+    _nccl_was_aborted = bool(watched)
     # An abort that took too long was given up; the groups there are now are not its own.
     if distributed.is_initialized() and distributed.group.WORLD is group:
         if watched:
@@ -92,6 +94,31 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
                 distributed.destroy_process_group()
     if watched:
         _end_later(watched, groups)
+
+
+# Of the latest abort.
+_nccl_was_aborted = False
+
+# Not in these: what they wait for comes.
+_ENDINGS = {"destroy_process_group", "_shutdown_backend"}
+_DISK = "/torch/distributed/checkpoint/"
+
+
+def is_blocked_in_nccl(main_thread: FrameType | None) -> bool:
+    """Whether nothing can free the main thread, now that all groups are aborted.
+
+    NCCL's among them, and it is still in a call of ``torch.distributed``: with NCCL those return at
+    once, but for the one that makes a communicator and waits in ``ncclCommInitRank`` for a rank
+    that does not come. torch knows no communicator before that returns, so none was aborted. (With
+    non-blocking communicators torch does, and its abort waits for their making to end.)
+    """
+    if main_thread is None or not _nccl_was_aborted:
+        return False
+    innermost = main_thread.f_code.co_filename
+    if "/torch/distributed/" not in innermost or _DISK in innermost:
+        return False
+    calls = {frame.f_code.co_name for frame, _ in traceback.walk_stack(main_thread)}
+    return calls.isdisjoint(_ENDINGS)
 
 
 def _abort(backends: list[Any]) -> None:
@@ -149,6 +176,8 @@ def _backends() -> list[Any]:
         for device in getattr(group, "_device_types", ()):
             with contextlib.suppress(RuntimeError):
                 backend = group._get_backend(torch.device(device))
+                # TORCH_DISTRIBUTED_DEBUG=DETAIL puts one around it that passes no abort on.
+                backend = getattr(backend, "wrapped_pg", backend)
                 found[id(backend)] = backend
     return list(found.values())
 

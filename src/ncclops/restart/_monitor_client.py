@@ -215,7 +215,7 @@ class MonitorClient:
             timeout=ExceededTimeout(**timeout) if (timeout := message.get("timeout")) else None,
             traceback=stack,
             gone=message["gone"],
-            due_to_peer=message["cause"] == "soft-timeout" and waits_for_peers(stack or ""),
+            due_to_peer=_is_due_to_peer(message, stack),
         )
         if fault.initial_rank in self.gone:
             pass  # a rank that has left already: it is in the last agreement
@@ -258,6 +258,13 @@ class MonitorClient:
     def _send_addresses(self, addresses: list[list[Any]] | None = None) -> None:
         chosen = self._addresses if addresses is None else addresses
         self._monitor_process.send({"op": "addresses", "addresses": chosen})
+
+
+def _is_due_to_peer(message: dict[str, Any], stack: str | None) -> bool:
+    if message["cause"] == "soft-timeout":
+        return waits_for_peers(stack or "")
+    timeout = message.get("timeout")
+    return timeout is not None and timeout["limit"] == "abort"
 
 
 Job = Callable[[Ledger], None]

@@ -61,6 +61,8 @@ class Page:
     finished = _Slot(11)  # 1: the main process leaves the wrapper, and its exit is expected
     timeouts_stamp = _Slot(12)  # of the change that soft_s and hard_s come from, see next_stamp
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
+    abort_began = _Slot(14)  # the abort of the groups is under way since; 0: it is not
+    blocked_since = _Slot(15)  # aborted then, and the main thread was in NCCL; 0: it was not
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _BYTES)
@@ -71,6 +73,12 @@ class Page:
         """Start the progress clocks anew; the manual one is disarmed."""
         self.ping = 0.0
         self.main_beat = self.watchdog_tick = time.monotonic()
+
+    def blocked_s(self, now: float) -> float:
+        """How long the main thread has been where no abort of its groups frees it; 0: it is not."""
+        if not self.blocked_since or self.main_beat > self.blocked_since:
+            return 0.0
+        return now - self.blocked_since
 
     def timeouts(self) -> tuple[float, float]:
         """The (soft, hard) timeouts in force, in seconds."""

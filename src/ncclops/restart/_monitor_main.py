@@ -42,6 +42,10 @@ T = TypeVar("T")
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
+# A main thread that waits in NCCL for a rank that does not come, after its groups were aborted, is
+# freed by nothing (see _groups.is_blocked_in_nccl), and all others wait for it. Aborts that free a
+# rank do so in milliseconds; this leaves room for a loaded machine.
+_FREED_WITHIN_S = 8.0
 # As much as a report carries; the main thread, which matters, comes last.
 _STACKS_CHARS = 8000
 
@@ -90,6 +94,7 @@ class Monitor:
         self._reports = Reports(self._send_to_main, lambda: self._ring.successor)
         self._count = 0  # of our own reports
         self._ended_for: Timeout | None = None  # what it had exceeded when we began to end it
+        self._ended_because = ""  # in words
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
@@ -162,8 +167,11 @@ class Monitor:
             return
         silent_s, clock = self._silence(now)
         soft_s, hard_s = self._page.timeouts()
+        freed_within_s, blocked_s = min(_FREED_WITHIN_S, hard_s), self._page.blocked_s(now)
         if silent_s > hard_s:
             self._end_main(now, _exceeded("hard", hard_s, silent_s, clock))
+        elif blocked_s > freed_within_s:
+            self._end_main(now, _exceeded("abort", freed_within_s, blocked_s, "main-thread"))
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
             self._report_soft(_exceeded("soft", soft_s, silent_s, clock))
         else:
@@ -196,14 +204,28 @@ class Monitor:
     def _end_main(self, now: float, timeout: Timeout) -> None:
         """SIGCONT and SIGTERM, and after the grace time SIGKILL."""
         if self._kill_at is None:
-            why = _describe(timeout)
+            why = self._why_it_is_ended(timeout)
             log.warning("ending the main process: %s", why)
+            self._ended_because = why
             self._ended_for = timeout
             self._look_at_silent(why)
             self._kill_at = now + self._grace_s
             self._signal(signal.SIGCONT, signal.SIGTERM)
         if now >= self._kill_at:
             self._signal(signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
+
+    def _why_it_is_ended(self, timeout: Timeout) -> str:
+        if timeout["limit"] == "abort":
+            return (
+                f"its process groups were aborted {timeout['silent_s']:.1f} s ago, and it still"
+                " waits in NCCL for a rank that does not come, which no abort ends"
+            )
+        if self._page.abort_began:
+            aborting_s = time.monotonic() - self._page.abort_began
+            doing = f"; the abort of its process groups has not returned for {aborting_s:.1f} s"
+        else:
+            doing = ""
+        return f"hard timeout: {_describe(timeout)}{doing}"
 
     def _signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:
@@ -239,7 +261,7 @@ class Monitor:
 
     def _report_death(self) -> None:
         ended_for = self._ended_for
-        cause = f"hard timeout: {_describe(ended_for)}" if ended_for else "the process died"
+        cause = self._ended_because if ended_for else "the process died"
         log.warning("the main process ended: %s", cause)
         self._look(lambda view: view.main_ended(self._directory(), self._progress(), cause))
         stacks = self._stacks if ended_for is not None else None

@@ -113,12 +113,14 @@ class Raised:
 class ExceededTimeout:
     """Which timeout a silent rank has exceeded, and by which clock.
 
-    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one.
+    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one. It is
+    ``abort`` where the main thread waited in NCCL for a rank that does not come, was not freed by
+    the abort of its groups, and was ended for that.
     ``clock`` says what did not move: ``python`` (no Python thread could run), ``main-thread`` or
     ``ping``. Times are in seconds, as measured on the rank's host.
     """
 
-    limit: Literal["soft", "hard"]
+    limit: Literal["soft", "hard", "abort"]
     limit_s: float
     silent_s: float
     clock: Literal["python", "main-thread", "ping"]
@@ -184,7 +186,17 @@ class Fault:
     @property
     def is_symptom(self) -> bool:
         """Whether this fault as a rule is the consequence of one on another rank."""
-        return self.secondary or self.kind in _SYMPTOMS or self.is_symptom_by_text
+        return (
+            self.secondary
+            or self.kind in _SYMPTOMS
+            or self.is_symptom_by_text
+            or self.was_blocked_by_peer
+        )
+
+    @property
+    def was_blocked_by_peer(self) -> bool:
+        """Whether the rank was ended because it waited, without end, for one that did not come."""
+        return self.timeout is not None and self.timeout.limit == "abort"
 
     @property
     def is_symptom_by_text(self) -> bool:
@@ -344,7 +356,7 @@ def _likeness_to_victim(fault: Fault) -> int:
     if not fault.is_symptom:
         return 0
     if fault.lacks_a_peer or fault.kind is FaultKind.COMPLETION_TIMEOUT:
-        return 5 if fault.secondary else 4
+        return 5 if fault.secondary or fault.was_blocked_by_peer else 4
     if fault.secondary:
         return 3
     return 1 if fault.timeout is not None and fault.timeout.clock == "python" else 2

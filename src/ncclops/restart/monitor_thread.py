@@ -98,6 +98,7 @@ class MonitorThread:
         before_interrupting: Callable[[], None],
         own_silence: Callable[[], Fault | None],
         take_snapshot: Callable[[int], object] | None = None,
+        note_abort: Callable[[bool], object] = bool,
     ) -> None:
         self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
@@ -113,6 +114,7 @@ class MonitorThread:
         self._before_interrupting = before_interrupting
         self._own_silence = own_silence
         self._take_snapshot = take_snapshot
+        self._note_abort = note_abort
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ncclops-monitor", daemon=True)
         self._thread.start()
@@ -212,7 +214,9 @@ class MonitorThread:
         def run() -> None:
             with _guarded("abort"):
                 place("abort")
+                self._note_abort(True)
                 abort(state)
+                self._note_abort(False)
 
         thread = threading.Thread(target=run, name="ncclops-abort", daemon=True)
         thread.start()

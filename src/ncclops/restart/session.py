@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from ncclops.restart import _gloo_sockets
 from ncclops.restart._addresses import reachable_host
 from ncclops.restart._connections import Connections
 from ncclops.restart._data_loaders import LoaderWorkers
+from ncclops.restart._groups import is_blocked_in_nccl
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._planning import choose_assigner
@@ -41,6 +44,8 @@ log = logging.getLogger("ncclops.restart")
 
 # What is to be recorded is small: after this long the store does not answer.
 _RECORD_WITHIN_S = 5.0
+# Between an abort and the look whether the main thread is still where it was.
+_SETTLE_S = 2.0
 # A snapshot that is not written by then goes to a disk that hangs.
 _FINISH_SNAPSHOTS_WITHIN_S = 5.0
 
@@ -103,6 +108,8 @@ class Session:
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
+            # By then each tick of the watchdog thread shows whether the main thread moves.
+            self._settle_s = max(_SETTLE_S, 2 * settings.progress_watchdog_interval.total_seconds())
             self.interrupter = Interrupter(
                 self._main_thread,
                 settings.monitor_thread_interval.total_seconds(),
@@ -123,6 +130,7 @@ class Session:
                 before_interrupting=self.loader_workers.keep,
                 own_silence=self._own_silence,
                 take_snapshot=self._take_snapshot if self._snapshots is not None else None,
+                note_abort=self._note_abort,
             )
             stack.callback(self.monitor_thread.stop, 1)
             self._stack = stack.pop_all()
@@ -170,6 +178,22 @@ class Session:
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
         return own_silence(page, self._main_thread, self._rank, had_groups=had_groups)
 
+    def _note_abort(self, under_way: bool) -> None:
+        """The abort of the groups begins, or has ended. Abort thread."""
+        self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
+        frame = sys._current_frames().get(self._main_thread)
+        if not under_way and frame is not None and is_blocked_in_nccl(frame):
+            place = (self.iteration, frame, frame.f_lasti)
+            look_again = threading.Timer(self._settle_s, self._note_if_blocked, place)
+            look_again.daemon = True
+            look_again.start()
+
+    def _note_if_blocked(self, iteration: int, frame: FrameType, instruction: int) -> None:
+        """The main thread was in ``frame`` when its groups had been aborted. Timer's thread."""
+        same = sys._current_frames().get(self._main_thread) is frame
+        if same and frame.f_lasti == instruction and self.iteration == iteration:
+            self.monitor_process.page.blocked_since = time.monotonic()
+
     def _end_wait(self, frame: FrameType) -> None:
         self._connections.end_wait(frame, self._world_size)
 
@@ -181,6 +205,7 @@ class Session:
         page = self.monitor_process.page
         page.iteration, page.number = iteration, self._state.rank
         page.phase_soft_s = page.phase_hard_s = 0.0
+        page.abort_began = page.blocked_since = 0.0
         if self._snapshots is not None:
             with logged("preparing snapshots"):
                 self._snapshots.iteration_begins()
