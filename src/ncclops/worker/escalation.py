@@ -63,7 +63,7 @@ class Repetition:
 
     def count(self, incident: Incident, highest_step: int | None) -> None:
         """How an iteration ended; ``highest_step`` is the highest that any has reached here."""
-        asked = incident.escalation or _corrupted(incident)
+        asked = incident.escalation or _corrupted(incident) or _lost_while_connecting(incident)
         this = _failure_of(incident)
         if asked is not None or this is None:
             self._last, self.escalation = None, asked
@@ -108,6 +108,20 @@ def _corrupted(incident: Incident) -> Escalation | None:
             reason = f"the CUDA context of rank {rank} is corrupted: {what}"
             return Escalation("respawn", reason, (f"rank {rank}", what))
     return None
+
+
+def _lost_while_connecting(incident: Incident) -> Escalation | None:
+    """A communicator did not come up, and ranks that waited in NCCL for that had to be ended.
+
+    Nothing is wrong with them: new processes bring them back, where a restart in place would go on
+    without them.
+    """
+    lost = sorted(fault.initial_rank for fault in incident.faults if fault.was_blocked_by_peer)
+    if not lost:
+        return None
+    ranks = f"rank{'s' * (len(lost) != 1)} {', '.join(map(str, lost))}"
+    reason = f"{ranks} waited in NCCL for a communicator that did not come up, and had to be ended"
+    return Escalation("respawn", reason, _failure_of(incident))
 
 
 def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
