@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ncclops.errors import UsageError
 from ncclops.launch.options import parse_timeouts
-from ncclops.profiles import Growth, list_profiles, load_profiles
+from ncclops.profiles import Growth, Restarts, list_profiles, load_profiles
 from ncclops.record.variables import LIMITS
 from ncclops.timeouts.handed_over import from_environ, to_variable
 from ncclops.timeouts.model import Timeouts, Window
@@ -196,8 +196,8 @@ class TestCommandLine:
 
 def test_workers_are_given_exactly_what_was_settled() -> None:
     timeouts = settle(with_named(COMPILING, parse_timeouts(["groups.mesh_*=5m"])))
-    variable = to_variable(timeouts, Growth(fds=7))
-    assert from_environ({LIMITS: variable}) == (timeouts, Growth(fds=7))
+    given = (timeouts, Growth(fds=7), Restarts(min_world_size=0))
+    assert from_environ({LIMITS: to_variable(*given)}) == given
     assert timeouts.first.process_group == 2 * HOUR
     assert timeouts.steady_group("mesh_dp") == 5 * MINUTE
     assert timeouts.steady_group("undefined") == 10 * MINUTE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.profiles import Growth
+from ncclops.profiles import Growth, Restarts
 from ncclops.timeouts.handed_over import to_variable
 from ncclops.timeouts.settle import settle
 
@@ -42,7 +42,7 @@ print("exported", dist.init_process_group is dist.distributed_c10d.init_process_
 dist.destroy_process_group()
 """
 
-LIMITS = to_variable(settle({"process_group": timedelta(hours=2)}), Growth())
+LIMITS = to_variable(settle({"process_group": timedelta(hours=2)}), Growth(), Restarts())
 
 
 def test_the_script_keeps_what_it_names_and_gets_the_rest(tmp_path: Path) -> None:

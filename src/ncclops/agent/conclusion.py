@@ -50,6 +50,7 @@ def conclude(ended: Ended) -> VerdictRecord:
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
         first_failure=decision.failure,
+        ranks_lost=list(decision.ranks_lost),
         workers=sorted(ended.endings, key=lambda ending: ending.rank),
         classification=None
         if classification is None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ncclops.decision.outcome import headline
 from ncclops.goodput import Goodput, describe, measure, spans
+from ncclops.rank_lists import ranks_named
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import event_log
 from ncclops.record.error_file import read_error
@@ -109,10 +110,12 @@ def print_verdict(
 ) -> None:
     """Print the outcome on stderr, and the document on stdout if ``as_json``.
 
-    With ``quiet`` a good end is one line, with the path of the verdict.
+    With ``quiet`` a good end is one line, with the path of the verdict. That line says as well
+    which ranks the job has lost.
     """
     lines = [] if quiet and verdict.exit_code == 0 else _described(verdict, run)
-    lines.append(f"verdict: {run.shown(run.paths.verdict)}")
+    lost = f"; finished without {ranks_named(verdict.ranks_lost)}" if verdict.ranks_lost else ""
+    lines.append(f"verdict: {run.shown(run.paths.verdict)}{lost}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
         sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
         sys.stderr.flush()

@@ -124,6 +124,7 @@ def _document(profile: Profile) -> dict[str, Any]:
             },
         },
         "growth": asdict(profile.growth),
+        "restarts": asdict(profile.restarts),
         "env": {
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
@@ -170,6 +171,8 @@ def _print_profile(profile: Profile) -> None:
         console.print(Text(f"timeout of groups {pattern} = {value}, after warm-up"))
     for name, value in document["growth"].items():
         console.print(Text(f"growth over restarts {name} = {value}"))
+    for name, value in document["restarts"].items():
+        console.print(Text(f"restarts {name} = {value}"))
     for section, value in profile.retry.items():
         console.print(Text(f"retry {section} = {value}"))
     for name, entries in profile.env.items():

@@ -34,14 +34,17 @@ class AttemptDecision:
     """The result of an attempt. ``following`` is the attempt after it; None: the job has ended.
 
     ``failure`` and ``classification`` (JSON, with evidence) are what it was judged by, None where
-    it did not fail. ``attempt`` is what the job's history has to remember, ``retry`` the retry
-    policy's decision with the fields of a ``retry`` event.
+    it did not fail. ``ranks_lost`` are those without which a job that restarts in place has
+    finished; ranks of a node that did not report its end are not among them. ``attempt`` is what
+    the job's history has to remember, ``retry`` the retry policy's decision with the fields of a
+    ``retry`` event.
     """
 
     outcome: Outcome
     exit_code: int
     reason: str
     failure: FirstFailure | None = None
+    ranks_lost: tuple[int, ...] = ()
     classification: dict[str, Any] | None = None
     attempt: PastAttempt | None = None
     retry: dict[str, Any] | None = None
@@ -104,6 +107,7 @@ def _completed(
     present: Sequence[NodeEnd], nodes: Sequence[NodeEnd], rules: JobRules
 ) -> AttemptDecision:
     well = sum(node.well for node in present)
+    lost = tuple(sorted(ending.rank for node in present for ending in node.bad))
     reason = f"{well} worker{'s' * (well != 1)} exited 0"
     if len(nodes) > 1:
         finished = sum(node.lost is None for node in present)
@@ -121,8 +125,8 @@ def _completed(
         else:
             reason += "; --require-receipt asked for a healthy receipt, and there is none"
         code = EXIT_INTERNAL_ERROR if unjudged else ReceiptMissing.exit_code
-        return AttemptDecision(outcome="no-receipt", exit_code=code, reason=reason)
-    return AttemptDecision(outcome="completed", exit_code=0, reason=reason)
+        return AttemptDecision(outcome="no-receipt", exit_code=code, reason=reason, ranks_lost=lost)
+    return AttemptDecision(outcome="completed", exit_code=0, reason=reason, ranks_lost=lost)
 
 
 def _failed(

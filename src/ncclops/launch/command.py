@@ -283,7 +283,9 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
         variables.RUN_ID: run.run_id,
         variables.RESTART: prepared.request.mode,
         variables.LIMITS: handed_over.to_variable(
-            prepared.timeouts, prepared.request.profile.growth
+            prepared.timeouts,
+            prepared.request.profile.growth,
+            prepared.request.profile.restarts,
         ),
     }
     return environ

@@ -25,6 +25,7 @@ class RunVerdict:
     ``failure_class`` is one of ``ncclops classify --list``. ``receipt`` is the judgement of the
     five rules (``"healthy"`` or what is missing), None where none could be made. ``goodput`` is the
     share of the time that went into training, from 0 to 1, None where the run does not show it.
+    ``ranks_lost`` are those without which a job that restarts in place has finished.
     """
 
     run_dir: Path
@@ -39,6 +40,7 @@ class RunVerdict:
     remedy: tuple[str, ...]
     receipt: str | None
     goodput: float | None
+    ranks_lost: tuple[int, ...]
     document: Mapping[str, Any]
 
     @property
@@ -77,5 +79,6 @@ def _of_record(run_dir: Path, record: VerdictRecord, document: Mapping[str, Any]
         remedy=() if found is None else tuple(found.remedy),
         receipt=None if record.receipt is None else record.receipt.verdict,
         goodput=None if record.goodput is None else record.goodput.ratio,
+        ranks_lost=tuple(record.ranks_lost),
         document=document,
     )

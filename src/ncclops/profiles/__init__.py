@@ -17,6 +17,7 @@ from ncclops.profiles.model import (
     Growth,
     Profile,
     RestartMode,
+    Restarts,
     WatchSettings,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Profile",
     "ProfileSummary",
     "RestartMode",
+    "Restarts",
     "WatchSettings",
     "choose_profile",
     "list_profiles",

@@ -99,6 +99,17 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """``[restarts]``: what a job that restarts in place may come to.
+
+    ``min_world_size``: the fewest ranks that may train on when others are lost; below it, new
+    processes for all ranks are asked for, and the retry policy decides. 0: as many as at the start.
+    """
+
+    min_world_size: int = field(default=1, metadata={"ge": 0})
+
+
+@dataclass(frozen=True)
 class WatchSettings:
     """``[watch]``: how long progress may be missing, and what else the watch goes by.
 
@@ -123,9 +134,9 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
-    ``growth`` is the budget of restarts in place. ``timeouts`` are those that it names, by their
-    names in ``[timeouts]``, for process groups as ``groups.PATTERN``; ``ncclops.timeouts.settle``
-    derives the rest.
+    ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave.
+    ``timeouts`` are those that it names, by their names in ``[timeouts]``, for process groups as
+    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest.
     """
 
     name: str
@@ -140,6 +151,7 @@ class Profile:
     sources: tuple[str, ...]
     watch: WatchSettings = WatchSettings()
     growth: Growth = Growth()
+    restarts: Restarts = Restarts()
 
     @property
     def per_host(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ncclops.profiles.model import (
     Growth,
     Parameter,
     Profile,
+    Restarts,
     WatchSettings,
 )
 from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
@@ -83,12 +84,14 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     retry: dict[str, Any] = {}
     watch: dict[str, Any] = {}
     growth: dict[str, Any] = {}
+    restarts: dict[str, Any] = {}
     for file in files:
         parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
         growth |= file.content.growth.model_dump(exclude_none=True)
+        restarts |= file.content.restarts.model_dump(exclude_none=True)
         for name, text in _flat(file.content.timeouts).items():
             timeouts[name] = _Timeout(text, file.path)
         for name, given in file.content.watch.model_dump(exclude_none=True).items():
@@ -117,6 +120,7 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         sources=tuple(str(file.path) for file in files),
         watch=_watch(watch, parameters),
         growth=Growth(**growth),
+        restarts=Restarts(**restarts),
     )
 
 

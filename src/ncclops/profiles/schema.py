@@ -21,7 +21,15 @@ from pydantic import (
 )
 
 from ncclops.durations import parse_duration
-from ncclops.profiles.model import Growth, Kind, Nodes, Parameter, RestartMode, WatchSettings
+from ncclops.profiles.model import (
+    Growth,
+    Kind,
+    Nodes,
+    Parameter,
+    RestartMode,
+    Restarts,
+    WatchSettings,
+)
 from ncclops.profiles.versions import parse_spec
 
 PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
@@ -137,9 +145,11 @@ def _part_of(settings: type) -> type[_Part]:
 
 if TYPE_CHECKING:
     GrowthPart = _Part
+    RestartsPart = _Part
     WatchPart = _Part
 else:
     GrowthPart = _part_of(Growth)
+    RestartsPart = _part_of(Restarts)
     WatchPart = _part_of(WatchSettings)
 
 
@@ -170,6 +180,7 @@ class ProfileFile(_Part):
     timeouts: TimeoutsPart = TimeoutsPart()
     watch: WatchPart = WatchPart()
     growth: GrowthPart = GrowthPart()
+    restarts: RestartsPart = RestartsPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -234,6 +245,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "timeouts": TimeoutsPart,
         "watch": WatchPart,
         "growth": GrowthPart,
+        "restarts": RestartsPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

@@ -138,7 +138,8 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``ncclops.verdict/1``. ``seconds`` is how long the run took; ``workers`` are this node's.
 
     ``classification`` and ``first_failure`` are None where nothing failed, ``receipt`` and
-    ``goodput`` where they could not be made.
+    ``goodput`` where they could not be made. ``ranks_lost`` are those, of all nodes, without which
+    the job has finished.
     """
 
     run_id: str
@@ -152,6 +153,7 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     receipt: JudgedReceipt | None = None
     goodput: GoodputFigures | None = None
     first_failure: FirstFailure | None = None
+    ranks_lost: list[int] = []
 
 
 VERDICT = DocumentKind(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import json
 
+from ncclops.rank_lists import ranks_named
 from ncclops.restart.attribution import FaultKind, Raised
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
@@ -43,6 +44,25 @@ def as_exception(escalation: Escalation) -> RestartAbort:
     """What takes this rank out; the others find ``escalation`` in the incident, and follow."""
     text = f"escalation to {escalation.to}: {escalation.reason}"
     return RestartAbort(text, escalation=escalation)
+
+
+class SmallestWorld:
+    """With how many ranks a job may train on. ``minimum`` as in ``profiles.model.Restarts``;
+    ``at_start`` is how many trained at first."""
+
+    def __init__(self, minimum: int, *, at_start: int) -> None:
+        self._minimum = minimum or at_start
+        self._at_start = at_start
+
+    def judge(self, world_size: int) -> Escalation | None:
+        """None as long as the ``world_size`` ranks that are left are enough."""
+        if world_size >= self._minimum:
+            return None
+        reason = (
+            f"{world_size} of {self._at_start} ranks are left, and [restarts] min_world_size of the"
+            f" profile asks for {self._minimum}"
+        )
+        return Escalation("respawn", reason)
 
 
 class Repetition:
@@ -119,8 +139,10 @@ def _lost_while_connecting(incident: Incident) -> Escalation | None:
     lost = sorted(fault.initial_rank for fault in incident.faults if fault.was_blocked_by_peer)
     if not lost:
         return None
-    ranks = f"rank{'s' * (len(lost) != 1)} {', '.join(map(str, lost))}"
-    reason = f"{ranks} waited in NCCL for a communicator that did not come up, and had to be ended"
+    reason = (
+        f"{ranks_named(lost)} waited in NCCL for a communicator that did not come up, and had to be"
+        " ended"
+    )
     return Escalation("respawn", reason, _failure_of(incident))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclops import restart
-from ncclops.profiles.model import Growth
+from ncclops.profiles.model import Growth, Restarts
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
@@ -29,13 +29,17 @@ from ncclops.worker import (
     spares,
     stopping,
 )
-from ncclops.worker.escalation import Repetition, as_exception
+from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
 from ncclops.worker.resources import Balance, measure
 from ncclops.worker.timeout_phases import TimeoutPhases
 
 
 def run(
-    start: Callable[[], None], timeouts: Timeouts, growth: Growth, phases: TimeoutPhases
+    start: Callable[[], None],
+    timeouts: Timeouts,
+    growth: Growth,
+    restarts: Restarts,
+    phases: TimeoutPhases,
 ) -> None:
     """Run the script with ``start`` until it ends well on all ranks.
 
@@ -44,7 +48,7 @@ def run(
     """
     recorder.current()  # starts a thread, which an interruption must not meet half-way
     leftovers.watch()
-    attempts = _Attempts(start, timeouts, growth, phases)
+    attempts = _Attempts(start, timeouts, growth, restarts, phases)
     try:
         wraps_itself = attempts.run_wrapped()
     except (RestartAbort, StoreGone) as end:
@@ -81,13 +85,22 @@ class _Attempts:
     """The iterations of one script, and what is kept from one to the next."""
 
     def __init__(
-        self, start: Callable[[], None], timeouts: Timeouts, growth: Growth, phases: TimeoutPhases
+        self,
+        start: Callable[[], None],
+        timeouts: Timeouts,
+        growth: Growth,
+        restarts: Restarts,
+        phases: TimeoutPhases,
     ) -> None:
         self._start = start
         self._timeouts = timeouts
         self._phases = phases
         self._before: fresh.Snapshot | None = None
         self._balance = Balance(growth)
+        self._smallest = SmallestWorld(
+            restarts.min_world_size,
+            at_start=int(os.environ.get(ACTIVE_RANKS) or os.environ["WORLD_SIZE"]),
+        )
         self._repetition = Repetition(
             started=float(os.environ[STARTED]),
             respawned_for=os.environ.get(RESPAWNED_FOR),
@@ -134,6 +147,8 @@ class _Attempts:
             self._before.restore()
             if self._repetition.escalation is not None:
                 _escalate(self._repetition.escalation)
+            if (too_small := self._smallest.judge(int(os.environ["WORLD_SIZE"]))) is not None:
+                _escalate(too_small)
         self._check_resources(call)
         self._phases.begin_iteration(call)
         self._stop.enter(call)
