@@ -93,3 +93,15 @@ def test_of_a_good_end_a_quiet_launch_prints_where_the_verdict_is(
     first, *_, last = ["", *printed.err.splitlines()][-2:]
     assert first == (f"ncclops: {outcome} after 2.0s: so it is" if shown else "")
     assert last == f"ncclops: verdict: {run.shown(run.paths.verdict)}"
+
+
+def test_the_last_line_names_the_ranks_without_which_the_job_has_finished(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = VerdictRecord(
+        run_id="r", outcome="completed", exit_code=0, reason="so it is", attempts=1, seconds=2.0,
+        ranks_lost=[1, 3],
+    )  # fmt: skip
+    print_verdict(verdict, run, as_json=False, quiet=True)
+    shown = f"verdict: {run.shown(run.paths.verdict)}; finished without ranks 1, 3"
+    assert capsys.readouterr().err == f"ncclops: {shown}\n"

@@ -270,6 +270,12 @@ class TestNodes:
             "2 workers exited 0 on 1 node; n1 was lost: silent for 30s, the others went on"
         )
 
+    def test_the_ranks_that_were_lost_are_named_for_all_nodes(self) -> None:
+        other = node(ending(2), killed(3), name="n1")
+        assert on([SPARED, other], IN_PLACE).ranks_lost == (1, 3)
+        assert on([WELL, lost("n1")], IN_PLACE).ranks_lost == ()
+        assert on([WORST, other], RULES).ranks_lost == (), "the job has not finished"
+
     def test_no_node_finishes_without_a_lost_node(self) -> None:
         gave_up = node(ending(0, 1), failed=True)
         decision = on([gave_up, lost("n1")], IN_PLACE)

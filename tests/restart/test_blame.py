@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from ncclops.restart._endings import judge_exit
 from ncclops.restart._handled import is_handled
-from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
 from ncclops.restart.exception import RankShouldRestart
 
 from .conftest import Job
@@ -123,3 +126,38 @@ def test_an_error_that_a_library_has_made_of_a_lost_connection_is_a_symptom() ->
     fault = Fault.of_exception(wrapped(), FaultKind.EXCEPTION, initial_rank=0, rank=0, iteration=0)
     assert fault.is_symptom
     assert Fault.from_json(fault.to_json()).is_symptom
+
+
+def fault(kind: FaultKind, rank: int, summary: str = "", **more: Any) -> Fault:
+    return Fault(kind, rank, rank, 0, 0.0, summary, **more)
+
+
+BLOCKED = fault(
+    FaultKind.DIED, 0, gone=True, due_to_peer=True,
+    timeout=ExceededTimeout("abort", 8.0, 8.3, "main-thread"),
+)  # fmt: skip
+FAILED = fault(FaultKind.EXCEPTION, 1, "NCCL error in: NCCLUtils.cpp:92, unhandled system error")
+WAITS = fault(FaultKind.SOFT_TIMEOUT, 2, due_to_peer=True)
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ([BLOCKED, FAILED], FAILED),
+        ([BLOCKED, fault(FaultKind.DIED, 1)], 1),
+        ([BLOCKED, WAITS], WAITS),
+        ([BLOCKED], BLOCKED),
+    ],
+)
+def test_a_rank_that_was_ended_while_it_waited_in_nccl_is_not_the_cause(
+    faults: list[Fault], cause: Fault | int
+) -> None:
+    found = find_cause(faults)
+    assert found.initial_rank == cause if isinstance(cause, int) else found is cause
+
+
+def test_a_rank_that_was_silent_and_ended_at_the_hard_timeout_is() -> None:
+    silent = dataclasses.replace(
+        BLOCKED, due_to_peer=False, timeout=ExceededTimeout("hard", 90.0, 90.2, "python")
+    )
+    assert find_cause([FAILED, silent]) is silent

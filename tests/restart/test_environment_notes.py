@@ -16,6 +16,7 @@ from tests.conftest import LIMIT_S, clean_environ
 FINE = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
 }
 AGENT_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 NEW: dict[str, Any] = {
@@ -27,6 +28,12 @@ NEW: dict[str, Any] = {
 
 def test_nothing_is_said_where_nothing_is_in_the_way() -> None:
     assert environment_notes(FINE, (2, 13), True, **NEW) == []
+
+
+def test_where_torch_is_left_to_its_default_its_watchdog_sleeps_for_a_minute() -> None:
+    env = {n: v for n, v in FINE.items() if n != "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"}
+    (note,) = environment_notes(env, (2, 13), True, **NEW)
+    assert "for 60 s" in note
 
 
 def test_without_a_gpu_only_the_launcher_matters() -> None:
@@ -41,6 +48,8 @@ def test_without_a_gpu_only_the_launcher_matters() -> None:
     [
         ({"NCCL_NVLS_ENABLE": "1"}, (2, 13), {}, "NCCL_NVLS_ENABLE=0"),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, (2, 13), {}, "NCCL watchdog ends the process"),
+        ({"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "15000"}, (2, 13), {}, "for 60 s: set TORCH"),
+        ({"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}, (2, 13), {}, "NONBLOCKING=0"),
         ({}, (2, 7), {}, "pytorch#150690"),
         ({}, (2, 13), {"nccl_version": (2, 21, 5)}, "NCCL 2.21.5 .* set NCCL_NET_PLUGIN=none"),
         ({}, (2, 13), {"nccl_timeout": timedelta(seconds=60)}, "longer timeout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 
 from ncclops.decision.retrying import Escalated, respawned_for
 from ncclops.record.variables import RESPAWNED_FOR
-from ncclops.restart.attribution import Fault, FaultKind, Raised
+from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
-from ncclops.worker.escalation import Repetition, as_exception
+from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
 from tests.conftest import CompletedText
 from tests.launch.conftest import Run
 
@@ -87,6 +88,53 @@ def test_progress_or_another_failure_counts_anew(
     history: list[tuple[Incident, int | None]],
 ) -> None:
     assert after(*history) is None
+
+
+def blocked(rank: int) -> Fault:
+    """A rank that was ended since it waited in NCCL for a communicator that did not come up."""
+    return Fault(
+        kind=FaultKind.DIED, initial_rank=rank, rank=rank, iteration=1, at=LATER,
+        summary=f"rank {rank}: its process groups were aborted", gone=True, due_to_peer=True,
+        timeout=ExceededTimeout("abort", 8.0, 8.5, "main-thread"),
+    )  # fmt: skip
+
+
+def test_ranks_that_waited_for_a_communicator_come_back_in_new_processes() -> None:
+    failed = incident("DistBackendError: NCCL error in: c10d/NCCLUtils.cpp:92, unhandled")
+    both = dataclasses.replace(
+        failed, faults=(*failed.faults, blocked(0), blocked(2)), ranks_lost=(0, 2)
+    )
+    assert after((failed, 10)) is None, "where none was lost, a restart in place may help"
+    escalation = after((both, 10))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    assert escalation.reason.startswith("ranks 0, 2 waited in NCCL")
+    assert escalation.failure == (failed.summary, "train.py:7, in step")
+
+
+def test_a_communicator_that_does_not_come_up_at_the_start_is_a_failed_start() -> None:
+    failed = "DistBackendError: NCCL error in: /p/csrc/distributed/c10d/{}, unhandled system error"
+    made, ran = (
+        after((incident(failed.format(where), at=STARTED + 10, iteration=0), None))
+        for where in ("NCCLUtils.cpp:92", "ProcessGroupNCCL.cpp:3866")
+    )
+    assert made is not None
+    assert "a failure to start" in made.reason
+    assert ran is None
+
+
+@pytest.mark.parametrize(
+    ("minimum", "left", "enough"),
+    [(1, 1, True), (6, 6, True), (6, 5, False), (0, 8, True), (0, 7, False)],
+)
+def test_a_profile_says_with_how_many_ranks_a_job_may_train_on(
+    minimum: int, left: int, *, enough: bool
+) -> None:
+    escalation = SmallestWorld(minimum, at_start=8).judge(left)
+    assert (escalation is None) == enough
+    if escalation is not None:
+        assert escalation.to == "respawn"
+        assert f"{left} of 8 ranks are left" in escalation.reason
 
 
 def test_a_hang_that_comes_back_is_a_failure_too() -> None:

@@ -14,6 +14,8 @@ _FALSE = {"0", "no", "n", "false", "f"}
 
 # From this NCCL on a communicator can be aborted whatever it is doing.
 _NCCL = (2, 26, 2)
+# torch's watchdog after an abort. A restart does not wait for it, but its tensors stay.
+_MOST_SLEEP_S = 5.0
 # From this torch on, communicators that send and recv make by themselves (pytorch#150690) as well.
 _TORCH_P2P = (2, 8)
 # To the store: of the main, the monitor and the reporter thread; of the groups of an iteration, of
@@ -58,6 +60,16 @@ def environment_notes(
             "torch's NCCL watchdog ends the process on an error or a timeout: "
             "set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (torchrun sets 1)"
         )
+    if has_cuda and (dump_s := _sleep_after_error_s(env)) > _MOST_SLEEP_S:
+        notes.append(
+            f"torch's NCCL watchdog keeps the tensors of an aborted collective for {dump_s:g} s: "
+            "set TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1 and TORCH_NCCL_DUMP_ON_TIMEOUT=0"
+        )
+    if has_cuda and env.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0").lower() not in _FALSE:
+        notes.append(
+            "with non-blocking communicators torch cannot abort one that is being made: the abort "
+            "waits for TORCH_NCCL_NONBLOCKING_TIMEOUT; set TORCH_NCCL_USE_COMM_NONBLOCKING=0"
+        )
     if has_cuda and env.get("NCCL_NVLS_ENABLE") != "0":
         notes.append("NVLink SHARP does not survive an abort: set NCCL_NVLS_ENABLE=0")
     if not has_cuda:
@@ -90,6 +102,15 @@ def _files_of_store(env: Mapping[str, str]) -> int:
 
 def _under_torchrun(env: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in env and "NCCLOPS_RUN_ID" not in env
+
+
+def _sleep_after_error_s(env: Mapping[str, str]) -> float:
+    """How long torch's NCCL watchdog sleeps when it has seen an error, or an abort."""
+    try:
+        wait_ms = int(env.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000"))
+    except ValueError:  # torch refuses it when it makes the first group
+        return 0.0
+    return 4 * wait_ms / 1000
 
 
 def _nccl_lets_live(env: Mapping[str, str], torch_version: tuple[int, int]) -> bool:
