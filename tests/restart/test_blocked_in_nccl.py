@@ -41,10 +41,10 @@ def test_only_a_call_of_torch_distributed_that_nccl_holds(
     monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, str]], *, blocked: bool
 ) -> None:
     frame = frames(*calls)
-    monkeypatch.setattr(_groups, "_nccl_was_aborted", True)
+    monkeypatch.setattr(_groups, "_without_communicator", True)
     assert _groups.is_blocked_in_nccl(frame) == blocked
-    monkeypatch.setattr(_groups, "_nccl_was_aborted", False)
-    assert not _groups.is_blocked_in_nccl(frame), "Gloo's calls are freed through their sockets"
+    monkeypatch.setattr(_groups, "_without_communicator", False)
+    assert not _groups.is_blocked_in_nccl(frame), "an abort frees it"
 
 
 def test_a_main_thread_that_has_moved_since_is_not_blocked() -> None:

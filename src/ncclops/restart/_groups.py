@@ -83,8 +83,8 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     backends = _backends() + _backends_in_the_making(main_thread)
     _abort(backends)
     watched = [backend for backend in backends if _has_watchdog(backend)]
-    global _nccl_was_aborted
-    _nccl_was_aborted = bool(watched)
+    global _without_communicator
+    _without_communicator = any(not _has_communicator(backend) for backend in watched)
     # An abort that took too long was given up; the groups there are now are not its own.
     if distributed.is_initialized() and distributed.group.WORLD is group:
         if watched:
@@ -96,8 +96,9 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
         _end_later(watched, groups)
 
 
-# Of the latest abort.
-_nccl_was_aborted = False
+# Whether an NCCL backend of the latest abort had no communicator: it was never used, or is just
+# being connected.
+_without_communicator = False
 
 # Not in these: what they wait for comes.
 _ENDINGS = {"destroy_process_group", "_shutdown_backend"}
@@ -107,12 +108,13 @@ _DISK = "/torch/distributed/checkpoint/"
 def is_blocked_in_nccl(main_thread: FrameType | None) -> bool:
     """Whether nothing can free the main thread, now that all groups are aborted.
 
-    NCCL's among them, and it is still in a call of ``torch.distributed``: with NCCL those return at
-    once, but for the one that makes a communicator and waits in ``ncclCommInitRank`` for a rank
-    that does not come. torch knows no communicator before that returns, so none was aborted. (With
-    non-blocking communicators torch does, and its abort waits for their making to end.)
+    It is still in a call of ``torch.distributed``, which may be the one that makes a communicator
+    of NCCL: that waits in ``ncclCommInitRank`` for all ranks. torch knows no communicator before
+    that returns, so none was aborted. (With non-blocking communicators torch does, and its abort
+    waits for their making to end.) One that two ranks make to send and receive is not noticed where
+    all groups have been used.
     """
-    if main_thread is None or not _nccl_was_aborted:
+    if main_thread is None or not _without_communicator:
         return False
     innermost = main_thread.f_code.co_filename
     if "/torch/distributed/" not in innermost or _DISK in innermost:
@@ -148,6 +150,11 @@ def _abort_backend(backend: Any) -> None:
 # either to have ended: the communicators are aborted, the store's name space is another one.
 
 
+def _has_communicator(backend: Any) -> bool:
+    """True as well where this torch does not say."""
+    return not hasattr(backend, "_is_initialized") or backend._is_initialized()
+
+
 def _has_watchdog(backend: Any) -> bool:
     return type(backend).__name__.startswith("ProcessGroupNCCL")
 
@@ -163,8 +170,11 @@ def _end_later(backends: list[Any], groups: list[Any]) -> None:
         for backend in backends:
             with logged(f"ending {type(backend).__name__}"):
                 backend.shutdown() if hasattr(backend, "shutdown") else backend._shutdown()
-        backends.clear()
+        # Each backend after its group, see keep_backends_longer_than_groups.
+        kept = [_kept.pop(ref(group), []) for group in groups]
         groups.clear()
+        kept.clear()
+        backends.clear()
 
     threading.Thread(target=end, name="ncclops-groups", daemon=True).start()
 

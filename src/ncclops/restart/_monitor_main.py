@@ -42,10 +42,10 @@ T = TypeVar("T")
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
-# A main thread that waits in NCCL for a rank that does not come, after its groups were aborted, is
-# freed by nothing (see _groups.is_blocked_in_nccl), and all others wait for it. Aborts that free a
-# rank do so in milliseconds; this leaves room for a loaded machine.
-_FREED_WITHIN_S = 8.0
+# A main thread that waits in NCCL although its groups were aborted, see _groups.is_blocked_in_nccl.
+# An abort frees in milliseconds. What may hold it up is torch's watchdog, which locks the dynamic
+# loader while it prints a stack: for seconds, and for some twenty at a load of 50.
+_FREED_WITHIN_S = 28.0
 # As much as a report carries; the main thread, which matters, comes last.
 _STACKS_CHARS = 8000
 
@@ -216,16 +216,13 @@ class Monitor:
 
     def _why_it_is_ended(self, timeout: Timeout) -> str:
         if timeout["limit"] == "abort":
-            return (
-                f"its process groups were aborted {timeout['silent_s']:.1f} s ago, and it still"
-                " waits in NCCL for a rank that does not come, which no abort ends"
-            )
+            aborted = f"its process groups were aborted {timeout['silent_s']:.1f} s ago"
+            return f"{aborted}, and it still waits in NCCL, which no abort ends"
+        why = f"hard timeout: {_describe(timeout)}"
         if self._page.abort_began:
             aborting_s = time.monotonic() - self._page.abort_began
-            doing = f"; the abort of its process groups has not returned for {aborting_s:.1f} s"
-        else:
-            doing = ""
-        return f"hard timeout: {_describe(timeout)}{doing}"
+            why += f"; the abort of its process groups has not returned for {aborting_s:.1f} s"
+        return why
 
     def _signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:

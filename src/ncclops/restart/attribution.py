@@ -113,9 +113,8 @@ class Raised:
 class ExceededTimeout:
     """Which timeout a silent rank has exceeded, and by which clock.
 
-    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one. It is
-    ``abort`` where the main thread waited in NCCL for a rank that does not come, was not freed by
-    the abort of its groups, and was ended for that.
+    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one, and at
+    ``abort``: the abort of its groups did not free the main thread, which waited in NCCL.
     ``clock`` says what did not move: ``python`` (no Python thread could run), ``main-thread`` or
     ``ping``. Times are in seconds, as measured on the rank's host.
     """
@@ -186,12 +185,8 @@ class Fault:
     @property
     def is_symptom(self) -> bool:
         """Whether this fault as a rule is the consequence of one on another rank."""
-        return (
-            self.secondary
-            or self.kind in _SYMPTOMS
-            or self.is_symptom_by_text
-            or self.was_blocked_by_peer
-        )
+        expected = self.kind in _SYMPTOMS or self.was_blocked_by_peer
+        return self.secondary or expected or self.is_symptom_by_text
 
     @property
     def was_blocked_by_peer(self) -> bool:
