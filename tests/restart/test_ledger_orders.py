@@ -38,6 +38,7 @@ def _small_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_arrival_bitmap, "RANKS_PER_KEY", 2)
         patch.setattr(_arrival_bitmap, "LOSS", 1 << 2)
+        patch.setattr(_arrival_bitmap, "GROUPS_TOGETHER", 2)
         yield
 
 

@@ -25,11 +25,11 @@ TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 1,
 
 
 class Counted:
-    """A store that counts the bytes of all values, and the operations."""
+    """A store that counts the bytes of all values, the operations, and the keys read at once."""
 
     def __init__(self) -> None:
         self._store = dist.HashStore()
-        self.stored = self.read = self.operations = 0
+        self.stored = self.read = self.operations = self.keys_read = 0
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
@@ -39,6 +39,8 @@ class Counted:
         def counted(*arguments: Any) -> Any:
             result = operation(*arguments)
             self.operations += 1
+            if name in ("check", "multi_get"):
+                self.keys_read += len(arguments[0])
             self.stored += size(arguments[1:])
             self.read += size(result)
             return result
@@ -93,6 +95,27 @@ def test_a_death_costs_a_megabyte_beyond_what_each_rank_needs_for_itself(renumbe
     assert whole is not None
     assert sorted(whole.faulty) == list(range(RANKS))
     assert whole.in_brief() == agreement
+
+
+def test_few_ranks_read_what_all_groups_have_counted() -> None:
+    """The last rank of each group comes after all other ranks of the job."""
+    ranks, per_group = 16_384, 40
+    store = Counted()
+    ledger = Ledger(
+        store, ranks, PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
+    )
+    by_place = sorted(range(ranks), key=lambda rank: rank % per_group)
+    for rank in by_place:
+        ledger.arrive(INITIAL, Arrival(rank, rank, ranks), NOBODY)
+    groups, forties = 410, 11
+    # Each in two operations; the one that agrees reads logs, too.
+    assert store.keys_read < 2 * (40 * groups + groups * forties) + 10
+    store.keys_read = 0
+    for rank in by_place:
+        returned = Fault.of_early_return(rank, rank, 0)
+        ledger.record_completion(0, rank, ranks, returned)
+    assert store.keys_read < 2 * (40 * groups + groups * forties) + 10
+    assert ledger.wait_for_outcome(0, SOON) == "completed"
 
 
 def test_the_first_exception_keeps_its_traceback_however_many_follow() -> None:

@@ -3,7 +3,8 @@
 Bit *i* of a group's number stands for the group's rank *i*, which sets it when it arrives. The bits
 from 40 on count the group's ranks that were lost. A rank sets its bit by adding to the number, and
 the store answers with the sum, which shows whether the group may be complete: so arriving is one
-message, and only the last rank of each group reads the other groups' numbers.
+message, and only the last rank of each group reads other groups' numbers: those of the forty that
+its group belongs to, and only the last rank of those forty groups reads the numbers of all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 # The store adds in 64 bits with a sign: 23 are left for losses. Only ranks that count the same loss
 # at the same moment count it twice.
 RANKS_PER_KEY = 40
+GROUPS_TOGETHER = 40
 LOSS = 1 << RANKS_PER_KEY
 
 
@@ -24,6 +26,12 @@ def group_of(initial_rank: int) -> int:
 def groups(world_size: int) -> range:
     """All groups of ``world_size`` initial ranks."""
     return range(-(-world_size // RANKS_PER_KEY))
+
+
+def beside(group: int, world_size: int) -> range:
+    """The groups, ``group`` among them, that the last rank of each reads."""
+    first = group - group % GROUPS_TOGETHER
+    return range(first, min(first + GROUPS_TOGETHER, len(groups(world_size))))
 
 
 def arrival(initial_rank: int) -> int:

@@ -33,10 +33,12 @@ key                       meaning
 
 The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
 sets its bit in its group's number, and the sum shows whether it is the last of the group: then it
-reads the other groups' numbers and the log of losses, and if these cover all ranks, it publishes
-``done``, plans the next world and publishes the placements. A rank that reports a loss writes it
-into the logs, then counts it in the group's number, and then always reads. Of two events the later
-one therefore sees both. (Two that count at once may count too many, never too few; the logs
+reads the numbers of the forty groups that its own belongs to, and if all of these may be complete,
+too, those of all groups and the log of losses. If these cover all ranks, it publishes ``done``,
+plans the next world and publishes the placements. A rank that reports a loss writes it into the
+logs, then counts it in the group's number, and then always reads all. Of two events the later one
+therefore sees both: a number that may be complete remains so, so no step on its way to the whole
+ends for a rank that came last. (Two that count at once may count too many, never too few; the logs
 decide.)
 
 A rank whose connection breaks while it sets its bit does not know whether the bit is set, and must
@@ -186,7 +188,7 @@ class Ledger:
         else:
             if number == bit and size > 1:  # the first of its group
                 self._store.publish(f"{iteration}/first-returned", returned.to_json())
-            if not bitmap.may_be_complete(number, bitmap.expected(group, size, ())):
+            if not self._may_be_last(roll, size, (), group, number):
                 return
         present = self._present(roll, size, ())
         if present is not None and len(present) < size:
@@ -221,8 +223,7 @@ class Ledger:
             self._store.append(f"{roll}/again", str(arrival.initial_rank))
             self.count_losses(iteration, gone_before)
             return
-        expected = bitmap.expected(group, self._initial_world_size, gone_before)
-        if bitmap.may_be_complete(number, expected):
+        if self._may_be_last(roll, self._initial_world_size, gone_before, group, number):
             self._try_to_agree(iteration, gone_before)
         elif number == bit and iteration - 3 >= INITIAL:
             # The first of the group has time for it: the others are yet to come.
@@ -360,15 +361,35 @@ class Ledger:
             if uncounted > 0:
                 self._store.add(key, uncounted * bitmap.LOSS, repeatable=True)
 
-    def _present(self, roll: str, size: int, absent: Collection[int]) -> set[int] | None:
-        """Which ranks have set their bits; ``None`` if the numbers show that some have yet to."""
-        counts = {g: bitmap.expected(g, size, absent) for g in bitmap.groups(size)}
+    def _may_be_last(
+        self, roll: str, size: int, absent: Collection[int], group: int, number: int
+    ) -> bool:
+        """False if a rank has yet to come whose group's number is near that of ``group``.
+
+        ``number`` is that of ``group``, with the bit of this rank, which has just set it.
+        """
+        if not bitmap.may_be_complete(number, bitmap.expected(group, size, absent)):
+            return False
+        beside = bitmap.beside(group, size)
+        if beside == bitmap.groups(size):
+            return True  # these are read next
+        return self._present(roll, size, absent, beside) is not None
+
+    def _present(
+        self, roll: str, size: int, absent: Collection[int], groups: Iterable[int] | None = None
+    ) -> set[int] | None:
+        """Which ranks have set their bits; ``None`` if the numbers show that some have yet to.
+
+        Those of ``groups``, if not of all.
+        """
+        of = bitmap.groups(size) if groups is None else groups
+        counts = {group: bitmap.expected(group, size, absent) for group in of}
         expected = {group: count for group, count in counts.items() if count}
         numbers = self._store.read_counts([f"{roll}/{group}" for group in expected])
         if numbers is None or not all(map(bitmap.may_be_complete, numbers, expected.values())):
             return None
-        groups = zip(expected, numbers, strict=True)
-        return {rank for group, number in groups for rank in bitmap.arrived(group, number)}
+        numbered = zip(expected, numbers, strict=True)
+        return {rank for group, number in numbered for rank in bitmap.arrived(group, number)}
 
     def _again(self, roll: str) -> set[int]:
         return set(map(int, self._store.read_log(f"{roll}/again")))
