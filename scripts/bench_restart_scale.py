@@ -5,11 +5,13 @@
 A process stands for ``--per-process`` hosts of eight ranks. The code that runs is that of the
 wrappers, and a host's ranks share what they share in a job: each of them has a connection for its
 main thread and one for its monitor thread, ``direct``ly to the store or to the relay of its host
-(``relay``: a real one, over a Unix socket, that runs in threads of the process). In every round one
-rank is lost; measured is the time from the release of all ranks until the last one knows its new
-number, and of the store's server: the CPU time, the bytes that it read and wrote, its connections,
-and the requests that it got. All ranks of a job share the server, and no noise of the machine gets
-into what it does; the time is mostly that of so many ranks on so few cores.
+(``relay``: a real one, over a Unix socket, that runs in threads of the process). One thread does
+what the ranks of a host do, phase by phase, and in each phase rank by rank: so their additions
+never coincide, of which the relay would make one. In every round one rank is lost; measured is the
+time from the release of all ranks until the last one knows its new number, and of the store's
+server: the CPU time, the bytes that it read and wrote, its connections, and the requests that it
+got. All ranks of a job share the server, and no noise of the machine gets into what it does; the
+time is mostly that of so many ranks on so few cores.
 
 ``--all-fail``: as in a collective, every other rank reports an exception with 8 KB of traceback
 (ncclops alone: the other wrapper records no tracebacks).
@@ -65,8 +67,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--assignment", choices=("shift", "tree"), nargs="+", default=["shift"])
     parser.add_argument("--rounds", type=int, default=3)
-    # Many more, and the interpreter's lock is what is measured.
-    parser.add_argument("--per-process", type=int, default=16, help="hosts in a process")
+    parser.add_argument("--per-process", type=int, default=128, help="hosts in a process")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="to the store")
     parser.add_argument("--all-fail", action="store_true")
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
@@ -208,13 +209,19 @@ def work(given: dict[str, Any]) -> None:
             gates.leave_to_parent()
             last = min(first + per_process, given["ranks"])
             live(make, given, range(first, last), gates, counts[number : number + 1])
-    gates.wait_for_all(given["ranks"])
+    threads = -(-given["ranks"] // ranks_of_a_thread(given))
+    gates.wait_for_all(threads)
     print("ready", flush=True)
     for number in range(given["rounds"]):
         sys.stdin.readline()
         before = sum(counts)
         gates.open(number)
-        print(gates.wait_for_all(given["ranks"]), sum(counts) - before, flush=True)
+        print(gates.wait_for_all(threads), sum(counts) - before, flush=True)
+
+
+def ranks_of_a_thread(given: dict[str, Any]) -> int:
+    """Ranks of the other wrapper wait for each other in the middle of one call."""
+    return RANKS_OF_A_HOST if given["peer"] == "ncclops" else 1
 
 
 def live(
@@ -222,10 +229,15 @@ def live(
 ) -> NoReturn:
     """The hosts of one process."""
     threading.stack_size(512 * 1024)
-    for first in range(ranks[0], ranks[-1] + 1, RANKS_OF_A_HOST):
+    # All threads wait for messages, and leave the interpreter's lock to others then. Those that
+    # wait for the lock would wake up 200 times a second, hundreds of them, to ask for it.
+    sys.setswitchinterval(1.0)
+    for first in ranks[::RANKS_OF_A_HOST]:
         host = Host(given, count)
-        for rank in range(first, min(first + RANKS_OF_A_HOST, ranks[-1] + 1)):
-            arguments = (make, given, rank, gates, host)
+        of_host = ranks[first - ranks[0] :][:RANKS_OF_A_HOST]
+        for at in range(0, len(of_host), ranks_of_a_thread(given)):
+            of_thread = of_host[at : at + ranks_of_a_thread(given)]
+            arguments = (make, given, of_thread, gates, host)
             threading.Thread(target=simulate, args=arguments, daemon=True).start()
     while True:
         signal.pause()
@@ -328,15 +340,21 @@ class Gates:
         return latest
 
 
-def simulate(make: Any, given: dict[str, Any], rank: int, gates: Gates, host: Host) -> None:
+def simulate(
+    make: Any, given: dict[str, Any], ranks: Sequence[int], gates: Gates, host: Host
+) -> None:
+    """``make`` gives the phases of a rank's step."""
     try:
-        step: Callable[[int], None] = make(given, rank, host)
-        step(-1)
-        gates.arrive()
-        for number in range(given["rounds"]):
-            gates.wait(number)
-            if rank < given["ranks"] - number - 1:  # one of the last is lost in each round
-                step(number)
+        phases: dict[int, Sequence[Callable[[int], None]]]
+        phases = {rank: make(given, rank, host) for rank in ranks}
+        for number in range(-1, given["rounds"]):
+            if number >= 0:
+                gates.wait(number)
+            # one of the last is lost in each round
+            present = [phases[rank] for rank in ranks if rank < given["ranks"] - number - 1]
+            for phase in zip(*present, strict=True):
+                for of_rank in phase:
+                    of_rank(number)
             gates.arrive()
     except Exception:  # noqa: BLE001 - whatever it is, the run is worth nothing
         traceback.print_exc()
@@ -362,8 +380,8 @@ def host(state: Any) -> str:
     return f"host{state.initial_rank // 8:05}"
 
 
-def ours(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], None]:
-    """One rank's step from a fault to its new number."""
+def ours(given: dict[str, Any], rank: int, its_host: Host) -> Sequence[Callable[[int], None]]:
+    """One rank's step from a fault to its new number, up to each wait for others."""
     from ncclops.restart._planning import choose_assigner
     from ncclops.restart.agreement import Arrival
     from ncclops.restart.attribution import Fault, FaultKind
@@ -377,8 +395,7 @@ def ours(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], No
     state = State(rank, world)
     gone: frozenset[int] = frozenset()
 
-    def step(iteration: int) -> None:
-        nonlocal gone
+    def fail(iteration: int) -> None:
         if rank == 0 and iteration >= 0:
             lost = world - iteration - 1
             fault = Fault(FaultKind.DIED, lost, lost, iteration, time.time(), "it died", gone=True)
@@ -390,10 +407,15 @@ def ours(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], No
             ledger.record_fault(
                 iteration, Fault(kind, rank, state.rank, iteration, at, text, "x" * 8000)
             )
+
+    def arrive(iteration: int) -> None:
         if iteration >= 0:
             of_monitor_thread.wait_for_outcome(iteration, TIMEOUT)
         keys = assigner.keys(state, iteration)
         ledger.arrive(iteration, Arrival(rank, state.rank, state.world_size, keys), gone)
+
+    def go_on(iteration: int) -> None:
+        nonlocal gone
         agreement, placement = of_monitor_thread.wait_for_agreement(iteration, rank, TIMEOUT)
         assigner.assign(state, agreement, placement)
         if iteration >= 0:
@@ -401,10 +423,10 @@ def ours(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], No
         gone = agreement.gone
         assert state.world_size == world - iteration - 1
 
-    return step
+    return fail, arrive, go_on
 
 
-def theirs(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], None]:
+def theirs(given: dict[str, Any], rank: int, its_host: Host) -> Sequence[Callable[[int], None]]:
     """The same in the order of the other wrapper's guide; it shares nothing."""
     del its_host
     stores, states = (importlib.import_module(f"{THEIRS}.{m}") for m in ("store", "state"))
@@ -434,7 +456,7 @@ def theirs(given: dict[str, Any], rank: int, its_host: Host) -> Callable[[int], 
             state.advance()
         assert state.world_size == world - iteration - 1
 
-    return step
+    return (step,)
 
 
 if __name__ == "__main__":

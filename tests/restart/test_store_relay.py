@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from ncclops.restart import _relay_client
 from ncclops.restart._relay_client import RelayClients, RelayedStore
-from ncclops.restart._store_relay import Relay, encode
+from ncclops.restart._store_relay import Frames, Relay, encode
 
 from .conftest import Job, wait_until
 from .test_faults import returned_from
@@ -318,6 +318,52 @@ def test_a_rank_that_takes_no_answer_holds_up_no_other(on_host: Host) -> None:
     wait_until(lambda: "get" in on_host.requests, "the request")
     assert other.add("n", 1) == 1
     assert len(other.get("large")) == 4_000_000
+
+
+@contextlib.contextmanager
+def relay_that_reads(
+    monkeypatch: pytest.MonkeyPatch, once_in_s: float
+) -> Iterator[tuple[RelayedStore, list[bytes]]]:
+    """One whose process is busy, with five beats in 0.25 s; and what it has read so far."""
+    monkeypatch.setattr(_relay_client, "BEAT_EVERY_S", 0.05)
+    ours, theirs = socket.socketpair()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        frames = Frames()
+        while data := theirs.recv(1 << 16):
+            parts.append(data)
+            if frames.feed(data):
+                theirs.sendall(encode(None))
+            time.sleep(once_in_s)
+
+    reader = threading.Thread(target=read)
+    store = RelayedStore(ours, "p", 60.0)
+    reader.start()
+    try:
+        yield store, parts
+    finally:
+        store.shut_down()
+        reader.join()
+        theirs.close()
+
+
+def test_a_relay_that_takes_a_long_message_slowly_is_not_taken_for_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with relay_that_reads(monkeypatch, once_in_s=0.05) as (store, parts):
+        store.multi_set(["plan"], ["x" * 1_000_000])
+        assert sum(map(len, parts)) > 1_000_000
+
+
+def test_a_relay_that_takes_nothing_of_a_long_message_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        relay_that_reads(monkeypatch, once_in_s=0.6) as (store, _),
+        pytest.raises(dist.DistNetworkError, match="took nothing for"),
+    ):
+        store.multi_set(["plan"], ["x" * 4_000_000])
 
 
 def test_a_relay_whose_store_has_gone_ends(on_host: Host) -> None:

@@ -113,7 +113,7 @@ class RelayedStore:
         answer_s: float,
         silent_beats: float = _MOST_SILENT_BEATS,
     ) -> None:
-        sock.settimeout(_MOST_SILENT_BEATS * BEAT_EVERY_S)  # for what it does not take
+        sock.setblocking(False)
         self._sock = sock
         self._prefix = prefix
         self._answer_s = answer_s
@@ -123,6 +123,8 @@ class RelayedStore:
         self._pidfd: int | None = None
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._poll_room = select.poll()
+        self._poll_room.register(sock, select.POLLOUT)
         self.timeout = timedelta(seconds=answer_s)
 
     def __del__(self) -> None:
@@ -201,9 +203,10 @@ class RelayedStore:
         self, message: Sequence[object], deadline: float, silent_beats: float | None = None
     ) -> Any:
         """The relay's answer. At the deadline ``None`` for a wait, for all else an error."""
+        silent_beats = silent_beats or self._silent_beats
         try:
-            self._sock.sendall(encode(message))
-            return self._receive(message[0], deadline, silent_beats or self._silent_beats)
+            self._send(encode(message), silent_beats)
+            return self._receive(message[0], deadline, silent_beats)
         except OSError as error:
             if isinstance(error, TimeoutError):
                 self._kill_relay()
@@ -213,6 +216,20 @@ class RelayedStore:
             self.shut_down()
             raise
 
+    def _send(self, data: bytes, silent_beats: float) -> None:
+        """Have the relay take ``data``, with no limit to the time in all.
+
+        The plan of a large job is more than a socket holds, and a busy machine slow to move it.
+        """
+        unsent, silent = memoryview(data), 0
+        while unsent:
+            if self._poll_room.poll(round(1000 * BEAT_EVERY_S)):
+                unsent, silent = unsent[self._sock.send(unsent) :], 0
+                continue
+            silent += 1
+            if silent >= silent_beats:
+                raise TimeoutError(f"it took nothing for {silent * BEAT_EVERY_S:g} s")
+
     def _receive(self, operation: object, deadline: float, silent_beats: float) -> Any:
         silent = 0
         while True:
@@ -220,7 +237,7 @@ class RelayedStore:
             if left_s <= 0:
                 if operation != "get":
                     raise OSError(f"{operation} was not answered in time")
-                self._sock.sendall(encode(["cancel"]))
+                self._send(encode(["cancel"]), silent_beats)
                 operation, deadline = "cancel", time.monotonic() + self._answer_s
                 continue
             pause_s = min(left_s, BEAT_EVERY_S)
