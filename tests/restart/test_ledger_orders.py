@@ -215,6 +215,19 @@ def test_arrivals_and_deaths_at_any_point_end_in_an_agreement(data: st.DataObjec
     assert (placement is None) == (RANKS - 1 in agreement.gone)
 
 
+def test_a_loss_that_two_count_at_once_hides_no_rank_that_comes_later() -> None:
+    """Neither from its own group, nor from those that look at it before it comes."""
+    store = dist.HashStore()
+    plain_barrier(store, INITIAL, NOBODY)
+    ledger(store).record_gone(0, fault(0, 0), NOBODY)
+    store.add("0/arrived/0", _arrival_bitmap.LOSS)  # as by another reporter of the same loss
+    barrier = Barrier(store, 0, NOBODY)
+    for rank in (2, 3, 4, 1):
+        assert not barrier.agreed
+        ledger(store).arrive(0, Arrival(rank, rank, RANKS), NOBODY)
+    assert barrier.agreed
+
+
 @settings(max_examples=80)
 @given(st.data())
 def test_an_arrival_whose_connection_breaks_counts_once(data: st.DataObject) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +31,7 @@ class Counted:
 
     def __init__(self) -> None:
         self._store = dist.HashStore()
+        self._lock = threading.Lock()
         self.stored = self.read = self.operations = self.keys_read = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -38,11 +41,12 @@ class Counted:
 
         def counted(*arguments: Any) -> Any:
             result = operation(*arguments)
-            self.operations += 1
-            if name in ("check", "multi_get"):
-                self.keys_read += len(arguments[0])
-            self.stored += size(arguments[1:])
-            self.read += size(result)
+            with self._lock:
+                self.operations += 1
+                if name in ("check", "multi_get"):
+                    self.keys_read += len(arguments[0])
+                self.stored += size(arguments[1:])
+                self.read += size(result)
             return result
 
         return counted
@@ -97,25 +101,55 @@ def test_a_death_costs_a_megabyte_beyond_what_each_rank_needs_for_itself(renumbe
     assert whole.in_brief() == agreement
 
 
+class _Together:
+    """A store on which each of ``threads`` threads first reads when all have come to read."""
+
+    def __init__(self, store: Counted, threads: int) -> None:
+        self._store = store
+        self._all_read = threading.Barrier(threads)
+        self._own = threading.local()
+
+    def check(self, keys: list[str]) -> bool:
+        if not hasattr(self._own, "reads"):
+            self._own.reads = True
+            self._all_read.wait()
+        return bool(self._store.check(keys))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def come(store: Counted, ranks: int, do: Callable[[Ledger, int], None]) -> None:
+    """The last rank of each group comes after all others, and reads after all others have come."""
+    planner = PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
+    last = [rank for rank in range(ranks) if rank % 40 == 39 or rank == ranks - 1]
+    for rank in set(range(ranks)) - set(last):
+        do(Ledger(store, ranks, planner), rank)
+    together: Any = _Together(store, len(last))
+    work = [lambda rank=rank: do(Ledger(together, ranks, planner), rank) for rank in last]
+    threads = [threading.Thread(target=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_few_ranks_read_what_all_groups_have_counted() -> None:
-    """The last rank of each group comes after all other ranks of the job."""
-    ranks, per_group = 16_384, 40
+    ranks, groups, forties = 16_384, 410, 11
+    # Each in two operations; those that agree read a few further keys.
+    most = 2 * (40 * groups + groups * forties) + 10 * forties
     store = Counted()
-    ledger = Ledger(
-        store, ranks, PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner
-    )
-    by_place = sorted(range(ranks), key=lambda rank: rank % per_group)
-    for rank in by_place:
-        ledger.arrive(INITIAL, Arrival(rank, rank, ranks), NOBODY)
-    groups, forties = 410, 11
-    # Each in two operations; the one that agrees reads logs, too.
-    assert store.keys_read < 2 * (40 * groups + groups * forties) + 10
+    come(store, ranks, lambda one, rank: one.arrive(INITIAL, Arrival(rank, rank, ranks), NOBODY))
+    assert 0 < store.keys_read < most
+    assert Ledger(store, ranks).wait_for_agreement(INITIAL, 0, SOON)[0].gone == NOBODY
     store.keys_read = 0
-    for rank in by_place:
-        returned = Fault.of_early_return(rank, rank, 0)
-        ledger.record_completion(0, rank, ranks, returned)
-    assert store.keys_read < 2 * (40 * groups + groups * forties) + 10
-    assert ledger.wait_for_outcome(0, SOON) == "completed"
+
+    def complete(one: Ledger, rank: int) -> None:
+        one.record_completion(0, rank, ranks, Fault.of_early_return(rank, rank, 0))
+
+    come(store, ranks, complete)
+    assert 0 < store.keys_read < most
+    assert Ledger(store, ranks).wait_for_outcome(0, SOON) == "completed"
 
 
 def test_the_first_exception_keeps_its_traceback_however_many_follow() -> None:

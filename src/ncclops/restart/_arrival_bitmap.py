@@ -3,8 +3,8 @@
 Bit *i* of a group's number stands for the group's rank *i*, which sets it when it arrives. The bits
 from 40 on count the group's ranks that were lost. A rank sets its bit by adding to the number, and
 the store answers with the sum, which shows whether the group may be complete: so arriving is one
-message, and only the last rank of each group reads other groups' numbers: those of the forty that
-its group belongs to, and only the last rank of those forty groups reads the numbers of all.
+message, and only the last rank of each group reads other groups' numbers: those of the forty groups
+that its own belongs to, and one rank of those forty groups reads the numbers of all.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def losses(number: int) -> int:
 def may_be_complete(number: int, expected: int) -> bool:
     """False if a rank has yet to arrive; true proves nothing, as losses may be counted twice."""
     return (number & (LOSS - 1)).bit_count() + losses(number) >= expected
+
+
+def ranks(of: range, world_size: int) -> range:
+    """The ranks of the groups ``of``, which follow each other."""
+    return range(of.start * RANKS_PER_KEY, min(of.stop * RANKS_PER_KEY, world_size))
 
 
 def expected(group: int, world_size: int, gone_before: Collection[int]) -> int:

@@ -23,6 +23,8 @@ key                       meaning
                           many of them were reported gone meanwhile: see ``_arrival_bitmap``
 ``<k>/completed/again``   (logs) ranks whose connection to the store broke when they set their bit:
 ``<k>/arrived/again``     they count like the bit, and are counted like a loss
+``<k>/arrived/all/<g>``   in jobs of more than 1,600 ranks: how many have seen that all ranks of the
+                          40 groups from *g* have come; for ``completed`` there is the same
 ``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
@@ -33,13 +35,17 @@ key                       meaning
 
 The barrier is complete when every initial rank has either arrived or gone. A rank that arrives
 sets its bit in its group's number, and the sum shows whether it is the last of the group: then it
-reads the numbers of the forty groups that its own belongs to, and if all of these may be complete,
-too, those of all groups and the log of losses. If these cover all ranks, it publishes ``done``,
-plans the next world and publishes the placements. A rank that reports a loss writes it into the
-logs, then counts it in the group's number, and then always reads all. Of two events the later one
-therefore sees both: a number that may be complete remains so, so no step on its way to the whole
-ends for a rank that came last. (Two that count at once may count too many, never too few; the logs
+reads the numbers of all groups and the log of losses, and if these cover all ranks, it publishes
+``done``, plans the next world and publishes the placements. A rank that reports a loss writes it
+into the logs, then counts it in the group's number, and then always reads. Of two events the later
+one therefore sees both. (Two that count at once may count too many, never too few; the logs
 decide.)
+
+Where there are more than forty groups, the last of a group reads the numbers of the forty that it
+belongs to, and only the first that sees all their ranks come reads the others. That all have come
+stays true, so of the first ones of all forties the last sees the whole. Should it die before it has
+read, the report of its death reads. Where a loss was counted, the numbers alone prove nothing: then
+each that sees enough counted goes on.
 
 A rank whose connection breaks while it sets its bit does not know whether the bit is set, and must
 not add it twice. It writes itself into ``<k>/arrived/again`` and goes on like the reporter of a
@@ -188,7 +194,7 @@ class Ledger:
         else:
             if number == bit and size > 1:  # the first of its group
                 self._store.publish(f"{iteration}/first-returned", returned.to_json())
-            if not self._may_be_last(roll, size, (), group, number):
+            if not self._is_to_look(roll, size, (), group, number):
                 return
         present = self._present(roll, size, ())
         if present is not None and len(present) < size:
@@ -223,13 +229,17 @@ class Ledger:
             self._store.append(f"{roll}/again", str(arrival.initial_rank))
             self.count_losses(iteration, gone_before)
             return
-        if self._may_be_last(roll, self._initial_world_size, gone_before, group, number):
+        if self._is_to_look(roll, self._initial_world_size, gone_before, group, number):
             self._try_to_agree(iteration, gone_before)
         elif number == bit and iteration - 3 >= INITIAL:
             # The first of the group has time for it: the others are yet to come.
-            old = iteration - 3
-            keys = (f"{_arrived(old)}/{group}", f"{_completed(old)}/{group}")
-            self._delete(*keys, _placements_key(old, group))
+            rolls = _arrived(iteration - 3), _completed(iteration - 3)
+            self._delete(
+                *(f"{old}/{group}" for old in rolls), _placements_key(iteration - 3, group)
+            )
+            beside = bitmap.beside(group, self._initial_world_size)
+            if group == beside.start and beside != bitmap.groups(self._initial_world_size):
+                self._delete(*(_all_come(old, beside) for old in rolls))
 
     def wait_for_agreement(
         self, iteration: int, initial_rank: int, timeout: timedelta
@@ -361,19 +371,27 @@ class Ledger:
             if uncounted > 0:
                 self._store.add(key, uncounted * bitmap.LOSS, repeatable=True)
 
-    def _may_be_last(
+    def _is_to_look(
         self, roll: str, size: int, absent: Collection[int], group: int, number: int
     ) -> bool:
-        """False if a rank has yet to come whose group's number is near that of ``group``.
+        """Whether this rank, whose bit made ``number`` of its group's, has to look at all groups.
 
-        ``number`` is that of ``group``, with the bit of this rank, which has just set it.
+        False if a rank has yet to come, or another one looks. See the top of this module.
         """
         if not bitmap.may_be_complete(number, bitmap.expected(group, size, absent)):
             return False
         beside = bitmap.beside(group, size)
         if beside == bitmap.groups(size):
-            return True  # these are read next
-        return self._present(roll, size, absent, beside) is not None
+            return True
+        present = self._present(roll, size, absent, beside)
+        if present is None:
+            return False
+        if not present.issuperset(set(bitmap.ranks(beside, size)) - set(absent)):
+            return True
+        try:
+            return self._store.add(_all_come(roll, beside), 1) == 1
+        except AdditionUnknown:
+            return True
 
     def _present(
         self, roll: str, size: int, absent: Collection[int], groups: Iterable[int] | None = None
@@ -457,3 +475,7 @@ def _completed(iteration: int) -> str:
 
 def _placements_key(iteration: int, group: int) -> str:
     return f"{iteration}/placements/{group}"
+
+
+def _all_come(roll: str, beside: range) -> str:
+    return f"{roll}/all/{beside.start}"
