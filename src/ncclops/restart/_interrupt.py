@@ -115,7 +115,7 @@ class Interrupter:
             self._raising_ended.wait(_LOOK_AGAIN_S)
         try:
             # In the place of what is pending, and at once. Merely taking that back would leave
-            # Python (up to 3.12) looking for an exception after each call from then on: it is
+            # Python (3.11, at least) looking for an exception after each call from then on: it is
             # slower by a fifth, and code that is traced or profiled does not get on at all.
             _set_async_exc(self._thread_id, _Settled)
             while True:
