@@ -16,12 +16,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 # An interpreter with torch and little else has 0.1 to 0.3 GiB of memory of its own. Below this a
 # fork takes milliseconds (page tables) and garbage that is never collected does not matter.
 _SMALL_BYTES = 1 << 30
 _PR_SET_NAME = 15
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def holds_much() -> bool:
@@ -154,7 +156,7 @@ def release(errors: Iterable[BaseException]) -> None:
     for error in errors:
         if (trace := error.__traceback__) is None:
             continue
-        text = "".join(traceback.format_tb(trace))
+        text = "".join(traceback.format_tb(_from_the_function_on(trace)))
         error.add_note(f"Traceback of the earlier iteration (most recent call last):\n{text}")
         for frame, _ in traceback.walk_tb(trace):
             with contextlib.suppress(RuntimeError):  # still running: the loop's own
@@ -163,3 +165,11 @@ def release(errors: Iterable[BaseException]) -> None:
                 _ = frame.f_locals
         error.__traceback__ = None
     gc.collect()
+
+
+def _from_the_function_on(trace: TracebackType) -> TracebackType:
+    """``trace`` without the frames of this package that lead to the wrapped function."""
+    entry: TracebackType | None = trace
+    while entry is not None and entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        entry = entry.tb_next
+    return entry or trace
