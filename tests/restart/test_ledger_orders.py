@@ -228,6 +228,26 @@ def test_a_loss_that_two_count_at_once_hides_no_rank_that_comes_later() -> None:
     assert barrier.agreed
 
 
+def test_a_rank_that_was_reported_and_then_dies_on_its_way_holds_up_no_other() -> None:
+    """It sees that all near it have come, as does the last of them; the report came before that."""
+    store = dist.HashStore()
+    plain_barrier(store, INITIAL, NOBODY)
+    barrier = Barrier(store, 0, NOBODY)
+    for rank in (4, 0, 2):
+        ledger(store).arrive(0, Arrival(rank, rank, RANKS), NOBODY)
+    reported, last = barrier.arrive(1), barrier.arrive(3)
+    reported.step()
+    ledger(store).record_gone(0, fault(1, 0), NOBODY)
+    last.step()
+    for _ in range(3):
+        reported.step()
+    reported.die()
+    assert not barrier.agreed
+    while not last.done:
+        last.step()
+    assert barrier.agreed
+
+
 @settings(max_examples=80)
 @given(st.data())
 def test_an_arrival_whose_connection_breaks_counts_once(data: st.DataObject) -> None:

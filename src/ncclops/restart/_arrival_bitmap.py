@@ -55,11 +55,6 @@ def may_be_complete(number: int, expected: int) -> bool:
     return (number & (LOSS - 1)).bit_count() + losses(number) >= expected
 
 
-def ranks(of: range, world_size: int) -> range:
-    """The ranks of the groups ``of``, which follow each other."""
-    return range(of.start * RANKS_PER_KEY, min(of.stop * RANKS_PER_KEY, world_size))
-
-
 def expected(group: int, world_size: int, gone_before: Collection[int]) -> int:
     """How many ranks of the group take part in an iteration that ``gone_before`` do not see."""
     first = group * RANKS_PER_KEY

@@ -44,8 +44,9 @@ decide.)
 Where there are more than forty groups, the last of a group reads the numbers of the forty that it
 belongs to, and only the first that sees all their ranks come reads the others. That all have come
 stays true, so of the first ones of all forties the last sees the whole. Should it die before it has
-read, the report of its death reads. Where a loss was counted, the numbers alone prove nothing: then
-each that sees enough counted goes on.
+read, the report of its death reads, and sees no less. Where a loss was counted, each that sees
+enough counted goes on: the numbers alone prove nothing then, and the first might itself be one that
+was reported before and is about to end.
 
 A rank whose connection breaks while it sets its bit does not know whether the bit is set, and must
 not add it twice. It writes itself into ``<k>/arrived/again`` and goes on like the reporter of a
@@ -383,31 +384,33 @@ class Ledger:
         beside = bitmap.beside(group, size)
         if beside == bitmap.groups(size):
             return True
-        present = self._present(roll, size, absent, beside)
-        if present is None:
+        numbers = self._numbers(roll, size, absent, beside)
+        if numbers is None:
             return False
-        if not present.issuperset(set(bitmap.ranks(beside, size)) - set(absent)):
+        if any(map(bitmap.losses, numbers.values())):
             return True
         try:
             return self._store.add(_all_come(roll, beside), 1) == 1
         except AdditionUnknown:
             return True
 
-    def _present(
-        self, roll: str, size: int, absent: Collection[int], groups: Iterable[int] | None = None
-    ) -> set[int] | None:
-        """Which ranks have set their bits; ``None`` if the numbers show that some have yet to.
+    def _present(self, roll: str, size: int, absent: Collection[int]) -> set[int] | None:
+        """Which ranks have set their bits; ``None`` if the numbers show that some have yet to."""
+        numbers = self._numbers(roll, size, absent, bitmap.groups(size))
+        if numbers is None:
+            return None
+        return {rank for group, number in numbers.items() for rank in bitmap.arrived(group, number)}
 
-        Those of ``groups``, if not of all.
-        """
-        of = bitmap.groups(size) if groups is None else groups
-        counts = {group: bitmap.expected(group, size, absent) for group in of}
+    def _numbers(
+        self, roll: str, size: int, absent: Collection[int], groups: range
+    ) -> dict[int, int] | None:
+        """Those of ``groups`` with ranks; ``None`` if they show that some have yet to come."""
+        counts = {group: bitmap.expected(group, size, absent) for group in groups}
         expected = {group: count for group, count in counts.items() if count}
         numbers = self._store.read_counts([f"{roll}/{group}" for group in expected])
         if numbers is None or not all(map(bitmap.may_be_complete, numbers, expected.values())):
             return None
-        numbered = zip(expected, numbers, strict=True)
-        return {rank for group, number in numbered for rank in bitmap.arrived(group, number)}
+        return dict(zip(expected, numbers, strict=True))
 
     def _again(self, roll: str) -> set[int]:
         return set(map(int, self._store.read_log(f"{roll}/again")))
