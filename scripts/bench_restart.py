@@ -2,9 +2,10 @@
 
     python scripts/bench_restart.py [--worlds 2 4] [--repeat 3] [--peer-python PYTHON]
     python scripts/bench_restart.py --costs [--worlds 4]
+    scripts/fake_gpu python scripts/bench_restart.py --backend nccl [--worlds 2 4 8]
 
 ``--peer-python`` is an interpreter that can import ``nvidia_resiliency_ext`` and the same torch;
-without it the peer is torchrun alone. Every rank runs the same function on Gloo with one OpenMP
+without it the peer is torchrun alone. Every rank runs the same function with one OpenMP
 thread (``bench_restart_worker.py``); only the wrapper and its parameters differ. Peers take turns
 within each repetition. For each fault:
 
@@ -12,6 +13,12 @@ within each repetition. For each fault:
 * ``reduce``: until the first ``all_reduce`` after it is complete there.
 
 With torchrun every rank is a survivor, as its agent starts all of them again.
+
+With ``--backend nccl`` there is one peer more, ``no-wrapper``: the ranks know of the fault at once,
+and only abort with torch's own function (until then it is ``enter``), make the group again, and
+reduce. It is the part of the other rows that is torch's and NCCL's. Wrappers run with the
+environment ``IN_PROCESS``, the same for all. In ``hang`` a rank sleeps in C while the others wait
+for it in a collective; all wrappers have the timeouts ``HANG`` of the worker then.
 
 ``--costs`` measures ``start`` (all ranks call the wrapped function at the same moment; until the
 last one is in it), the CPU time and the memory (proportional set size) of what the wrapper adds
@@ -40,7 +47,17 @@ from typing import Any
 
 from bench_restart_proxy import CountingProxy
 
-FAULTS = ("exception", "kill", "kill0", "blocked")
+FAULTS = ("exception", "kill", "kill0", "blocked", "hang")
+FAULTS_OF = {"gloo": FAULTS[:4], "nccl": ("exception", "kill", "hang")}
+# What any restart within the process needs of ProcessGroupNCCL: that its watchdog ends no process,
+# and sleeps for no dump.
+IN_PROCESS = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+}
 WORKER = str(Path(__file__).with_name("bench_restart_worker.py"))
 IDLE_S = 5.0
 # A restart that takes longer is reported as none.
@@ -51,7 +68,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=list(FAULTS))
+    parser.add_argument("--backend", choices=sorted(FAULTS_OF), default="gloo")
+    parser.add_argument("--faults", choices=FAULTS, nargs="+", help="all that suit the backend")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3, help="exceptions in each job")
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
@@ -60,7 +78,12 @@ def main() -> None:
     parser.add_argument("--costs", action="store_true")
     parser.add_argument("--json", help="append the rows to this file")
     arguments = parser.parse_args()
+    if arguments.costs and arguments.backend == "nccl":
+        parser.error("--costs is measured on Gloo alone: leave out --backend nccl")
+    if arguments.backend == "nccl" and (found := gpus()) < max(arguments.worlds):
+        parser.error(f"a GPU for each rank is needed, and here are {found}: use scripts/fake_gpu")
     peers = ["ncclops"]
+    peers += ["no-wrapper"] if arguments.backend == "nccl" else []
     if arguments.peer_python:
         peers += ["nvrx-default", *(f"nvrx-best-{ms:g}ms" for ms in arguments.best_ms)]
     peers += [] if arguments.costs else ["torchrun"]
@@ -70,7 +93,7 @@ def main() -> None:
             if arguments.costs:
                 bench.show(bench.costs(world), COST_COLUMNS)
             else:
-                for fault in arguments.faults:
+                for fault in arguments.faults or FAULTS_OF[arguments.backend]:
                     bench.show(bench.latencies(world, fault), LATENCY_COLUMNS)
 
 
@@ -175,6 +198,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as name, rendezvous_server() as rendezvous:
             given = {
                 "peer": peer,
+                "backend": self.arguments.backend,
                 "fault": fault,
                 "directory": name,
                 "rendezvous": rendezvous,
@@ -188,8 +212,10 @@ class Bench:
                 else:
                     port = port or free_port()
                     spawn = self._fork if zygote else self._spawn
+                    settings = IN_PROCESS if self.arguments.backend == "nccl" else {}
                     for rank in range(world):
-                        job.pids.append(spawn(peer, environment(rank, world, port, job.tag), given))
+                        env = environment(rank, world, port, job.tag) | settings
+                        job.pids.append(spawn(peer, env, given))
                     job.wait_for([f"ready-{rank}" for rank in range(world)])
                 (Path(name) / "go").touch()
                 yield job
@@ -367,6 +393,13 @@ def rendezvous_server() -> Iterator[int]:
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     yield server.port
     del server
+
+
+def gpus() -> int:
+    """That torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def environment(rank: int, world: int, port: int, tag: str) -> dict[str, str]:

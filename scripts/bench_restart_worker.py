@@ -24,6 +24,8 @@ from typing import Any, Optional
 # By then all that the start has put off is up, and what follows is what it costs for good.
 STARTED_S = 2.0
 SETTLE_S = 0.3
+# The timeouts of a wrapper, where a hang is the fault.
+HANG = {"soft_timeout": timedelta(seconds=4), "hard_timeout": timedelta(seconds=10)}
 
 
 def main() -> None:
@@ -59,10 +61,10 @@ def serve(peer: str) -> None:
 
 
 def peer_of(peer: str) -> tuple[Any, dict[str, Any]]:
-    """The wrapper's module and its parameters; ``None`` for torchrun, which wraps nothing."""
+    """The wrapper's module and its parameters; ``None`` where nothing is wrapped."""
     import torch.distributed  # noqa: F401 - part of what the zygote imports
 
-    if peer == "torchrun":
+    if peer in ("torchrun", "no-wrapper"):
         return None, {}
     if peer == "ncclops":
         restart = importlib.import_module("ncclops.restart")
@@ -87,26 +89,43 @@ class Rank:
     def __init__(self, given: dict[str, Any], module: Any, parameters: dict[str, Any]) -> None:
         self.given = given
         self.module = module
-        self.parameters = parameters
+        self.parameters = parameters | (HANG if given["fault"] == "hang" else {})
+        self.bare = given["peer"] == "no-wrapper"
         self.rank = int(os.environ.get("BENCH_RANK", os.environ["RANK"]))
         self.directory = Path(given["directory"])
 
     def run(self) -> None:
         """Until somebody ends the process."""
-        if self.module is None:
+        if self.module is None and not self.bare:
             self.iterate(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
             return
 
         def function(call: Any = None) -> None:
             self.iterate(call.iteration)
 
-        # NVRx looks for the annotation as an object
-        function.__annotations__["call"] = Optional[self.module.CallWrapper]  # noqa: UP045
+        if not self.bare:
+            # NVRx looks for the annotation as an object
+            function.__annotations__["call"] = Optional[self.module.CallWrapper]  # noqa: UP045
         self.note("ready")
         while not (self.directory / "go").exists():
             time.sleep(0.001)  # the file of another process announces nothing
         self.note("called")
-        self.module.Wrapper(**self.parameters)(function)()
+        if self.bare:
+            self.restart_without_wrapper()
+        else:
+            self.module.Wrapper(**self.parameters)(function)()
+
+    def restart_without_wrapper(self) -> None:
+        """What torch alone needs: all ranks abort as soon as the fault is there, and begin anew."""
+        from torch.distributed.distributed_c10d import _abort_process_group
+
+        for iteration in range(self.given["rounds"] + 1):
+            with contextlib.suppress(ValueError):
+                self.iterate(iteration)
+            _abort_process_group()
+            if self.given["fault"] != "exception":  # there is one fault then, and its rank is lost
+                os.environ["RANK"] = str(self.rank - (self.rank > self.victim))
+                os.environ["WORLD_SIZE"] = str(int(os.environ["WORLD_SIZE"]) - 1)
 
     def note(self, name: str) -> None:
         """Leave a mark, complete as soon as it is there."""
@@ -116,7 +135,6 @@ class Rank:
 
     def iterate(self, iteration: int) -> None:
         """The wrapped function."""
-        import torch
         import torch.distributed as dist
 
         self.note(f"entered-{iteration}")
@@ -124,37 +142,60 @@ class Rank:
             "127.0.0.1", self.given["rendezvous"], None, False, wait_for_workers=False
         )
         dist.init_process_group(
-            "gloo",
+            self.given["backend"],
             store=dist.PrefixStore(str(iteration), store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=20),
         )
-        dist.all_reduce(torch.ones(1))
+        work, ones = self.all_reduce()
+        work.wait()
+        if ones.item() != dist.get_world_size():
+            raise RuntimeError(f"iteration {iteration}: all_reduce did not add up")
         self.note(f"reduced-{iteration}")
         if iteration == 0 and self.given["idle_s"]:
             self.be_idle(self.given["idle_s"])
         if iteration < self.given["rounds"]:
             dist.barrier()
             self.fault(iteration)
-        time.sleep(600)
+        else:
+            time.sleep(600)
 
-    def fault(self, iteration: int) -> None:
-        """One rank faults; the others are in a collective, or in Python."""
+    def all_reduce(self) -> tuple[Any, Any]:
+        """A collective of ones that has begun: its work, and the tensor, which waits for it."""
         import torch
         import torch.distributed as dist
 
+        device = torch.device("cpu")
+        if self.given["backend"] == "nccl":
+            device = torch.device("cuda", self.rank)
+            torch.cuda.set_device(device)
+        ones = torch.ones(1, device=device)
+        return dist.all_reduce(ones, async_op=True), ones
+
+    @property
+    def victim(self) -> int:
+        return 0 if self.given["fault"] == "kill0" else 1
+
+    def fault(self, iteration: int) -> None:
+        """One rank faults; the others are in a collective, or in Python. ``bare``: return then."""
         kind = self.given["fault"]
-        if self.rank == (0 if kind == "kill0" else 1):
-            time.sleep(SETTLE_S)
+        if self.rank == self.victim:
+            if kind != "hang":  # timeouts count from the barrier
+                time.sleep(SETTLE_S)
             self.note(f"fault-{iteration}")
             if kind == "exception":
                 raise ValueError("the fault")
+            if kind == "hang":
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "blocked":
-            dist.all_reduce(torch.ones(1))
-        while True:
-            time.sleep(0.005)
+        if kind in ("blocked", "hang"):
+            work, ones = self.all_reduce()
+            if not self.bare:
+                work.wait()
+                ones.item()  # with NCCL it is this that waits
+        while not (self.bare and (self.directory / f"fault-{iteration}-{self.victim}").exists()):
+            time.sleep(0.001 if self.bare else 0.005)
 
     def be_idle(self, duration_s: float) -> None:
         """Measure what the wrapper costs while nothing happens."""
