@@ -399,7 +399,7 @@ def gpus() -> int:
     """That torch sees."""
     import torch
 
-    return torch.cuda.device_count()
+    return int(torch.cuda.device_count())
 
 
 def environment(rank: int, world: int, port: int, tag: str) -> dict[str, str]:
