@@ -81,17 +81,18 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     """
     group, groups = distributed.group.WORLD, list(distributed_c10d._world.pg_map)
     backends = _backends() + _backends_in_the_making(main_thread)
-    _abort(backends)
     watched = [backend for backend in backends if _has_watchdog(backend)]
     global _without_communicator
     _without_communicator = any(not _has_communicator(backend) for backend in watched)
+    if watched:
+        # The abort ends a wait for the device without an error, and the main thread goes on: it
+        # must not find these groups, as destroy_process_group() would end them, too, and hang.
+        _empty_tables()
+    _abort(backends)
     # An abort that took too long was given up; the groups there are now are not its own.
-    if distributed.is_initialized() and distributed.group.WORLD is group:
-        if watched:
-            _empty_tables()
-        else:
-            with logged("destroy_process_group"):
-                distributed.destroy_process_group()
+    if not watched and distributed.is_initialized() and distributed.group.WORLD is group:
+        with logged("destroy_process_group"):
+            distributed.destroy_process_group()
     if watched:
         _end_later(watched, groups)
 
