@@ -25,7 +25,7 @@ from ncclops.cli import main
 from ncclops.testing._processes import free_port as free_port
 
 # An installed package registers the second itself; a checkout that is only on the path does not.
-pytest_plugins = ["tests.fast_tier", "ncclops.testing.plugin"]
+pytest_plugins = ["tests.fast_tier", "ncclops.testing.plugin", "tests.fakegpu.fixtures"]
 
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.

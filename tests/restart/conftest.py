@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 
 from ncclops import testing
+from ncclops.env import Overrides, PlanContext, compute_plan
+from ncclops.profiles import load_profiles
 from ncclops.testing._fork_server import ForkServer
 from tests.cluster.hosts import why_not
 from tests.conftest import free_port
+from tests.fakegpu.host import Host
 
 # Generous: a deadline says "stuck", not "slow".
 DEADLINE_S = 100.0
@@ -34,11 +38,51 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
     return value
 
 
+@dataclass(frozen=True)
+class Lane:
+    """The backend of a job's groups. ``eager``: communicators are made with the default group."""
+
+    backend: str
+    eager: bool = False
+
+    @property
+    def needs_gpus(self) -> bool:
+        return "nccl" in self.backend
+
+
+GLOO = Lane("gloo")
+LANES = {
+    "gloo": GLOO,
+    "gloo by device": Lane("cpu:gloo"),
+    "gloo twice": Lane("cpu:gloo,cuda:gloo"),
+    "nccl": Lane("nccl"),
+    "nccl-eager": Lane("nccl", eager=True),
+    "mixed": Lane("cpu:gloo,cuda:nccl"),
+}
+
+
+def profile_environment(directory: Path) -> dict[str, str]:
+    """What a profile of the main lane sets for torch where ranks restart in place."""
+    context = PlanContext(restart="in-process", torch="2.13.0")
+    plan = compute_plan(load_profiles(["single-node-h200"]), {}, Overrides(), context)
+    places = {"run_dir": str(directory), "rank_dir": str(directory)}
+    of_torch = ("TORCH_NCCL_", "TORCH_FR_", "PYTORCH_")
+    return {k: v for k, v in plan.apply({}, places).items() if k.startswith(of_torch)}
+
+
+def lanes(*names: str) -> pytest.MarkDecorator:
+    """The test runs once on each of these lanes, with the same program."""
+    return pytest.mark.parametrize(
+        "lane", [LANES[name] for name in names], ids=names, indirect=True
+    )
+
+
 class Job:
     """The ranks of one job, each a process that runs a scenario; files are in ``directory``."""
 
-    def __init__(self, server: ForkServer, directory: Path) -> None:
+    def __init__(self, server: ForkServer, directory: Path, lane: Lane = GLOO) -> None:
         self._server = server
+        self._lane = lane
         self._job: testing.Job | None = None
         self.directory = directory
         self.port = free_port()
@@ -47,6 +91,7 @@ class Job:
 
     def start(self, world_size: int, scenario: str, **parameters: Any) -> Job:
         """Start ``world_size`` ranks; scenario and parameters are the same on all."""
+        parameters = {"backend": self._lane.backend, "eager": self._lane.eager, **parameters}
         self._job = testing.Job(
             SCENARIOS,
             world_size=world_size,
@@ -118,8 +163,21 @@ def _event(note: testing.Note) -> dict[str, Any]:
 
 
 @pytest.fixture
-def job(starts_processes: None, ncclops_fork_server: ForkServer, tmp_path: Path) -> Iterator[Job]:
-    started = Job(ncclops_fork_server, tmp_path)
+def lane(request: pytest.FixtureRequest) -> Lane:
+    """Gloo, unless the test is marked with ``lanes``."""
+    return getattr(request, "param", GLOO)
+
+
+@pytest.fixture
+def job(
+    starts_processes: None, lane: Lane, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Job]:
+    """With NCCL, each rank has a fake GPU and the settings that the profiles make for torch."""
+    kind = "fake_gpu_fork_server" if lane.needs_gpus else "ncclops_fork_server"
+    started = Job(request.getfixturevalue(kind), tmp_path, lane)
+    if lane.needs_gpus:
+        host: Host = request.getfixturevalue("host")
+        started.env = host.environment | profile_environment(tmp_path)
     yield started
     started.close()
 

@@ -376,24 +376,44 @@ PLACES = {
 
 
 def many_groups(worker: Worker) -> Any:
-    """Rank 2 raises while the others are blocked, each in another of many groups.
-
-    ``backend`` is what torch takes: a name, or a map of devices to names.
-    """
+    """Rank 2 raises while the others are blocked, each in another of many groups."""
 
     def main(call: inprocess.CallWrapper) -> str:
-        dist.init_process_group(worker.parameters["backend"])
+        worker.make_group()
         members = list(range(dist.get_world_size()))
         groups = [dist.new_group(members) for _ in range(8)]
         pairs = [dist.new_group([a, 2]) for a in (0, 1)]
         for group in groups:
-            dist.all_reduce(torch.ones(1), group=group)
+            dist.all_reduce(worker.ones(), group=group)
         worker.note("entered", iteration=call.iteration, world=len(members))
         if call.iteration == 0:
             if worker.rank == 2:
                 raise ValueError("boom")
             dist.barrier(group=pairs[worker.rank])
         dist.barrier(group=groups[3])
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def receiving(worker: Worker) -> Any:
+    """Ranks 0 and 1 wait for a message of rank 2, which raises; each pair has had one before."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        messages = 1 if call.iteration == 0 else 2
+        for number in range(2):
+            for peer in (0, 1):
+                if worker.rank == 2 and number == messages:
+                    worker.note("entered", iteration=call.iteration)
+                    raise ValueError("boom")
+                if worker.rank == 2:
+                    dist.send(worker.ones() * number, peer)
+            if worker.rank != 2:
+                message = worker.ones()
+                dist.recv(message, 2)
+                assert int(message) == number  # waits for the device, too
+        worker.note("entered", iteration=call.iteration)
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -60,11 +60,28 @@ class Worker:
 
     def join(self) -> int:
         """Make the default group and prove that it works; the world size."""
-        dist.init_process_group("gloo")
-        total = torch.ones(1)
+        self.make_group()
+        total = self.ones()
         dist.all_reduce(total)
         assert int(total) == dist.get_world_size()
         return dist.get_world_size()
+
+    def make_group(self) -> None:
+        """The default group, with the job's backend: a name, or a map of devices to names."""
+        device = None
+        if self.has_gpu:
+            torch.cuda.set_device(self.rank)
+            device = torch.device("cuda", self.rank) if self.parameters["eager"] else None
+        dist.init_process_group(self.parameters["backend"], device_id=device)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the groups are NCCL's; the GPU is the one of the rank's number."""
+        return "nccl" in self.parameters["backend"]
+
+    def ones(self) -> torch.Tensor:
+        """A number for the groups to reduce, where they want it."""
+        return torch.ones(1, device=f"cuda:{self.rank}" if self.has_gpu else "cpu")
 
     def finish(self, call: inprocess.CallWrapper) -> str:
         """The end of an iteration that went well."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job, wait_until
+from .conftest import Job, lanes, wait_until
 
 
 def returned_from(job: Job, iteration: int) -> list[int]:
@@ -23,14 +23,15 @@ def causes(job: Job) -> set[tuple[str, int]]:
 # --- exceptions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", [[1], [0, 2], [0, 1, 2]], ids=["one", "several", "all"])
-def test_exceptions_restart_all_ranks_in_the_same_processes(job: Job, on: list[int]) -> None:
-    assert job.start(3, "raising", on=on, at=[0]).wait() == {0: 0, 1: 0, 2: 0}
+@lanes("gloo", "nccl", "nccl-eager", "mixed")
+@pytest.mark.parametrize("faulty", [[1], [0, 2], [0, 1, 2]], ids=["one", "several", "all"])
+def test_exceptions_restart_all_ranks_in_the_same_processes(job: Job, faulty: list[int]) -> None:
+    assert job.start(3, "raising", on=faulty, at=[0]).wait() == {0: 0, 1: 0, 2: 0}
     assert returned_from(job, 1) == [0, 1, 2]
     incidents = job.events("incident")
     assert sorted(e["initial_rank"] for e in incidents) == [0, 1, 2], "one on each rank"
     assert {e["cause"] for e in incidents} == {"exception"}
-    assert {e["first_faulty_rank"] for e in incidents} <= set(on)
+    assert {e["first_faulty_rank"] for e in incidents} <= set(faulty)
     assert all("ValueError: boom 0" in e["traceback"] for e in incidents)
     assert all(set(e["phases_ms"]) >= {"detect", "abort", "barrier", "enter"} for e in incidents)
     job.expect_no_orphans()
@@ -80,6 +81,7 @@ def test_too_many_faults_end_the_job_with_the_exceptions_chained(job: Job) -> No
 # --- ranks that leave or die ------------------------------------------------------------------
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.parametrize("on", [0, 1])
 def test_a_rank_that_exits_leaves_and_the_others_go_on(job: Job, on: int) -> None:
     codes = job.start(3, "leaving", on=[on], how="exit").wait()
@@ -97,6 +99,7 @@ def test_a_keyboard_interrupt_ends_its_rank(job: Job) -> None:
     assert "KeyboardInterrupt" in job.events("raised")[0]["error"]
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.parametrize("on", [0, 2])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
 def test_a_killed_rank_is_not_replaced_and_the_others_go_on(job: Job, on: int, how: str) -> None:
@@ -109,6 +112,7 @@ def test_a_killed_rank_is_not_replaced_and_the_others_go_on(job: Job, on: int, h
     job.expect_no_orphans()
 
 
+@lanes("gloo", "nccl")
 def test_two_ranks_killed_at_once(job: Job) -> None:
     job.start(4, "waiting", busy=3).wait_for("entered", count=4)
     job.kill(0)
@@ -118,6 +122,7 @@ def test_two_ranks_killed_at_once(job: Job) -> None:
     job.expect_no_orphans()
 
 
+@lanes("gloo", "nccl")
 def test_no_process_is_left_when_all_are_killed(job: Job) -> None:
     job.start(3, "waiting", busy=2).wait_for("entered", count=3)
     for rank in range(3):
@@ -189,6 +194,7 @@ def test_a_hang_that_releases_the_gil_is_interrupted_and_the_rank_survives(
     job.expect_no_orphans()
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "evidence"), [("gil", "in gil_holding_sleep"), ("stop", "hard timeout")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Job
+from .conftest import Job, lanes
 from .test_faults import causes, returned_from
 
 
@@ -72,12 +72,21 @@ def test_each_rank_raises_in_the_first_line_again_and_again(job: Job) -> None:
     assert all(iterations(job, rank) == [0, 1, 2, 3] for rank in range(3))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"])
-def test_ranks_blocked_in_several_of_many_groups(job: Job, backend: str) -> None:
-    """A map of devices, as ``cpu:gloo,cuda:nccl`` on a machine that has the devices."""
-    job.start(3, "fault_programs:many_groups", backend=backend)
+@lanes("gloo", "gloo by device", "gloo twice", "nccl-eager", "mixed")
+def test_ranks_blocked_in_several_of_many_groups(job: Job) -> None:
+    """With NCCL, where communicators are there: nothing frees a rank that waits for one."""
+    job.start(3, "fault_programs:many_groups")
     assert set(job.wait().values()) == {0}
     assert all(iterations(job, rank) == [0, 1] for rank in range(3))
+    assert causes(job) == {("exception", 2)}
+    job.expect_no_orphans()
+
+
+@lanes("gloo", "nccl", "nccl-eager")
+def test_ranks_blocked_in_the_receipt_of_a_message(job: Job) -> None:
+    """NCCL makes a communicator for each pair, which is in none of torch's tables."""
+    assert set(job.start(3, "fault_programs:receiving").wait().values()) == {0}
+    assert returned_from(job, 1) == [0, 1, 2]
     assert causes(job) == {("exception", 2)}
     job.expect_no_orphans()
 
