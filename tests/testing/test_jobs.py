@@ -177,7 +177,9 @@ def test_a_rank_that_is_cut_off_from_the_store_leaves(
     result = job.run()
     assert result.lost == result.taken == {1}
     assert result.value == UNDISTURBED
-    assert result.ranks[1].chain[0].startswith("StoreGone")
+    # One that waits for answers that do not come may be ended at its hard timeout before.
+    ended = result.ranks[1].exit_code == -signal.SIGTERM
+    assert (silent and ended) or result.ranks[1].chain[0].startswith("StoreGone")
 
 
 def test_connections_to_the_store_are_reset(ncclops_job: JobFactory) -> None:

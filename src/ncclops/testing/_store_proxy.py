@@ -116,7 +116,9 @@ class StoreProxies:
             async def connect(
                 reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rank: int = rank
             ) -> None:
-                await self._connect(rank, reader, writer)
+                # At the end of the loop; Python up to 3.11 prints a traceback of a cancelled one.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._connect(rank, reader, writer)
 
             self._servers[rank] = await asyncio.start_server(connect, sock=listener)
 
