@@ -222,6 +222,8 @@ def waiting(worker: Worker) -> Any:
         return worker.finish(call)
 
     timing = HANG if worker.parameters.get("hang") else FAST
+    if "busy" in worker.parameters:  # to wait for that rank is no hang
+        timing = {**timing, "soft_timeout": seconds(60), "hard_timeout": seconds(90)}
     return worker.wrap(main, **timing)()
 
 
