@@ -144,7 +144,7 @@ def _abort_backend(backend: Any) -> None:
 
 
 # torch ends an NCCL backend by joining its watchdog thread. One that has seen an error before it is
-# told to end, be it the abort itself, prints the collective's stack, which takes seconds the first
+# asked to end, be it the abort itself, prints the collective's stack, which takes seconds the first
 # time, and sleeps for 4 x TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, a minute by default, whatever
 # TORCH_NCCL_DUMP_ON_TIMEOUT is. The first group's monitor thread, which is joined when the backend
 # is freed, may then sleep for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC. Nothing in the next iteration needs
