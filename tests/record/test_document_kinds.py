@@ -1,6 +1,6 @@
 """run.json, verdict.json and environment.json: nothing is lost, and no damage is a traceback.
 
-``documents/`` holds those of two real runs.
+``documents/`` holds those of two real runs, as the first version wrote them. They are never edited.
 """
 
 from __future__ import annotations
@@ -89,11 +89,16 @@ def refused(read: Callable[[], object], *, naming: Path) -> None:
         assert "\n" not in str(error)
 
 
+# What later versions have added, by kind.
+ADDED: dict[str, dict[str, Any]] = {"verdict": {"ranks_lost": []}}
+
+
 @pytest.mark.parametrize("name", REAL)
-def test_a_document_of_an_earlier_version_is_written_again_as_it_was(name: str) -> None:
+def test_a_document_of_the_first_version_is_written_again_as_it_was(name: str) -> None:
     document, kind = real(name), kind_of(name)
     again = kind.to_json(kind.parse(document, Path(name)))
-    assert json.dumps(again) == json.dumps(document)  # in the same order, too
+    added = ADDED.get(name.partition("-")[0], {})
+    assert json.dumps(again) == json.dumps(document | added)  # in the same order, too
 
 
 @PER_FILE
