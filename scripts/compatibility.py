@@ -40,6 +40,8 @@ FAULTS = (
     "tests/restart/test_faults.py",
     "tests/restart/test_faults_places.py",
     "tests/restart/test_faults_interruption.py",
+    "tests/restart/test_torch_internals.py",
+    "tests/restart/test_torch_state.py",
 )
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # mypy checks the package under the oldest Python alone

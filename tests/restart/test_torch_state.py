@@ -34,8 +34,18 @@ def observed() -> tuple[object, ...]:
     depth = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return product.dtype, product.device, product.requires_grad, depth, len(modes), hooks
+    return product.dtype, product.device, product.requires_grad, depth, len(modes), has_hooks()
+
+
+def has_hooks() -> bool:
+    """Whether hooks are called with the tensors that autograd saves."""
+    with torch.enable_grad():
+        saved: Any = torch.ones(1, device="cpu", requires_grad=True).exp().grad_fn
+    try:
+        saved._raw_saved_result.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    except RuntimeError:  # it has some
+        return True
+    return False
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +84,13 @@ def test_what_was_in_force_at_the_call_stays_so() -> None:
         torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
         state.restore()
         assert observed() == before
+
+
+def test_hooks_that_were_in_force_at_the_call_stay() -> None:
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        TorchState().restore()
+        assert has_hooks()
+    assert not has_hooks()
 
 
 def test_a_mode_whose_exit_was_cut_short_is_left() -> None:

@@ -30,7 +30,7 @@ from ncclops.restart.log import logged
 _ABORT_NAMES = ("abort", "_abort", "_shutdown")
 
 
-# What ``destroy_process_group`` empties, where it comes so far.
+# What ``destroy_process_group`` empties, where it comes so far; each torch has most of them.
 _TABLES = (
     "pg_map",
     "pg_names",
@@ -39,6 +39,8 @@ _TABLES = (
     "pg_to_tag",
     "tags_to_pg",
     "pg_coalesce_state",
+    "pg_default_device",
+    "pg_flight_recorder_hooks",
     "comms",
 )
 

@@ -102,4 +102,17 @@ def _default_device() -> Any:
 
 def _saved_tensor_hooks() -> Any:
     """The innermost hooks for saved tensors; ``None`` without any."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return innermost(True) if innermost is not None else _some_saved_tensor_hooks()
+
+
+def _some_saved_tensor_hooks() -> bool | None:
+    """For torch before 2.8, which does not name them: a tensor saved with hooks takes no others."""
+    try:
+        with torch.enable_grad():
+            saved: Any = torch.ones((), device="cpu", requires_grad=True).exp().grad_fn
+        if saved is not None:  # as in inference mode
+            saved._raw_saved_result.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    except Exception:  # noqa: BLE001 - or the hooks themselves have raised
+        return True
+    return None
