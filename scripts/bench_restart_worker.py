@@ -168,7 +168,10 @@ class Rank:
 
         device = torch.device("cpu")
         if self.given["backend"] == "nccl":
-            device = torch.device("cuda", self.rank)
+            gpus = torch.cuda.device_count()
+            if gpus < self.given["ranks"]:  # NCCL takes two on one GPU only from different hosts
+                os.environ["NCCL_HOSTID"] = f"rank-{self.rank}"
+            device = torch.device("cuda", self.rank % gpus)
             torch.cuda.set_device(device)
         ones = torch.ones(1, device=device)
         return dist.all_reduce(ones, async_op=True), ones

@@ -8,6 +8,6 @@ from ncclops.testing._fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
-def ncclops_fork_server(fake_gpu_fork_server: ForkServer) -> ForkServer:
+def ncclops_fork_server(gpu_fork_server: ForkServer) -> ForkServer:
     """The process that ranks are forked from, started with the first one."""
-    return fake_gpu_fork_server
+    return gpu_fork_server

@@ -12,6 +12,7 @@ import pytest
 from ncclops.testing import Interpreter
 from ncclops.testing._fork_server import ForkServer
 from tests.fakegpu.build import build
+from tests.fakegpu.gpus import REAL, RealHost
 from tests.fakegpu.host import Host
 from tests.fakegpu.place import HERE, Place
 
@@ -26,18 +27,25 @@ def fake_gpu_place(starts_processes: None) -> Place:
 
 
 @pytest.fixture(scope="session")
-def fake_gpu_fork_server(fake_gpu_place: Place) -> Iterator[ForkServer]:
+def gpu_fork_server(starts_processes: None, request: pytest.FixtureRequest) -> Iterator[ForkServer]:
     """The process that has imported the CUDA build of torch, and that ranks are forked from."""
-    libraries = {"LD_LIBRARY_PATH": str(fake_gpu_place.libraries)}
-    server = ForkServer(Interpreter(fake_gpu_place.python, libraries))
+    server = ForkServer(Interpreter() if REAL else _fake(request))
     yield server
     server.close()
 
 
+def _fake(request: pytest.FixtureRequest) -> Interpreter:
+    place: Place = request.getfixturevalue("fake_gpu_place")
+    return Interpreter(place.python, {"LD_LIBRARY_PATH": str(place.libraries)})
+
+
 @pytest.fixture
-def host(fake_gpu_place: Place, tmp_path: Path) -> Iterator[Host]:
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     """The GPUs of this test."""
+    if REAL:
+        yield RealHost()
+        return
     # In memory, as NCCL's own shared memory is.
     meeting = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fakegpu-"))
-    yield Host(fake_gpu_place, tmp_path, meeting)
+    yield Host(request.getfixturevalue("fake_gpu_place"), tmp_path, meeting)
     shutil.rmtree(meeting)

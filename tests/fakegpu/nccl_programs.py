@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ncclops.restart._groups import abort_groups
 from ncclops.testing import note
+from tests.fakegpu.gpus import take_gpu
 
 BIG = 200_001  # elements; more than fits into one round of a collective, and no multiple of it
 MINUTE = timedelta(minutes=1)
@@ -25,9 +26,8 @@ MINUTE = timedelta(minutes=1)
 def begin(backend: str = "nccl", *, eager: bool = False, timeout: timedelta = MINUTE) -> int:
     """Become a rank of the world. ``eager``: its communicator is made at once."""
     rank = int(os.environ["RANK"])
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank) if eager else None
-    dist.init_process_group(backend, timeout=timeout, device_id=device)
+    device = take_gpu(rank)
+    dist.init_process_group(backend, timeout=timeout, device_id=device if eager else None)
     return rank
 
 
@@ -163,7 +163,7 @@ def coalesced() -> tuple[list[float], list[float]]:
     rank = begin()
     size = dist.get_world_size()
     tensors = [torch.full((3,), float(rank + i), device="cuda") for i in range(3)]
-    with dist._coalescing_manager(device=torch.device("cuda", rank)):
+    with dist._coalescing_manager(device=tensors[0].device):
         for tensor in tensors:
             dist.all_reduce(tensor)
     sums = [float(tensor.cpu()[0]) for tensor in tensors]
@@ -325,7 +325,7 @@ def abort_of_init(go: Path) -> str:
 def revoke() -> str:
     """A hang that is revoked, not aborted; and the error of what comes after it."""
     rank = begin(eager=True)
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda", rank))
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
     nccl = ctypes.CDLL("libnccl.so.2")  # torch 2.13 does not call it yet
     _sum_over(None)
     if rank == 0:

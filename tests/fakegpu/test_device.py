@@ -35,6 +35,7 @@ def test_visible_devices_are_named_by_number_and_uuid(
 # --- what kernels compute -------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 def test_kernels_that_are_simulated_compute_what_the_cpu_does(
     ncclops_job: JobFactory, host: Host
 ) -> None:
@@ -42,6 +43,7 @@ def test_kernels_that_are_simulated_compute_what_the_cpu_does(
     assert ncclops_job(programs.differences, world_size=1, env=env).run().value == []
 
 
+@pytest.mark.gpu
 def test_tensors_are_compared(ncclops_job: JobFactory, host: Host) -> None:
     job = ncclops_job(programs.equality, world_size=1, env=host.environment)
     assert job.run().value == (True, False)
@@ -163,6 +165,7 @@ def test_a_hang_ends_with_its_rule(ncclops_job: JobFactory, host: Host) -> None:
         assert job.wait().value == 5.0
 
 
+@pytest.mark.gpu
 def test_a_child_of_a_process_that_has_used_the_device_may_not(
     ncclops_job: JobFactory, host: Host
 ) -> None:

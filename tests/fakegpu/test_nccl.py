@@ -12,21 +12,25 @@ from tests.fakegpu import nccl_programs as programs
 from tests.fakegpu.host import Host
 
 
+@pytest.mark.gpu
 def test_reductions_of_all_types_and_operations(ncclops_job: JobFactory, host: Host) -> None:
     job = ncclops_job(programs.types_and_operations, world_size=3, env=host.environment)
     assert job.run().value == []
 
 
+@pytest.mark.gpu
 def test_each_collective_over_several_rounds(ncclops_job: JobFactory, host: Host) -> None:
     job = ncclops_job(programs.collectives, world_size=3, env=host.environment)
     assert job.run().value == []
 
 
+@pytest.mark.gpu
 def test_operations_of_a_group_run_together(ncclops_job: JobFactory, host: Host) -> None:
     job = ncclops_job(programs.coalesced, world_size=3, env=host.environment)
     assert job.run().value == ([3.0, 6.0, 9.0], [0.0])
 
 
+@pytest.mark.gpu
 def test_messages_go_there_and_back(ncclops_job: JobFactory, host: Host) -> None:
     values = ncclops_job(programs.messages, world_size=2, env=host.environment).run().values
     assert values == {0: [2.0, 2.0], 1: [3.0, 3.0]}
@@ -35,6 +39,7 @@ def test_messages_go_there_and_back(ncclops_job: JobFactory, host: Host) -> None
 # --- groups ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("eager", [False, True], ids=["lazy", "eager"])
 def test_groups_have_communicators_of_their_own(
     ncclops_job: JobFactory, host: Host, eager: bool
@@ -48,11 +53,13 @@ def test_groups_have_communicators_of_their_own(
     )
 
 
+@pytest.mark.gpu
 def test_a_communicator_is_split(ncclops_job: JobFactory, host: Host) -> None:
     values = ncclops_job(programs.split, world_size=4, env=host.environment).run().values
     assert values == {0: 2, 1: 4, 2: 2, 3: 4}
 
 
+@pytest.mark.gpu
 def test_a_communicator_shrinks_by_a_rank_that_has_gone(
     ncclops_job: JobFactory, host: Host
 ) -> None:
@@ -60,6 +67,7 @@ def test_a_communicator_shrinks_by_a_rank_that_has_gone(
     assert result.values == {0: 1.0, 2: 1.0}
 
 
+@pytest.mark.gpu
 def test_gloo_beside_nccl(ncclops_job: JobFactory, host: Host) -> None:
     found = ncclops_job(programs.mixed, world_size=2, env=host.environment).run().value
     assert found == (3.0, 1.0, "cpu:gloo,cuda:nccl")
@@ -70,6 +78,7 @@ def test_all_gpus_in_one_process(ncclops_job: JobFactory, host: Host) -> None:
     assert found == [6.0, 6.0, 6.0]
 
 
+@pytest.mark.gpu
 def test_memory_is_registered(ncclops_job: JobFactory, host: Host) -> None:
     env = host.environment | {
         "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
@@ -89,6 +98,7 @@ def test_the_version_is_what_a_test_sets(ncclops_job: JobFactory, host: Host) ->
 # --- what does not end ----------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 def test_a_collective_ends_when_the_last_rank_has_begun_it(
     ncclops_job: JobFactory, host: Host, tmp_path: Path
 ) -> None:
@@ -116,6 +126,7 @@ def test_a_collective_that_ranks_do_not_share_waits_until_it_is_aborted(
     assert mismatches == ({0, 1} if shared else set())
 
 
+@pytest.mark.gpu
 def test_a_revoked_communicator_takes_no_more(ncclops_job: JobFactory, host: Host) -> None:
     error = ncclops_job(programs.revoke, world_size=2, env=host.environment).run().value
     assert "Last error:\nAllReduce : communicator has been revoked" in error
@@ -148,6 +159,7 @@ def test_an_abort_ends_the_wait_for_a_rank_that_never_comes(
     assert ended.fields["how"] == "Abort"
 
 
+@pytest.mark.gpu
 def test_a_dump_has_states_and_sizes(ncclops_job: JobFactory, host: Host, tmp_path: Path) -> None:
     go = tmp_path / "go"
     env = host.environment | {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_ENABLE_TIMING": "1"}

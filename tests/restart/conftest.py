@@ -49,6 +49,10 @@ class Lane:
     def needs_gpus(self) -> bool:
         return "nccl" in self.backend
 
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.gpu] if self.needs_gpus else []
+
 
 GLOO = Lane("gloo")
 LANES = {
@@ -72,9 +76,8 @@ def profile_environment(directory: Path) -> dict[str, str]:
 
 def lanes(*names: str) -> pytest.MarkDecorator:
     """The test runs once on each of these lanes, with the same program."""
-    return pytest.mark.parametrize(
-        "lane", [LANES[name] for name in names], ids=names, indirect=True
-    )
+    each = [pytest.param(LANES[name], marks=LANES[name].marks, id=name) for name in names]
+    return pytest.mark.parametrize("lane", each, indirect=True)
 
 
 class Job:
@@ -172,8 +175,8 @@ def lane(request: pytest.FixtureRequest) -> Lane:
 def job(
     starts_processes: None, lane: Lane, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Job]:
-    """With NCCL, each rank has a fake GPU and the settings that the profiles make for torch."""
-    kind = "fake_gpu_fork_server" if lane.needs_gpus else "ncclops_fork_server"
+    """With NCCL, each rank has a GPU and the settings that the profiles make for torch."""
+    kind = "gpu_fork_server" if lane.needs_gpus else "ncclops_fork_server"
     started = Job(request.getfixturevalue(kind), tmp_path, lane)
     if lane.needs_gpus:
         host: Host = request.getfixturevalue("host")

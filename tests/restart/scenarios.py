@@ -25,6 +25,7 @@ from ncclops import restart as inprocess
 from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
 from ncclops.testing import note
+from tests.fakegpu.gpus import take_gpu
 
 
 def seconds(number: float) -> timedelta:
@@ -68,20 +69,18 @@ class Worker:
 
     def make_group(self) -> None:
         """The default group, with the job's backend: a name, or a map of devices to names."""
-        device = None
-        if self.has_gpu:
-            torch.cuda.set_device(self.rank)
-            device = torch.device("cuda", self.rank) if self.parameters["eager"] else None
-        dist.init_process_group(self.parameters["backend"], device_id=device)
+        device = take_gpu(self.rank) if self.has_gpu else None
+        eager = device if self.parameters["eager"] else None
+        dist.init_process_group(self.parameters["backend"], device_id=eager)
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the groups are NCCL's; the GPU is the one of the rank's number."""
+        """Whether the groups are NCCL's."""
         return "nccl" in self.parameters["backend"]
 
     def ones(self) -> torch.Tensor:
         """A number for the groups to reduce, where they want it."""
-        return torch.ones(1, device=f"cuda:{self.rank}" if self.has_gpu else "cpu")
+        return torch.ones(1, device=take_gpu(self.rank) if self.has_gpu else "cpu")
 
     def finish(self, call: inprocess.CallWrapper) -> str:
         """The end of an iteration that went well."""

@@ -136,10 +136,19 @@ static int present(const struct meeting *meeting) {
     return count;
 }
 
-/* Two ranks on one GPU: NCCL refuses. */
+/* Ranks with different names of their host are on different ones, as NCCL sees it. */
+static unsigned long host(void) {
+    unsigned long number = 0;
+    const char *name = getenv("NCCL_HOSTID");
+    for (; name != NULL && *name != '\0'; name++) number = 31 * number + (unsigned char)*name;
+    return number;
+}
+
+/* Two ranks on one GPU of one host: NCCL refuses. */
 static ncclResult_t check_gpus(ncclComm_t comm) {
     for (int rank = 0; rank < comm->ranks; rank++) {
-        if (rank == comm->rank || comm->meeting.members[rank].gpu != comm->gpu) continue;
+        const struct member *other = &comm->meeting.members[rank];
+        if (rank == comm->rank || other->gpu != comm->gpu || other->host != host()) continue;
         nccl_warn(comm->device, "init.cc:943",
                   "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", comm->rank,
                   rank, gpu_pci_bus(comm->gpu) << 12);
@@ -171,6 +180,7 @@ ncclResult_t bootstrap_meet(ncclComm_t comm) {
     if (error != ncclSuccess) return error;
     struct member *self = &meeting->members[comm->rank];
     self->gpu = comm->gpu;
+    self->host = host();
     atomic_store(&self->started, start_of(getpid()));
     atomic_store(&self->pid, getpid());
     while (present(meeting) < comm->ranks) {

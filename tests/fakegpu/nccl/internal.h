@@ -52,6 +52,7 @@ struct member {
     atomic_int pid;       /* 0: has not come yet */
     atomic_bool has_left; /* it has destroyed or aborted its communicator */
     int gpu;
+    unsigned long host;   /* of its NCCL_HOSTID; 0 without */
     atomic_ulong posted;  /* rounds of collectives that it has begun */
     struct call calls[2]; /* of the newest two */
     atomic_ulong splits;  /* it has begun so many */

@@ -1,0 +1,57 @@
+"""``scripts/gpu_day`` is for real GPUs; here it runs on the fake one, in their place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIMIT_S
+from tests.fakegpu.host import Host
+from tests.fakegpu.place import Place
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def test_the_page_compares_the_logs_of_two_ranks_on_one_gpu(
+    fake_gpu_place: Place, host: Host, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            fake_gpu_place.python,
+            SCRIPTS / "gpu_day_page.py",
+            "--parts",
+            "log",
+            "--minutes",
+            "40",
+            "--out",
+            tmp_path,
+        ],
+        env=os.environ | host.environment | {"FAKEGPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "gpu-day.md").read_text()
+    assert page.startswith("# 1 x NVIDIA H200, driver ")
+    assert "Only the fake GPU writes:\n\n```\n\n```" in page
+    assert "Only NCCL:\n\n```\n\n```" in page
+    both = int(page.partition(" kinds of lines in both")[0].split()[-1])
+    assert both > 5
+
+
+def test_without_a_gpu_one_line_says_so(fake_gpu_place: Place, host: Host, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [fake_gpu_place.python, SCRIPTS / "gpu_day_page.py", "--out", tmp_path],
+        env=os.environ | host.environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.count("\n") == 1
