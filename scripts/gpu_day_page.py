@@ -181,9 +181,7 @@ def lines_of_nccl(out: Path, name: str, command: list[str], limit_s: float) -> s
         "NCCL_DEBUG_FILE": str(out.resolve() / f"nccl-{name}.%p"),
         "NCCL_SOCKET_IFNAME": "lo",
     }
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = "scripts/gpu_day_ranks.py"
-    code, _ = run([*command, *ranks, program], out / f"ranks-{name}.txt", limit_s, env)
+    code, _ = run([*command, "scripts/gpu_day_ranks.py"], out / f"ranks-{name}.txt", limit_s, env)
     logs = "".join(path.read_text() for path in out.glob(f"nccl-{name}.*"))
     return {kind_of(line) for line in logs.splitlines()} if code == 0 else None
 
