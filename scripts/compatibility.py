@@ -14,8 +14,9 @@ path. One that is not there, and a torch that the package index does not offer f
 dependencies offer wheels for one. An environment is made
 once in ``--directory`` (by default below the temporary directory; several GB where torch is a CUDA
 build) and used again. Results gather in ``--result``, a file of lines in JSON, so that runs on
-several days or machines make one table, which ``--table`` prints without running anything. Exits
-with 1 if a test failed.
+several days or machines make one table, which ``--table`` prints without running anything. What
+pytest prints is in ``DIR/NAME.log``, as it comes. Tests that fail are repeated, alone and one after
+the other; the row says how many of them passed then. Exits with 1 if a test failed again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FAULTS = (
 )
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # mypy checks the package under the oldest Python alone
-WITHOUT = "--ignore=tests/restart/test_typing.py"
+PARALLEL = ("-n", "2", "--dist", "loadfile", "--ignore=tests/restart/test_typing.py")
 # A wheel of 1 GB and 3 GB of libraries over a slow line; and the whole of tests/restart.
 INSTALLED_WITHIN_S = 3600
 RUN_WITHIN_S = 3600
@@ -61,7 +62,10 @@ _CORE = (
     *("typer<0.29", "rich"),
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "hatchling"),
 )
-_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
+_FAILURE = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?= - |$)", re.MULTILINE)
+# More failures than this have one cause: they are not repeated, and the table names the first.
+_REPEATED = 20
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Row:
     passed: int = 0
     failed: int = 0
     failures: tuple[str, ...] = ()
+    repeated: int = 0  # how many of the passed ones did so only when repeated
     why: str = ""
     at: str = ""
 
@@ -151,17 +156,16 @@ def run(combination: Combination, directory: Path) -> Row:
     if problem is not None:
         return Row(*asked, why=problem)
     version, torch = output(python, _VERSIONS).split()
-    report = pytest(python, combination.tests)
-    (directory / f"{name}.log").write_text(report)
-    counts = dict.fromkeys(("passed", "failed", "error"), 0)
-    for number, kind in _COUNT.findall(report.splitlines()[-1]) if report else ():
-        counts[kind.removesuffix("s") if kind.startswith("error") else kind] = int(number)
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", report, re.MULTILINE)
-    failed = counts["failed"] + counts["error"]
-    if not counts["passed"] and not failed:
-        return Row(version, torch, what, why=f"pytest said: {report.strip()[-200:]!r}")
+    log = directory / f"{name}.log"
+    ran = pytest(python, (*PARALLEL, *combination.tests), log)
+    if ran is None:
+        return Row(version, torch, what, why=f"pytest did not come to its end, see {log}")
+    passed, failures = ran
+    again = pytest(python, failures, log) if 0 < len(failures) <= _REPEATED else None
+    repeated, failures = again or (0, failures)
     today = date.today().isoformat()
-    return Row(version, torch, what, counts["passed"], failed, tuple(failures), at=today)
+    count = len(failures)
+    return Row(version, torch, what, passed + repeated, count, failures, repeated, at=today)
 
 
 def works(interpreter: str) -> bool:
@@ -205,42 +209,68 @@ def output(python: Path, code: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def pytest(python: Path, tests: tuple[str, ...]) -> str:
-    """What pytest prints."""
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
-    command += ["--dist", "loadfile", "--tb=short", WITHOUT, *tests]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=RUN_WITHIN_S,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return done.stdout
+def pytest(python: Path, what: tuple[str, ...], log: Path) -> tuple[int, tuple[str, ...]] | None:
+    """How many tests have passed, and those that have not; None if it did not come to its end.
+
+    What it prints is added to ``log``.
+    """
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *what]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    with log.open("a+") as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            done = subprocess.run(
+                command,
+                cwd=REPOSITORY,
+                env=environ,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=RUN_WITHIN_S,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        file.seek(start)
+        report = file.read()
+    if done.returncode not in (0, 1):  # all have run, and passed or not
+        return None
+    passed = re.search(r"(\d+) passed", report.splitlines()[-1])
+    return int(passed[1]) if passed else 0, tuple(_FAILURE.findall(report))
 
 
 def recorded(path: Path) -> list[Row]:
-    """The newest row of each combination."""
+    """The newest row of each combination; those not run only where none of them has been."""
     rows: dict[tuple[str, str, str], Row] = {}
     if path.exists():
         for line in path.read_text().splitlines():
             fields = json.loads(line)
             row = Row(**{**fields, "failures": tuple(fields["failures"])})
             rows[row.python, row.torch, row.tests] = row
-    return list(rows.values())
+    run = [row for row in rows.values() if not row.why]
+    return sorted(
+        (row for row in rows.values() if not row.why or not any(is_of(one, row) for one in run)),
+        key=lambda row: (numbers(row.python), numbers(row.torch)),
+    )
+
+
+def is_of(row: Row, asked: Row) -> bool:
+    """Whether ``row`` is the outcome of what ``asked`` was not run for."""
+    torch_is = asked.torch in ("newest", row.torch.partition("+")[0])
+    return torch_is and row.tests == asked.tests and row.python.startswith(asked.python)
+
+
+def numbers(text: str) -> list[int]:
+    """To sort by."""
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def outcome(row: Row) -> str:
     """In words."""
     if row.why:
         return f"not run: {row.why}"
-    names = f" ({', '.join(row.failures)})" if row.failures else ""
-    return f"{row.passed} pass" + (f", {row.failed} fail{names}" if row.failed else "")
+    names = ", ".join(row.failures[:_NAMED]) + (", …" if len(row.failures) > _NAMED else "")
+    repeated = f" ({row.repeated} when repeated alone)" if row.repeated else ""
+    failed = f", {row.failed} fail ({names})" if row.failed else ""
+    return f"{row.passed} pass{repeated}{failed}, {row.at}"
 
 
 def table(rows: list[Row]) -> str:
