@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -414,6 +415,20 @@ def receiving(worker: Worker) -> Any:
                 dist.recv(message, 2)
                 assert int(message) == number  # waits for the device, too
         worker.note("entered", iteration=call.iteration)
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def told_by_nccl(worker: Worker) -> Any:
+    """NCCL fails on rank 1, in the collective of iteration 0 for which both wait."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        total = worker.ones()
+        dist.all_reduce(total)
+        total.item()
+        worker.note("compiler", is_loaded="torch._inductor" in sys.modules)
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -19,14 +19,14 @@ import gc
 import os
 import pickle
 import sys
-import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from ncclops.restart.compiler_import import naming_frames
 
 # Written at most, of a ring that may be larger; the newest show what a hang is about.
 _MOST_ENTRIES = 10_000
@@ -133,44 +133,8 @@ def _api(name: str) -> Callable[..., bytes] | None:
 
 
 def _with_frames(api: Callable[..., bytes]) -> bytes:
-    with _without_importing_inductor():
+    with naming_frames():
         return api(True, True, False)  # collectives, stack traces, not only active ones
-
-
-@contextmanager
-def _without_importing_inductor() -> Iterator[None]:
-    """Keep torch from importing its compiler (a second, 800 modules) to name frames.
-
-    It asks ``hasattr(torch, "_inductor")``, which is an import; that it is not loaded is all it
-    has to know.
-    """
-    torch = sys.modules["torch"]
-    if "torch._inductor" in sys.modules:
-        yield
-        return
-    stand_in = _Inductor(threading.get_ident())
-    torch.__dict__["_inductor"] = stand_in
-    try:
-        yield
-    finally:
-        stand_in.__dict__["_dumping_thread"] = None  # any holder by now has the real module
-        if torch.__dict__.get("_inductor") is stand_in:
-            del torch.__dict__["_inductor"]
-
-
-class _Inductor(types.ModuleType):
-    """Has nothing for the thread that dumps, and is the real module for all others."""
-
-    def __init__(self, dumping_thread: int) -> None:
-        super().__init__("torch._inductor")
-        self.__dict__["_dumping_thread"] = dumping_thread
-
-    def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self.__dict__["_dumping_thread"]:
-            raise AttributeError(name)
-        import importlib
-
-        return getattr(importlib.import_module("torch._inductor"), name)
 
 
 @contextmanager

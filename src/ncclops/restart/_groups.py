@@ -186,13 +186,35 @@ def _backends() -> list[Any]:
     """Each backend object of each group once; groups may share them."""
     found: dict[int, Any] = {}
     for group in list(distributed_c10d._world.pg_map):
-        for device in getattr(group, "_device_types", ()):
-            with contextlib.suppress(RuntimeError):
-                backend = group._get_backend(torch.device(device))
-                # TORCH_DISTRIBUTED_DEBUG=DETAIL puts one around it that passes no abort on.
-                backend = getattr(backend, "wrapped_pg", backend)
-                found[id(backend)] = backend
+        found |= {id(backend): backend for backend in _backends_of(group)}
     return list(found.values())
+
+
+def _backends_of(group: Any) -> Iterator[Any]:
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(RuntimeError):
+            backend = group._get_backend(torch.device(device))
+            # TORCH_DISTRIBUTED_DEBUG=DETAIL puts one around it that passes no abort on.
+            yield getattr(backend, "wrapped_pg", backend)
+
+
+def nccl_error() -> str | None:
+    """What NCCL has reported of a communicator outside of any call; None: nothing.
+
+    torch's watchdog asks for it. With ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` it only prints what it
+    finds, and the ranks wait. Before torch 2.7 nothing else says so.
+    """
+    for group in list(distributed_c10d._world.pg_map):
+        for backend in _backends_of(group):
+            if _has_watchdog(backend) and hasattr(backend, "get_error"):
+                error = backend.get_error().name
+                if error in _NCCL_ERRORS:
+                    return f"NCCL reports an error of group {group.group_desc} ({error})"
+    return None
+
+
+# Not TIMEOUT: how long a rank may wait is what the soft timeout says.
+_NCCL_ERRORS = ("COMM_ERROR", "REMOTE_ERROR")
 
 
 def _backends_in_the_making(main_thread: FrameType | None) -> list[Any]:

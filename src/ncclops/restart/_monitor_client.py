@@ -133,10 +133,20 @@ class MonitorClient:
 
         From any thread.
         """
+        if hung is None:
+            self._report(FaultKind.REQUESTED, self._rank, reason)
+        else:
+            self._report(FaultKind.HUNG, hung, reason)
+
+    def report_nccl_error(self, error: str) -> None:
+        """Record ``error`` as this rank's. From any thread."""
+        self._report(FaultKind.NCCL_ERROR, self._rank, error)
+
+    def _report(self, kind: FaultKind, rank: int, reason: str) -> None:
         iteration = self.iteration
         fault = Fault(
-            kind=FaultKind.REQUESTED if hung is None else FaultKind.HUNG,
-            initial_rank=self._rank if hung is None else hung,
+            kind=kind,
+            initial_rank=rank,
             rank=None,
             iteration=iteration,
             at=time.time(),

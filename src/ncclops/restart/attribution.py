@@ -31,19 +31,21 @@ class FaultKind(enum.StrEnum):
     DIED = "died"  # the process is gone: killed, crashed, or ended after the hard timeout
     LOST = "lost"  # neither the main process nor its monitor process can be reached
     SOFT_TIMEOUT = "soft-timeout"  # no progress
+    NCCL_ERROR = "nccl-error"  # NCCL has reported an error of one of its communicators
     HUNG = "hung"  # found hung by an observer of all ranks, such as the launcher
     COMPLETION_TIMEOUT = "completion-timeout"  # this rank finished, and others did not in time
     RETURNED_EARLY = "returned-early"  # it left the function first, and its peers waited for it
 
 
 # Kinds that as a rule follow from another rank's fault: when one rank hangs, all that wait for it
-# run into their soft timeout too, and some of them earlier.
-_SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT}
+# run into their soft timeout too, and some of them earlier; when one dies, NCCL may tell others.
+_SYMPTOMS = {FaultKind.SOFT_TIMEOUT, FaultKind.COMPLETION_TIMEOUT, FaultKind.NCCL_ERROR}
 
 _NOTHING_RAISED = {
     FaultKind.DIED,
     FaultKind.LOST,
     FaultKind.SOFT_TIMEOUT,
+    FaultKind.NCCL_ERROR,
     FaultKind.HUNG,
     FaultKind.RETURNED_EARLY,
 }

@@ -53,6 +53,7 @@ from ncclops.restart.attribution import (
     FaultKind,
     all_behind,
 )
+from ncclops.restart.compiler_import import keep_compiler_unloaded
 from ncclops.restart.exception import (
     HealthCheckError,
     InternalError,
@@ -177,6 +178,7 @@ class RestartLoop:
         session.ledger.publish_address(self._state.initial_rank, session.monitor_process.address)
         self._arrive(INITIAL)
         keep_backends_longer_than_groups()
+        keep_compiler_unloaded()
         freeze_heap()
         session.connect_ring(timeout)
         agreed = self._inbox.agreement(INITIAL)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from ncclops.restart.log import logged
 from ncclops.restart.monitor_process import MonitorProcess
 
 log = logging.getLogger("ncclops.restart")
@@ -62,8 +63,8 @@ class MainThreadHeartbeat:
 class ProgressWatchdog:
     """Thread that ticks every ``interval`` and serves the monitor process's messages in between.
 
-    ``on_message`` is called in this thread with each message and must not block: the tick is
-    what keeps the monitor process from ending the process.
+    ``on_message`` is called in this thread with each message, ``on_tick`` at each tick. Neither may
+    block: the tick is what keeps the monitor process from ending the process.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class ProgressWatchdog:
         interval: timedelta,
         heartbeat_timeout: timedelta,
         on_message: Callable[[dict[str, Any]], None],
+        on_tick: Callable[[], None],
     ) -> None:
         self._monitor_process = monitor_process
         self._interval_s = interval.total_seconds()
         # Sooner than its predecessor in the ring takes the same monitor process for lost.
         self._monitor_timeout_s = heartbeat_timeout.total_seconds() / 2
         self._on_message = on_message
+        self._on_tick = on_tick
         self._heartbeat = MainThreadHeartbeat()
         self._replaced_at: list[float] = []
         self._started_at = 0.0
@@ -121,6 +124,8 @@ class ProgressWatchdog:
         now = page.watchdog_tick = time.monotonic()
         if self._heartbeat.moved():
             page.main_beat = now
+        with logged("a look at the process groups"):
+            self._on_tick()
         timeout_s = max(self._monitor_timeout_s, 2 * self._interval_s)
         if page.monitor_tick == self._started_at:  # it has not come up yet: a busy machine
             timeout_s *= 2

@@ -21,9 +21,10 @@ from ncclops.restart import _gloo_sockets
 from ncclops.restart._addresses import reachable_host
 from ncclops.restart._connections import Connections
 from ncclops.restart._data_loaders import LoaderWorkers
-from ncclops.restart._groups import is_blocked_in_nccl
+from ncclops.restart._groups import is_blocked_in_nccl, nccl_error
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
+from ncclops.restart._monitor_link import Watch
 from ncclops.restart._planning import choose_assigner
 from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
@@ -65,6 +66,7 @@ class Session:
         self._world_size = state.initial_world_size
         self._main_thread = threading.get_ident()
         self._groups_made_in: int | None = None  # the iteration, with env://
+        self._nccl_error_in: int | None = None  # the iteration; once in each is enough
         with contextlib.ExitStack() as stack:
             stack.callback(_gloo_sockets.release_gloo_connections)
             self.loader_workers = LoaderWorkers()
@@ -105,6 +107,7 @@ class Session:
                 settings.progress_watchdog_interval,
                 settings.heartbeat_timeout,
                 self._client.on_message,
+                self._report_nccl_error,
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
@@ -177,6 +180,17 @@ class Session:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
         return own_silence(page, self._main_thread, self._rank, had_groups=had_groups)
+
+    def _report_nccl_error(self) -> None:
+        """Watchdog thread, at each tick."""
+        iteration = self.iteration
+        if self.monitor_process.page.watch != Watch.SOFT_AND_HARD:
+            return
+        if iteration in (self._nccl_error_in, self.monitor_thread.fault_seen_in):
+            return
+        if (error := nccl_error()) is not None:
+            self._nccl_error_in = iteration
+            self._client.report_nccl_error(error)
 
     def _note_abort(self, under_way: bool) -> None:
         """The abort of the groups begins, or has ended. Abort thread."""

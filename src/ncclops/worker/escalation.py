@@ -160,12 +160,12 @@ def _is_startup_failure(incident: Incident) -> bool:
 
 
 def _failure_of(incident: Incident) -> tuple[str, str] | None:
-    """What happened and where: an exception's line, or a hang's rank. None for what ends by
-    itself, such as ranks that are lost one by one.
+    """What happened and where: an exception's line, or the rank of a hang or an error of NCCL. None
+    for what ends by itself, such as ranks that are lost one by one.
     """
     if incident.exception is not None:
         return str(incident.exception), _place(incident.raised)
-    if incident.cause == FaultKind.SOFT_TIMEOUT.value:
+    if incident.cause in (FaultKind.SOFT_TIMEOUT.value, FaultKind.NCCL_ERROR.value):
         return incident.cause, f"rank {incident.first_faulty_rank}"
     return None
 
