@@ -16,6 +16,9 @@ import torch.distributed as dist
 from scenarios import FAST, HANG, Worker, seconds
 
 from ncclops import restart as inprocess
+from ncclops.restart import _connections
+from ncclops.restart.state import FrozenState
+from ncclops.restart.store import another_connection
 
 
 class TrainingError(Exception):
@@ -50,9 +53,15 @@ def beginning(worker: Worker) -> Any:
             lock.acquire()
         if how == "holds the GIL":
             ctypes.PyDLL(None).sleep(5)
+        while how == "stops pinging":
+            time.sleep(0.01)
         return None
 
     def main(call: inprocess.CallWrapper) -> str:
+        if how == "stops pinging" and worker.rank == 1 and call.iteration == 0:
+            # The others are the first to exceed theirs.
+            call.begin_phase("step", soft_timeout=seconds(5), hard_timeout=seconds(20))
+            call.ping()
         worker.join()
         worker.note("entered", iteration=call.iteration)
         if call.iteration == 0:
@@ -69,6 +78,43 @@ def beginning(worker: Worker) -> Any:
         return worker.finish(call)
 
     return worker.wrap(main, **{**HANG, "hard_timeout": seconds(20)})()
+
+
+def reporting_late(worker: Worker) -> Any:
+    """Rank 1 skips a step. Rank 2, which waits, records its soft timeout only on its way to the
+    barrier. Rank 0 waits, too, and with ``fails`` fails as soon as that timeout is reported."""
+    reported = worker.directory / "reported"
+    left = threading.Event()
+
+    def slowly(store: dist.Store, address: str | None) -> dist.Store:
+        if threading.current_thread().name == "ncclops-reporter" and worker.rank == 2:
+            reported.touch()
+            left.wait()
+        return another_connection(store, address)
+
+    class Finalize(inprocess.finalize.Finalize):
+        def __call__(self, state: FrozenState) -> FrozenState:
+            left.set()
+            time.sleep(0.5)  # for the reporter, which does not announce that it has recorded it
+            return state
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            if worker.rank == 1:
+                return "done first"
+            if worker.rank == 0 and worker.parameters["fails"]:
+                while not reported.exists():
+                    time.sleep(0.01)
+                raise RuntimeError("Connection closed by peer")
+        step()
+        return worker.finish(call)
+
+    _connections.another_connection = slowly  # type: ignore[assignment,attr-defined] # looked up there
+    limits = {"hard_timeout": seconds(40)}
+    if worker.rank == 0:
+        limits["soft_timeout"] = seconds(30)
+    return worker.wrap(main, finalize=Finalize(), **{**HANG, **limits})()
 
 
 def polling(worker: Worker) -> Any:

@@ -26,12 +26,23 @@ from .test_faults import causes
         ("sleeps", "soft-timeout"),
         ("waits for a lock", "soft-timeout"),
         ("holds the GIL", "soft-timeout"),
+        ("stops pinging", "soft-timeout"),
     ],
 )
 def test_the_rank_that_began_is_the_cause(job: Job, how: str, cause: str) -> None:
     assert set(job.start(3, "blame_programs:beginning", how=how).wait().values()) == {0}
     assert causes(job) == {(cause, 1)}
     job.expect_no_orphans()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [True, False], ids=["late", "by another rank"])
+def test_a_rank_that_waited_is_not_the_cause_when_its_timeout_is_recorded(
+    job: Job, fails: bool
+) -> None:
+    """Late, when it waits no more; by another rank, which does not see that it waits."""
+    assert set(job.start(3, "blame_programs:reporting_late", fails=fails).wait().values()) == {0}
+    assert causes(job) == {("returned-early", 1)}
 
 
 def test_a_rank_that_polls_is_not_faulty(job: Job) -> None:

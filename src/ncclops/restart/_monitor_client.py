@@ -43,7 +43,8 @@ class MonitorClient:
     """Of one call of a wrapped function, for the initial rank ``rank``.
 
     ``iteration`` is the present one (``INITIAL`` before the first), ``gone`` the initial ranks
-    that had left the job when it began; ``main_thread`` is the identity of the main thread.
+    that had left the job when it began; ``main_thread`` is the identity of the main thread,
+    ``fault_seen_in`` the iteration in which this rank last knew of a fault.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class MonitorClient:
         monitor_process: MonitorProcess,
         connect: Callable[[], Ledger],
         look_again: Callable[[int], object],
+        fault_seen_in: Callable[[], int | None],
     ) -> None:
         self.iteration = INITIAL
         self.gone: frozenset[int] = frozenset()
@@ -63,6 +65,7 @@ class MonitorClient:
         self._monitor_process = monitor_process
         self._reporter = Reporter(connect)
         self._look_again = look_again
+        self._fault_seen_in = fault_seen_in
         self._reported: dict[int, Fault] = {}  # losses that no agreement has taken in yet
         self._addresses: list[list[Any]] = []
         self._suspected: set[int] = set()
@@ -233,9 +236,16 @@ class MonitorClient:
             self._reported[fault.initial_rank] = fault
             iteration = self.iteration  # read after the note for ``begin`` is made
             ledger.record_gone(iteration, fault, self.gone)
-        elif fault.iteration == iteration:
+        elif fault.iteration == iteration and not self._comes_late(fault):
             ledger.record_fault(iteration, fault)
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
+
+    def _comes_late(self, fault: Fault) -> bool:
+        """Whether this rank knew of a fault before the stack in ``fault``, its own, was taken.
+
+        That may show the restart; what the rank did before, ``own_silence`` has seen.
+        """
+        return fault.initial_rank == self._rank and self._fault_seen_in() == fault.iteration
 
     def _main_stack_if_silent(self, message: dict[str, Any]) -> str | None:
         """Where this rank's main thread is, if ``message`` says that it does not move."""
@@ -272,7 +282,8 @@ class MonitorClient:
 
 def _is_due_to_peer(message: dict[str, Any], stack: str | None) -> bool:
     if message["cause"] == "soft-timeout":
-        return waits_for_peers(stack or "")
+        # Without a stack nothing shows that a rank whose threads run did not wait for its peers.
+        return waits_for_peers(stack) if stack else bool(message["runs"])
     timeout = message.get("timeout")
     return timeout is not None and timeout["limit"] == "abort"
 

@@ -192,8 +192,11 @@ class Monitor:
             self._soft_reported_in = self._page.iteration
             what = _describe(timeout)
             log.warning("soft timeout: %s", what)
-            self._report("soft-timeout", what, gone=False, timeout=timeout)
-            if self._is_unresponsive():
+            is_unresponsive = self._is_unresponsive()
+            self._report(
+                "soft-timeout", what, gone=False, timeout=timeout, runs=not is_unresponsive
+            )
+            if is_unresponsive:
                 self._look_at_silent(what)
 
     def _is_unresponsive(self) -> bool:
@@ -367,11 +370,13 @@ class Monitor:
         gone: bool,
         stacks: str | None = None,
         timeout: Timeout | None = None,
+        runs: bool = False,
     ) -> None:
-        """Report something about this rank itself."""
+        """Report something about this rank itself; ``runs``: its Python threads get to run."""
         page = self._page
         message: Message = {"cause": cause, "detail": detail, "rank": self._rank, "gone": gone}
         message |= {"stacks": stacks[-_STACKS_CHARS:] if stacks else None, "timeout": timeout}
+        message["runs"] = runs
         message |= {"iteration": int(page.iteration), "number": int(page.number)}
         self._reports.deliver(self._stamped(message), None, time.monotonic())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from traceback import format_stack, walk_stack
+from typing import Literal
 
 from torch import distributed
 
@@ -21,10 +22,11 @@ from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits
 def own_silence(
     page: Page, main_thread: int, initial_rank: int, *, had_groups: bool
 ) -> Fault | None:
-    """The fault of this rank, if its main thread has not moved for half the soft timeout and does
-    not wait for its peers, or destroys its groups. Any thread."""
+    """The fault of this rank, if its main thread has not moved for half the soft timeout, or has
+    not pinged, and does not wait for its peers; or if it destroys its groups. Any thread."""
     soft_s, _ = page.timeouts()
-    silent_s = time.monotonic() - page.main_beat
+    by_ping = 0 < page.ping < page.main_beat
+    silent_s = time.monotonic() - (page.ping if by_ping else page.main_beat)
     frame = sys._current_frames().get(main_thread)
     if page.watch != Watch.SOFT_AND_HARD or frame is None:
         return None
@@ -37,7 +39,9 @@ def own_silence(
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
     if waits_for_peers(stack):
         return None
-    detail = f"the main thread did not move for {silent_s:.1f} s, and did not wait for its peers"
+    what = "no ping" if by_ping else "the main thread did not move"
+    detail = f"{what} for {silent_s:.1f} s, and it did not wait for its peers"
+    clock: Literal["ping", "main-thread"] = "ping" if by_ping else "main-thread"
     return Fault(
         kind=FaultKind.SOFT_TIMEOUT,
         initial_rank=initial_rank,
@@ -48,5 +52,5 @@ def own_silence(
         summary=f"rank {initial_rank}: {detail}",
         detail=detail,
         traceback=stack,
-        timeout=ExceededTimeout("soft", soft_s, round(silent_s, 3), "main-thread"),
+        timeout=ExceededTimeout("soft", soft_s, round(silent_s, 3), clock),
     )

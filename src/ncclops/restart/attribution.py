@@ -144,7 +144,7 @@ class Fault:
     ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``.
     ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
     one that it was raised from, is a connection's or a collective's; a silent rank waits in
-    ``torch.distributed``.
+    ``torch.distributed``, or has threads that run and another rank has recorded it.
     """
 
     kind: FaultKind

@@ -100,6 +100,7 @@ class Session:
                 self.monitor_process,
                 lambda: self._ledger(self._connections.another()),
                 self._look_again,
+                lambda: self.monitor_thread.fault_seen_in,
             )
             stack.callback(self._client.stop, _RECORD_WITHIN_S)
             self.watchdog = ProgressWatchdog(
