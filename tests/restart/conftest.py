@@ -38,6 +38,12 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEAD
     return value
 
 
+def print_logs(directory: Path) -> None:
+    """The ends of the logs of ranks and monitor processes; pytest shows them if the test fails."""
+    for path in sorted(directory.glob("*log-*")):
+        print(f"--- {path.name}", path.read_text(errors="replace")[-4000:], sep="\n")
+
+
 @dataclass(frozen=True)
 class Lane:
     """The backend of a job's groups. ``eager``: communicators are made with the default group."""
@@ -157,6 +163,7 @@ class Job:
         self.ranks.expect_nothing_left()
 
     def close(self) -> None:
+        print_logs(self.directory)
         if self._job is not None:
             self._job.close()
 

@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 
 from ncclops import restart as inprocess
+from ncclops.restart._inbox import Inbox
+from ncclops.restart.loop import RestartLoop
+
+WAIT = Inbox._get
+FOR_OTHERS = {Inbox.agreement.__code__, RestartLoop._await_outcome.__code__}
 
 
 def main(directory: Path) -> None:
     """All meet, and work until the file ``go`` is there; with ``fail-<rank>`` one raises once.
 
-    Rank 0 moves the file ``clock-is-set`` to ``clock`` when the other one waits for it: in the
-    barrier, when it is interrupted, and when it is the last to return.
+    Once the clock has been set, by the file ``clock``, rank 0 leaves iteration *k* when the file
+    ``leave-<k>`` is there, and the others say that they wait for it when the clock is set again.
     """
-    fails = directory / f"fail-{os.environ['RANK']}"
+    rank = int(os.environ["RANK"])
+    fails = directory / f"fail-{rank}"
+    main_thread = threading.get_ident()
 
     def train(call: inprocess.CallWrapper) -> None:
         try:
             work(call)
-        except inprocess.exception.RankShouldRestart:
-            set_clock()
-            raise
-        set_clock()
+        finally:
+            if not (directory / "clock").exists():
+                pass
+            elif rank == 0:
+                while not (directory / f"leave-{call.iteration}").exists():
+                    with contextlib.suppress(inprocess.exception.RankShouldRestart):
+                        time.sleep(0.05)
+            else:
+                threading.Thread(target=say_that_it_waits, args=(call.iteration,)).start()
 
-    def set_clock() -> None:
-        if os.environ["RANK"] == "0" and (directory / "clock-is-set").exists():
-            time.sleep(0.5)  # nothing shows that the other one waits, nor that it goes on waiting
-            (directory / "clock-is-set").replace(directory / "clock")
-            time.sleep(0.5)
+    def say_that_it_waits(iteration: int) -> None:
+        while (frame := waiting()) is None:
+            time.sleep(0.01)
+        sys.stderr.write(f"waits in {iteration}\n")
+        ahead_s = time.time() - time.monotonic()
+        while abs(time.time() - time.monotonic() - ahead_s) < 60:
+            time.sleep(0.01)
+        time.sleep(0.1)  # the stand-in of the clock looks every 5 ms whether a wait is over
+        sys.stderr.write(f"the clock is set in {iteration}: waits {waiting() is frame}\n")
+
+    def waiting() -> FrameType | None:
+        """Of the main thread, where it waits for the other rank."""
+        frame = sys._current_frames()[main_thread]
+        stack = [caller.f_code for caller, _ in walk_stack(frame)]
+        return frame if stack[0] is WAIT.__code__ and not FOR_OTHERS.isdisjoint(stack) else None
 
     def work(call: inprocess.CallWrapper) -> None:
         dist.init_process_group("gloo")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.conftest import LIMIT_S, clean_environ, free_port
 
-from .conftest import wait_until
+from .conftest import print_logs, wait_until
 
 PROGRAM = Path(__file__).with_name("lost_hosts.py")
 
@@ -83,6 +83,7 @@ class Ranks:
         return [process.wait(LIMIT_S) for process in self.processes]
 
     def close(self) -> None:
+        print_logs(self.directory)
         for process in self.processes:
             process.kill()
             process.wait()

@@ -17,7 +17,7 @@ from ncclops.restart._instant import Instant
 from ncclops.restart.attribution import Fault, FaultKind
 from tests.conftest import clean_environ
 
-from .rank_processes import processes
+from .rank_processes import Ranks, processes
 
 HOUR_S = 3600
 
@@ -53,13 +53,12 @@ def test_a_clock_that_is_set_costs_no_rank_and_no_phase_is_off(
         clock.write_text(f"{ahead_s[0]}")
         os.kill(int((tmp_path / "monitor-1.pid").read_text()), signal.SIGKILL)
         ranks.wait_for("monitor-log-0", watching, 2)
-        (tmp_path / "clock-is-set").write_text(f"{ahead_s[1]}")
         (tmp_path / "fail-1").touch()
+        set_while_rank_1_waits(ranks, 0, ahead_s[1])
         ranks.wait_for_all("entered 1")
-        (tmp_path / "clock-is-set").write_text(f"{ahead_s[2]}")  # in the place of one not yet set
         ranks.go()
+        set_while_rank_1_waits(ranks, 1, ahead_s[2])
         assert ranks.wait() == [0, 0]
-        assert clock.read_text() == f"{ahead_s[2]}"
         assert set(ranks.incidents()) == {"incident: ValueError: boom; lost ()"}
         logs = [ranks.log(f"log-{rank}").splitlines() for rank in range(2)]
     lines = [line for log in logs for line in log if line.startswith("phases: ")]
@@ -68,6 +67,18 @@ def test_a_clock_that_is_set_costs_no_rank_and_no_phase_is_off(
     assert all(ms >= 0 for each in phases for ms in each.values())
     # They are parts of what the test has taken.
     assert all(sum(each.values()) < 1000 * (time.monotonic() - began) for each in phases)
+
+
+def set_while_rank_1_waits(ranks: Ranks, iteration: int, ahead_s: int) -> None:
+    """For rank 0, which is about to leave ``iteration``, and does so after that."""
+    ranks.wait_for("log-1", f"waits in {iteration}\n")
+    (ranks.directory / "new-clock").write_text(f"{ahead_s}")
+    (ranks.directory / "new-clock").replace(ranks.directory / "clock")  # it is never empty
+    is_set = f"the clock is set in {iteration}: waits "
+    ranks.wait_for("log-1", is_set)
+    assert f"{is_set}True\n" in ranks.log("log-1")
+    assert f"entered {iteration + 1}" not in ranks.log("log-0") + ranks.log("log-1")
+    (ranks.directory / f"leave-{iteration}").touch()
 
 
 def _fault(instant: Instant | None, recorded_after_s: float | None = None) -> Fault:
