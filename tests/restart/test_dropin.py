@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,5 +156,7 @@ def test_the_example_script_under_the_usual_launchers(launcher: str) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert job.returncode == 0, job.stderr
-    assert sorted(job.stdout.split("\n"))[1:] == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
+    # Gloo of torch 2.7 and 2.8 prints there as well, in the middle of a line too.
+    printed = re.findall(r"rank \d of \d: \d+", job.stdout)
+    assert sorted(printed) == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
     assert ("started by torchrun" in job.stderr) == (launcher == "torchrun")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import distributed as dist
 
 from ncclops.restart._planning import PlannedAssigner
 from ncclops.restart.agreement import INITIAL, Agreement, Arrival
-from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.attribution import Fault, FaultKind, find_cause
 from ncclops.restart.compose import Compose
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.rank_assignment import ActivateAllRanks, FillGaps, ShiftRanks
@@ -163,6 +164,16 @@ def test_the_first_exception_keeps_its_traceback_however_many_follow() -> None:
     assert cause in agreement.faults
     assert agreement.faulty[0] == 3
     assert set(agreement.faulty) == {3, 5, *range(10, 60)}
+
+
+def test_the_rank_that_hung_keeps_its_stack_though_many_that_waited_for_it_were_first() -> None:
+    ledger = Ledger(dist.HashStore(), 200)
+    waits = Fault(FaultKind.SOFT_TIMEOUT, 0, 0, 0, time.time(), "silent", TRACEBACK)
+    for rank in range(10, 60):
+        ledger.record_fault(0, replace(waits, initial_rank=rank, rank=rank, due_to_peer=True))
+    ledger.record_fault(0, replace(waits, initial_rank=5, rank=5))
+    cause = find_cause(all_arrive(ledger, 200, NOBODY).faults)
+    assert (cause.initial_rank, cause.traceback) == (5, TRACEBACK)
 
 
 def test_all_ranks_of_many_hosts_that_are_lost_together_are_in_the_incident() -> None:

@@ -191,6 +191,12 @@ class Fault:
         return self.secondary or expected or self.is_symptom_by_text
 
     @property
+    def may_be_cause(self) -> bool:
+        """Whether it is no symptom, or a rank was silent that did not wait for its peers."""
+        is_silent = self.kind is FaultKind.SOFT_TIMEOUT and not self.secondary
+        return not self.is_symptom or (is_silent and not self.lacks_a_peer)
+
+    @property
     def was_blocked_by_peer(self) -> bool:
         """Whether the rank was ended because it waited, without end, for one that did not come."""
         return self.timeout is not None and self.timeout.limit == "abort"

@@ -147,7 +147,7 @@ class Ledger:
 
     def record_fault(self, iteration: int, fault: Fault) -> None:
         """Note ``fault`` and, unless the iteration is decided already, make it a failed one."""
-        share = _LOSSES if fault.gone else _SYMPTOMS if fault.is_symptom else _CAUSES
+        share = _LOSSES if fault.gone else _CAUSES if fault.may_be_cause else _SYMPTOMS
         counts = self._store.add(f"{iteration}/faults/counts", 1 << share.shift, repeatable=True)
         of_all = {each: counts >> each.shift & ((1 << _BITS) - 1) for each in _SHARES}
         if of_all[share] > share.recorded:
