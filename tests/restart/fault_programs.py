@@ -178,6 +178,32 @@ def raising_at_once(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def raising_in_signal_handlers(worker: Worker) -> Any:
+    """A handler of rank 1 raises when a restart is under way, and again in the next iteration."""
+
+    def strike(state: FrozenState, _: str) -> FrozenState:
+        if worker.rank == 1:
+            signal.raise_signal(signal.SIGALRM)
+        return state
+
+    def fail(number: int, _: object) -> None:
+        raise TimeoutError(f"signal {number}")
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        if call.iteration < 2 and worker.rank == 1:
+            signal.signal(signal.SIGALRM, fail)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            time.sleep(600)
+        dist.barrier()
+        worker.note("has", handler=getattr(signal.getsignal(signal.SIGALRM), "__name__", None))
+        return worker.finish(call)
+
+    finalize = callback_of(inprocess.finalize.Finalize, "finalize", strike)
+    return worker.wrap(main, finalize=finalize, **FAST)()
+
+
 def awkward(worker: Worker) -> Any:
     """Rank 0 raises when rank 1 is in the middle of ``where``."""
     where = PLACES[worker.parameters["where"]]

@@ -36,6 +36,16 @@ def test_a_rank_that_is_killed_on_the_way_to_the_next_iteration(
     job.expect_no_orphans()
 
 
+def test_a_signal_handler_that_raises_between_iterations_costs_no_rank(job: Job) -> None:
+    """As torch's does when a worker of a data loader has died. In the function it is a fault."""
+    assert job.start(2, "fault_programs:raising_in_signal_handlers").wait() == {0: 0, 1: 0}
+    assert returned_from(job, 2) == [0, 1]
+    assert causes(job) == {("exception", 1)}
+    assert [e["handler"] for e in job.events("has", rank=1)] == ["fail"]
+    log = (job.directory / "log-1").read_text()
+    assert "was ignored: TimeoutError: signal 14" in log
+
+
 @pytest.mark.parametrize("doomed", [[1], [2, 3]], ids=["one", "two"])
 def test_ranks_that_are_killed_in_the_barrier_are_not_waited_for(
     job: Job, doomed: list[int]

@@ -45,6 +45,7 @@ from ncclops.restart._inbox import Inbox, store_gone
 from ncclops.restart._monitor_link import Watch
 from ncclops.restart._observer import place
 from ncclops.restart._process import freeze_heap, release
+from ncclops.restart._signal_handlers import contain_handlers, release_handlers
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import (
@@ -132,6 +133,7 @@ class RestartLoop:
         """
         error: BaseException | None = None
         try:
+            contain_handlers()
             with self._env_rendezvous():
                 return self._run_iterations()
         except ForkedChild as child:
@@ -151,6 +153,7 @@ class RestartLoop:
         finally:
             if os.getpid() == self._pid:
                 self.session.close(error)
+            release_handlers()
         raise self._causes.with_root_cause(error)
 
     def _run_iterations(self) -> Any:
@@ -165,6 +168,7 @@ class RestartLoop:
             return self._iterate()
         except RankShouldRestart as late:
             self.session.interrupter.settle()
+            contain_handlers()
             self._page.watch = Watch.NONE
             self._caught = late
             return self._await_abort(Failed())
@@ -203,11 +207,13 @@ class RestartLoop:
                 value = self._run_armed()
             finally:
                 session.interrupter.settle()
+                contain_handlers()
         except BaseException as error:  # noqa: BLE001 - judged below
             caught = error
         if os.getpid() != self._pid:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
+        contain_handlers()
         release_backends_of_ended_groups()
         self._page.watch = Watch.NONE
         self._caught = caught
@@ -230,6 +236,7 @@ class RestartLoop:
             self.session.monitor_thread.watch(self._state.iteration, self._state.freeze())
             self._page.touch()
             self._page.watch = Watch.SOFT_AND_HARD
+            release_handlers()
             self._enter()
             if self._state.mode is Mode.ACTIVE:
                 return self._call()

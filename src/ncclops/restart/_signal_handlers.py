@@ -1,0 +1,58 @@
+"""What a program's signal handlers raise, kept out of the wrapper's own code.
+
+Python runs a handler in the main thread, wherever that is. One that raises is a fault of the
+function while that runs. Between two iterations it would end the rank: such are the handler by
+which torch tells that a worker of a data loader has died, and that of a timeout by
+``signal.alarm`` which the function has left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ncclops.restart.attribution import summarise
+
+log = logging.getLogger("ncclops.restart")
+
+
+def contain_handlers() -> None:
+    """From now on an ``Exception`` of a handler is logged and goes no further. Main thread.
+
+    What means to end the process does, such as ``SystemExit`` and ``KeyboardInterrupt``.
+    """
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler) and not isinstance(handler, _Contained):
+            signal.signal(number, _Contained(handler))
+
+
+def release_handlers() -> None:
+    """Undo ``contain_handlers``, but for handlers that were set since."""
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if isinstance(handler, _Contained):
+            signal.signal(number, handler.handler)
+
+
+class _Contained:
+    """In the place of ``handler``."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except Exception as error:
+            name = signal.strsignal(number) or number
+            log.warning(
+                "the handler of signal %d (%s) raised this while the function was not running, and "
+                "was ignored: %s",
+                number,
+                name,
+                summarise(error),
+            )
