@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import traceback
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import pytest
 from torch._utils import ExceptionWrapper
 
+from ncclops.restart._process import release
 from ncclops.restart.agreement import Agreement
-from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, Raised
+from ncclops.restart.attribution import (
+    ExceededTimeout,
+    Fault,
+    FaultKind,
+    Raised,
+    append_to_chain,
+)
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import describe
 from ncclops.restart.state import State
@@ -35,6 +43,25 @@ def test_a_raised_exception_has_its_class_its_bases_and_its_place() -> None:
     assert raised.is_a(ImportError)
     assert not raised.is_a(KeyError, OSError)
     assert (raised.file, raised.function) == (__file__, "fault_of")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """Nothing can be set on it, not by Python's own ``contextlib`` either."""
+
+    code: int
+
+
+def test_an_exception_that_cannot_be_changed_is_chained_and_released() -> None:
+    try:
+        raise FrozenError(3)
+    except FrozenError as caught:
+        error = caught
+    earlier = ValueError("earlier")
+    append_to_chain(error, earlier)
+    release([error])
+    assert error.__cause__ is earlier
+    assert error.__traceback__ is None
 
 
 class UnspeakableError(Exception):

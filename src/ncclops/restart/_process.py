@@ -157,13 +157,14 @@ def release(errors: Iterable[BaseException]) -> None:
         if (trace := error.__traceback__) is None:
             continue
         text = "".join(traceback.format_tb(_from_the_function_on(trace)))
-        error.add_note(f"Traceback of the earlier iteration (most recent call last):\n{text}")
+        with contextlib.suppress(Exception):  # an exception that cannot be changed
+            error.add_note(f"Traceback of the earlier iteration (most recent call last):\n{text}")
         for frame, _ in traceback.walk_tb(trace):
             with contextlib.suppress(RuntimeError):  # still running: the loop's own
                 frame.clear()
                 # Up to Python 3.12 a look at them has left a copy in the frame, which this renews.
                 _ = frame.f_locals
-        error.__traceback__ = None
+        object.__setattr__(error, "__traceback__", None)  # also of a frozen dataclass
     gc.collect()
 
 

@@ -453,7 +453,7 @@ def append_to_chain(error: BaseException, earlier: BaseException) -> None:
     """Make ``earlier`` the end of ``error``'s chain, unless it is in it."""
     links = list(chain_of(error))
     if earlier not in links and links[-1].__cause__ is None and links[-1].__context__ is None:
-        links[-1].__cause__ = earlier
+        object.__setattr__(links[-1], "__cause__", earlier)  # also of a frozen dataclass
 
 
 class Causes:
