@@ -25,6 +25,8 @@ from ncclops.restart.exception import RankShouldRestart
 
 pytestmark = pytest.mark.slow
 
+FORK = multiprocessing.get_context("fork")
+
 
 @contextlib.contextmanager
 def interrupted(
@@ -245,7 +247,7 @@ def test_a_process_that_is_being_started_is_known() -> None:
 
     def start(_: Interrupter) -> None:
         while True:
-            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            process = FORK.Process(target=time.sleep, args=(600,))
             process.start()
             known.append(process.pid)
             process.kill()
@@ -258,6 +260,32 @@ def test_a_process_that_is_being_started_is_known() -> None:
         child.kill()
         child.join()
     assert {child.pid for child in psutil.Process().children()} <= before
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: FORK.Pool(2), lambda: FORK.Manager()], ids=["pool", "manager"]
+)
+def test_a_pool_or_manager_that_is_being_started_can_be_ended(
+    make: Callable[[], contextlib.AbstractContextManager[object]],
+) -> None:
+    """Its processes run before there is anything that ends them."""
+    before = {child.pid for child in psutil.Process().children()}
+
+    def start(_: Interrupter) -> None:
+        while True:
+            with make():
+                pass
+            time.sleep(0.005)
+
+    for _ in range(10):
+        with interrupted(start) as happened:
+            assert happened == ["begun", "interrupted"]
+    gc.collect()
+    left = {child.pid for child in psutil.Process().children()} - before
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+    assert not left
 
 
 def test_a_signal_that_c_code_handles_is_left_to_it() -> None:

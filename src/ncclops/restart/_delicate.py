@@ -1,7 +1,8 @@
 """Places of the main thread in which an interruption would be lost, or would lose something.
 
 - ``__del__``: Python prints what is raised in a finalizer, and ignores it.
-- A process that is just being started: it would run, and no code would hold a reference to it.
+- A process, a pool of them or a manager that is just being started: it would run, and no code would
+  hold a reference to it.
 - A module that is just being imported: Python forgets it, but not what it has registered elsewhere
   (an operator of torch, say), so that it could not be imported again.
 - A batch that a data loader's iterator has just received: an iterator that outlives the iteration
@@ -20,6 +21,8 @@ from __future__ import annotations
 import enum
 import logging
 import multiprocessing.connection
+import multiprocessing.managers
+import multiprocessing.pool
 import multiprocessing.process
 import multiprocessing.queues
 import multiprocessing.util
@@ -34,6 +37,8 @@ from typing import Any, TypeVar
 _FINALIZES = multiprocessing.util.Finalize.__call__.__code__
 _STARTS_A_PROCESS = {
     multiprocessing.process.BaseProcess.start.__code__,
+    multiprocessing.managers.BaseManager.start.__code__,
+    multiprocessing.pool.Pool.__init__.__code__,
     subprocess.Popen.__init__.__code__,
 }
 # The monitor thread logs, too.
