@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +115,38 @@ def test_where_an_interruption_lands_says_whether_the_rank_failed(
     place: str, kind: FaultKind | None
 ) -> None:
     assert judge_exit(landing_in(place), interrupted=True)[1] is kind
+
+
+RETRY = """
+for last in (False,):
+    try:
+        raise ValueError("own")
+    except ValueError as error:
+"""
+
+
+@pytest.mark.parametrize(
+    ("clause", "kind"),
+    [
+        ("interrupt()", None),
+        ("if last:\n raise\ninterrupt()", None),
+        ("with open('/dev/null'):\n interrupt()", None),
+        ("if not last:\n interrupt()\n continue\nraise", None),
+        ("interrupt()\nraise", FaultKind.EXCEPTION),
+        ("if not last:\n interrupt()\n raise", FaultKind.EXCEPTION),
+        ("for _ in 'a':\n interrupt()\n break\nraise error", FaultKind.EXCEPTION),
+        ("if interrupt():\n raise\nelse:\n raise error", FaultKind.EXCEPTION),
+    ],
+)
+def test_an_exception_is_dealt_with_unless_it_is_raised_again(
+    clause: str, kind: FaultKind | None, tmp_path: Path
+) -> None:
+    """As far as can be seen from where the interruption lands."""
+    program = tmp_path / "retry.py"
+    program.write_text(RETRY + textwrap.indent(clause, "        "))
+    with pytest.raises(RankShouldRestart) as caught:
+        exec(compile(program.read_text(), program, "exec"), {"interrupt": interrupt})
+    assert judge_exit(caught.value, interrupted=True)[1] is kind
 
 
 def test_an_exception_whose_source_is_unknown_counts_as_the_ranks_own() -> None:

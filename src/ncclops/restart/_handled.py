@@ -24,7 +24,7 @@ def is_handled(earlier: BaseException, later: BaseException) -> bool:
     frame = caught.tb_frame  # the outermost that it has reached: where it was caught
     line = _line_in(frame, later)
     clause = None if line is None else _innermost_handler(frame, line)
-    return clause is not None and not any(isinstance(node, ast.Raise) for node in _own(clause))
+    return clause is not None and line is not None and _ends(clause.body, line) != {_RAISES}
 
 
 def _line_in(frame: FrameType, error: BaseException) -> int | None:
@@ -59,9 +59,51 @@ def _clauses(node: ast.AST) -> Iterator[tuple[ast.ExceptHandler | None, list[ast
             yield handler, handler.body
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below ``node``, without those of functions that are defined there."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _own(child)
+# How a part of a function may end.
+_RAISES, _RETURNS, _JUMPS, _GOES_ON = "raise", "return", "break or continue", "next statement"
+_ENDS: dict[type[ast.stmt], str] = {
+    ast.Raise: _RAISES,
+    ast.Return: _RETURNS,
+    ast.Break: _JUMPS,
+    ast.Continue: _JUMPS,
+}
+
+
+def _ends(block: list[ast.stmt], line: int) -> set[str]:
+    """How ``block`` may end that has got to ``line``, or not yet as far, whatever is decided there.
+
+    A retry that raises only after the last time has dealt with an exception when it tries again.
+    """
+    ends: set[str] = set()
+    for statement in block:
+        if (statement.end_lineno or 0) >= line:
+            possible = _statement_ends(statement, line)
+            ends |= possible - {_GOES_ON}
+            if _GOES_ON not in possible:
+                return ends
+    return ends | {_GOES_ON}
+
+
+def _statement_ends(statement: ast.stmt, line: int) -> set[str]:
+    if type(statement) in _ENDS:
+        return {_ENDS[type(statement)]}
+    is_loop = isinstance(statement, ast.For | ast.AsyncFor | ast.While)
+    for part in _parts(statement):
+        if part[0].lineno <= line <= (part[-1].end_lineno or 0):
+            ends = _ends(part, line)
+            return ends - {_JUMPS} | {_GOES_ON} if is_loop else ends
+    if isinstance(statement, ast.If):
+        return _ends(statement.body, line) | _ends(statement.orelse, line)
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return _ends(statement.body, line)
+    return {_GOES_ON}
+
+
+def _parts(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+    parts += [
+        each.body for each in getattr(statement, "handlers", []) + getattr(statement, "cases", [])
+    ]
+    yield from filter(None, parts)
