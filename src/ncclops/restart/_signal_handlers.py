@@ -47,12 +47,11 @@ class _Contained:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.handler(number, frame)
-        except Exception as error:
-            name = signal.strsignal(number) or number
+        except Exception as error:  # noqa: BLE001 - the handler is the program's
             log.warning(
-                "the handler of signal %d (%s) raised this while the function was not running, and "
-                "was ignored: %s",
+                "the handler of signal %d (%s) has raised this while the function was not running, "
+                "which was ignored: %s",
                 number,
-                name,
+                signal.strsignal(number),
                 summarise(error),
             )
