@@ -13,9 +13,8 @@ _NVIDIA = re.compile(
     r"(__)?(cu[A-Z]|cuda[A-Z]|cublas|cudnn|cufft|cufile|curand|cusparse|cusolver|cupti|nccl"
     r"|nvrtc|nvshmem|nvml|nvJit)"
 )
-# Libraries of the system, which torch's need as well.
-_SYSTEM = re.compile(
-    r"(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux.*|libgomp)\."
+_LIBRARIES_OF_NVIDIA = re.compile(
+    r"lib(cu(blas|da|dnn|fft|file|pti|rand|solver|sparse)|nccl|nv(JitLink|rtc|shmem|idia|perf|toolsExt))"
 )
 # What is opened by name and so stands in no list of needed libraries.
 _OPENED_BY_NAME = ("libnvidia-ml.so.1", "libcuda.so.1")
@@ -45,7 +44,7 @@ def needs_of(torch_libraries: Path, headers: Path) -> Needs:
                 (wanted if kind == "U" else given).add(name.split("@")[0])
         needed.update(re.findall(r"\(NEEDED\).*\[(.*?)\]", _output("readelf", "--dynamic", path)))
     own = {path.name for path in files}
-    libraries = {name for name in needed - own if not _SYSTEM.match(name)}
+    libraries = {name for name in needed - own if _LIBRARIES_OF_NVIDIA.match(name)}
     functions = {name for name in wanted - given if _NVIDIA.match(name)}
     functions |= _strings(files) & _declared(headers)
     return Needs(frozenset(functions), tuple(sorted(libraries | set(_OPENED_BY_NAME))))
