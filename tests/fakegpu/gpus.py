@@ -22,13 +22,15 @@ REAL = os.environ.get("NCCLOPS_TEST_GPU") == "real"
 def take_gpu(rank: int) -> torch.device:
     """The GPU of ``rank``, the current one from now on. Ranks share GPUs where there are fewer.
 
-    NCCL takes two ranks on one GPU only if they say that they are on different hosts.
+    NCCL takes two ranks on one GPU only if they say that they are on different hosts. torch 2.15
+    has a GPU in mind already when the group is made: the one that ``LOCAL_RANK`` says.
     """
     import torch
 
     count = torch.cuda.device_count()
     if count < int(os.environ["WORLD_SIZE"]):
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"
+    os.environ["LOCAL_RANK"] = str(rank)
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
     return device

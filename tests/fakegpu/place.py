@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sysconfig
@@ -50,4 +51,5 @@ class Place:
         return None
 
 
-HERE = Place(Path(__file__).resolve().parents[2] / ".fakegpu")
+_OTHER = os.environ.get("FAKE_GPU_TORCH")
+HERE = Place(Path(__file__).resolve().parents[2] / f".fakegpu{f'-{_OTHER}' if _OTHER else ''}")

@@ -51,6 +51,8 @@ def test_without_a_gpu_only_the_launcher_matters() -> None:
         ({"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "15000"}, (2, 13), {}, "for 60 s: set TORCH"),
         ({"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}, (2, 13), {}, "NONBLOCKING=0"),
         ({}, (2, 7), {}, "pytorch#150690"),
+        ({}, (2, 15), {}, "set LOCAL_RANK"),
+        ({"TORCH_DIST_USE_NCCL2": "1"}, (2, 14), {}, "set LOCAL_RANK"),
         ({}, (2, 13), {"nccl_version": (2, 21, 5)}, "NCCL 2.21.5 .* set NCCL_NET_PLUGIN=none"),
         ({}, (2, 13), {"nccl_timeout": timedelta(seconds=60)}, "longer timeout"),
         ({}, (2, 13), {"nccl_timeout": timedelta(seconds=90)}, "longer timeout"),
@@ -63,6 +65,11 @@ def test_each_thing_in_the_way_is_one_line(
     (note,) = notes
     assert re.search(words, note)
     assert "\n" not in note
+
+
+def test_the_gpu_of_a_rank_is_settled_where_the_engine_does_not_take_it_from_the_number() -> None:
+    assert environment_notes(FINE | {"LOCAL_RANK": "1"}, (2, 15), True, **NEW) == []
+    assert environment_notes(FINE | {"TORCH_DIST_USE_NCCL2": "0"}, (2, 15), True, **NEW) == []
 
 
 def test_an_old_nccl_without_plugins_is_still_too_old() -> None:

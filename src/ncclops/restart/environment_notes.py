@@ -72,6 +72,12 @@ def environment_notes(
         )
     if has_cuda and env.get("NCCL_NVLS_ENABLE") != "0":
         notes.append("NVLink SHARP does not survive an abort: set NCCL_NVLS_ENABLE=0")
+    if has_cuda and "LOCAL_RANK" not in env and _has_second_engine(env, torch_version):
+        notes.append(
+            "without LOCAL_RANK torch's second NCCL engine takes the GPU that has the rank's "
+            "number, and a restart renumbers ranks: set LOCAL_RANK, or give init_process_group "
+            "device_id"
+        )
     if not has_cuda:
         return notes
     if nccl_version is not None and nccl_version < _NCCL:
@@ -100,6 +106,13 @@ def _files_of_store(env: Mapping[str, str]) -> int:
     return int(env.get("WORLD_SIZE", "1")) * _CONNECTIONS_PER_RANK + _OTHER_FILES
 
 
+def _has_second_engine(env: Mapping[str, str], torch_version: tuple[int, int]) -> bool:
+    """Whether "nccl" is torch's newer engine: by default from 2.15 on, optional in 2.14."""
+    by_default = "1" if torch_version >= (2, 15) else "0"
+    asked = env.get("TORCH_DIST_USE_NCCL2", by_default).lower() not in _FALSE
+    return torch_version >= (2, 14) and asked
+
+
 def _under_torchrun(env: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in env and "NCCLOPS_RUN_ID" not in env
 
@@ -116,9 +129,6 @@ def _sleep_after_error_s(env: Mapping[str, str]) -> float:
 def _nccl_lets_live(env: Mapping[str, str], torch_version: tuple[int, int]) -> bool:
     if env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") in ("0", "2"):
         return True
-    # Only the older engine reads this; the newer one is the default from 2.15, optional in 2.14.
-    newer_by_default = torch_version >= (2, 15)
-    newer = env.get("TORCH_DIST_USE_NCCL2", "1" if newer_by_default else "0").lower() not in _FALSE
-    if torch_version >= (2, 14) and newer:
+    if _has_second_engine(env, torch_version):  # which does not read this
         return False
     return env.get("TORCH_NCCL_RETHROW_CUDA_ERRORS", "1").lower() in _FALSE
