@@ -8,7 +8,7 @@ import pytest
 
 from ncclops.classify import Classification
 from ncclops.classify.policy import PastAttempt, default_rules
-from ncclops.decision.retrying import RetryPlan, next_attempt
+from ncclops.decision.retrying import Escalated, RetryPlan, next_attempt
 
 REFUSED = Classification(
     class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"
@@ -50,3 +50,24 @@ def test_table(
     plan: RetryPlan, verdict: Classification, failed_before: int, environ: object
 ) -> None:
     assert environ_after(plan, verdict, failed_before=failed_before) == environ
+
+
+@pytest.mark.parametrize("failed_start", [True, False])
+def test_new_processes_after_a_failed_start_are_lazy_whatever_the_class(
+    *, failed_start: bool
+) -> None:
+    escalated = Escalated(to="respawn", reason="waited", failure=None, failed_start=failed_start)
+    decision, following = next_attempt(
+        PLAN,
+        replace(REFUSED, retry_policy="fix-config"),
+        history=[],
+        granted_used=0,
+        progressed=False,
+        random=lambda: 0.5,
+        escalated=escalated,
+    )
+    assert decision.action == "stop"
+    assert following is not None
+    assert list(following.environ.values()) == (
+        ["lazy", "skipped"] if failed_start else ["eager", "standard"]
+    )

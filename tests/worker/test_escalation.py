@@ -110,6 +110,7 @@ def test_ranks_that_waited_for_a_communicator_come_back_in_new_processes() -> No
     assert escalation.to == "respawn"
     assert escalation.reason.startswith("ranks 0, 2 waited in NCCL")
     assert escalation.failure == (failed.summary, "train.py:7, in step")
+    assert escalation.failed_start
 
 
 def test_a_communicator_that_does_not_come_up_at_the_start_is_a_failed_start() -> None:
@@ -120,6 +121,7 @@ def test_a_communicator_that_does_not_come_up_at_the_start_is_a_failed_start() -
     )
     assert made is not None
     assert "a failure to start" in made.reason
+    assert made.failed_start
     assert ran is None
 
 

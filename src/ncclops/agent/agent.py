@@ -54,6 +54,7 @@ from ncclops.receipts.observation import Observation
 from ncclops.record import events, receipt_records, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
 from ncclops.record.receipt_records import ReceiptRecord
+from ncclops.record.variables import RESPAWNED_FOR
 from ncclops.record.verdict_record import JudgedReceipt
 
 log = logging.getLogger(__name__)
@@ -322,7 +323,8 @@ class _Agent:
 
     def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         self._run.add(retry_event(decided, following))
-        changes = ", ".join(f"{k}={v}" for k, v in following.environ.items())
+        environ = {k: v for k, v in following.environ.items() if k != RESPAWNED_FOR}
+        changes = ", ".join(f"{k}={v}" for k, v in environ.items())
         pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
         self._terminal.say(
             f"attempt {decided['attempt']}{pause}: {following.reason}"

@@ -53,6 +53,11 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.last_faulty = about
         case EscalationEvent():
             failure = None if isinstance(event.failure, str) else event.failure
-            team.escalation = Escalated(to=event.to, reason=event.reason, failure=failure)
+            team.escalation = Escalated(
+                to=event.to,
+                reason=event.reason,
+                failure=failure,
+                failed_start=event.failed_start,
+            )
     if isinstance(event, _COPIED):
         run.add(replace(event, rank=about, node=""))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ncclops.classify.model import Classification
 from ncclops.classify.policy import Decision, Lane, PastAttempt, RetryRules, StartRow, decide
+from ncclops.classify.retry_rules import STARTUP_ROW
 from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT, RESPAWNED_FOR
 
 
@@ -27,11 +28,13 @@ class RetryPlan:
 class Escalated:
     """What the workers request when restarts in place cannot help: ``to`` is ``respawn`` or
     ``stop``, ``failure`` what happened and where, which new processes compare with theirs.
+    ``failed_start``: a communicator did not come up.
     """
 
     to: str
     reason: str
     failure: tuple[str, str] | None
+    failed_start: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Escalated:
@@ -42,6 +45,7 @@ class Escalated:
             failure=(str(failure[0]), str(failure[1]))
             if isinstance(failure, list | tuple)
             else None,
+            failed_start=bool(record.get("failed_start", False)),
         )
 
 
@@ -73,8 +77,8 @@ def next_attempt(
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
     stop: it is an order, and not evidence that the failure may be retried. It starts as the
     job's lane starts a retry. So does one for which the workers themselves have ``escalated``,
-    within the policy's limits for any retry. With ``replaces``, the node to be replaced is gone,
-    and another one can take its place.
+    within the policy's limits for any retry; after a failed start, it starts as a retry of that
+    does. With ``replaces``, the node to be replaced is gone, and another one can take its place.
     """
     decision = decide(
         verdict,
@@ -90,7 +94,8 @@ def next_attempt(
     if decision.action == "retry" or (decision.action == "replace-node" and replaces):
         return decision, _following(decision, variables)
     if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
-        environ = start_environ(plan.rules.rows[plan.lane]) | variables
+        row = STARTUP_ROW if escalated.failed_start else plan.lane
+        environ = start_environ(plan.rules.rows[row]) | variables
         return decision, NextAttempt(
             reason=f"new processes: {escalated.reason}", cooldown=timedelta(0), environ=environ
         )

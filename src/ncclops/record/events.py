@@ -367,6 +367,8 @@ class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     failure: tuple[str, str] | str | None = None
     """what happened and where, for comparing it with the next failure; null: no single failure.
     One text in older runs"""
+    failed_start: bool = False
+    """a communicator did not come up: new processes make theirs lazily"""
 
 
 class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):

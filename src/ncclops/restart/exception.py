@@ -60,11 +60,13 @@ class Escalation:
     ``to``: ``respawn`` (start new processes, a restart in this one cannot help) or ``stop`` (no
     attempt can help). ``reason`` is for people. ``failure`` is what happened and where, for
     comparing it with the failure of the next attempt; ``None`` where no single failure led here.
+    ``failed_start``: a communicator did not come up.
     """
 
     to: Literal["respawn", "stop"]
     reason: str
     failure: tuple[str, str] | None = None
+    failed_start: bool = False
 
 
 class RestartAbort(BaseException):

@@ -101,7 +101,7 @@ class Repetition:
         if early and incident.raised is not None and incident.raised.name in _MISTAKE_NAMES:
             return Escalation("stop", f"{what}: a mistake in the script", this)
         if early and incident.iteration == 0 and _is_startup_failure(incident):
-            return Escalation("respawn", f"{what}: a failure to start", this)
+            return Escalation("respawn", f"{what}: a failure to start", this, failed_start=True)
         if self._respawned_for is not None and _is_same(this, self._respawned_for):
             return Escalation("stop", f"{what}: again in new processes", this)
         if self._times >= _SAME_FAILURE_LIMIT:
@@ -143,7 +143,7 @@ def _lost_while_connecting(incident: Incident) -> Escalation | None:
         f"{ranks_named(lost)} waited in NCCL for a communicator that did not come up, and had to be"
         " ended"
     )
-    return Escalation("respawn", reason, _failure_of(incident))
+    return Escalation("respawn", reason, _failure_of(incident), failed_start=True)
 
 
 def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:

@@ -199,6 +199,11 @@ def _obey(call: restart.CallWrapper) -> None:
 def _escalate(escalation: Escalation) -> NoReturn:
     """End restarts in place on this rank, and request from the agent what can help."""
     worker_record.report(
-        EscalationEvent(to=escalation.to, reason=escalation.reason, failure=escalation.failure)
+        EscalationEvent(
+            to=escalation.to,
+            reason=escalation.reason,
+            failure=escalation.failure,
+            failed_start=escalation.failed_start,
+        )
     )
     raise as_exception(escalation)
