@@ -57,16 +57,20 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_ncclops(
-    directory: Path, *arguments: str | Path, env: Mapping[str, str] | None = None
+    directory: Path,
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    python: str | Path = sys.executable,
+    limit_s: float = LIMIT_S,
 ) -> CompletedText:
     """The command line in ``directory``; for fixtures that several tests share."""
     return subprocess.run(
-        [sys.executable, "-m", "ncclops", *map(str, arguments)],
+        [python, "-m", "ncclops", *map(str, arguments)],
         cwd=directory,
         env=clean_environ(env),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
     )
 
 

@@ -11,7 +11,6 @@ import threading
 import time
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from scenarios import FAST, HANG, Worker, seconds
 
@@ -25,8 +24,10 @@ class TrainingError(Exception):
     """A library's own, around whatever went wrong."""
 
 
-def step() -> None:
-    dist.all_reduce(torch.ones(1))
+def step(worker: Worker) -> None:
+    total = worker.ones()
+    dist.all_reduce(total)
+    total.item()  # where a rank waits on a GPU
 
 
 def beginning(worker: Worker) -> Any:
@@ -71,10 +72,10 @@ def beginning(worker: Worker) -> Any:
                     return value
             try:
                 while True:
-                    step()
+                    step(worker)
             except RuntimeError as error:
                 raise TrainingError("a step failed") from error
-        step()
+        step(worker)
         return worker.finish(call)
 
     return worker.wrap(main, **{**HANG, "hard_timeout": seconds(20)})()
@@ -107,7 +108,7 @@ def reporting_late(worker: Worker) -> Any:
                 while not reported.exists():
                     time.sleep(0.01)
                 raise RuntimeError("Connection closed by peer")
-        step()
+        step(worker)
         return worker.finish(call)
 
     _connections.another_connection = slowly  # type: ignore[assignment,attr-defined] # looked up there

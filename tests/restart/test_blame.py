@@ -14,11 +14,12 @@ from ncclops.restart._handled import is_handled
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, find_cause
 from ncclops.restart.exception import RankShouldRestart
 
-from .conftest import Job
+from .conftest import Job, lanes
 from .test_faults import causes
 
 
 @pytest.mark.slow
+@lanes("gloo", "nccl")
 @pytest.mark.parametrize(
     ("how", "cause"),
     [

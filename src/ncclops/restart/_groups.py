@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -57,6 +58,8 @@ def forget_failed_groups() -> None:
     release_backends_of_ended_groups()
     release_gloo_connections()
     _empty_tables()
+    global _newest_ended
+    _newest_ended = max(_recorded_status(), default=-1)
 
 
 def _empty_tables() -> None:
@@ -211,6 +214,30 @@ def nccl_error() -> str | None:
                 if error in _NCCL_ERRORS:
                     return f"NCCL reports an error of group {group.group_desc} ({error})"
     return None
+
+
+def has_pending_collective() -> bool:
+    """Whether a collective of NCCL has not ended, as torch's flight recorder knows it.
+
+    A main thread that waits for the device is not in ``torch.distributed`` then, and waits for its
+    peers all the same. Sending and receiving do not count. No device is queried for this.
+    """
+    return any(
+        last["last_enqueued_collective"] > max(0, last["last_completed_collective"])
+        for number, last in _recorded_status().items()
+        if number > _newest_ended
+    )
+
+
+# The recorder's highest number of a group of an earlier iteration, whose collectives stay pending.
+_newest_ended = -1
+
+
+def _recorded_status() -> dict[int, dict[str, int]]:
+    """How far the NCCL groups of this process are, by the recorder's number; ended ones as well."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+    recorded = {} if dump is None else pickle.loads(dump(False, False, False))
+    return {int(number): last for number, last in recorded.get("pg_status", {}).items()}
 
 
 # Not TIMEOUT: how long a rank may wait is what the soft timeout says.

@@ -17,6 +17,7 @@ from datetime import timedelta
 from traceback import format_stack
 from typing import Any
 
+from ncclops.restart._groups import has_pending_collective
 from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
@@ -283,7 +284,9 @@ class MonitorClient:
 def _is_due_to_peer(message: dict[str, Any], stack: str | None) -> bool:
     if message["cause"] == "soft-timeout":
         # Without a stack nothing shows that a rank whose threads run did not wait for its peers.
-        return waits_for_peers(stack) if stack else bool(message["runs"])
+        if stack:  # this rank's own
+            return waits_for_peers(stack) or has_pending_collective()
+        return bool(message["runs"])
     timeout = message.get("timeout")
     return timeout is not None and timeout["limit"] == "abort"
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from torch import distributed
 
+from ncclops.restart._groups import has_pending_collective
 from ncclops.restart._instant import Instant
 from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
@@ -37,7 +38,7 @@ def own_silence(
     if silent_s < soft_s / 2:
         return None
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
-    if waits_for_peers(stack):
+    if waits_for_peers(stack) or has_pending_collective():
         return None
     what = "no ping" if by_ping else "the main thread did not move"
     detail = f"{what} for {silent_s:.1f} s, and it did not wait for its peers"
