@@ -59,8 +59,8 @@ _VERSIONS = (
 # the test runner.
 _CORE = (
     *("psutil", "nvidia-ml-py", "numpy"),
-    *("typer<0.29", "rich"),
-    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "hatchling"),
+    *("typer<0.29", "rich", "pydantic"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "hatchling", "editables"),
 )
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?= - |$)", re.MULTILINE)
 # More failures than this have one cause: they are not repeated, and the table names the first.
@@ -192,7 +192,8 @@ def install(interpreter: str, python: Path, torch: str | None) -> str | None:
         except subprocess.TimeoutExpired:
             return f"not installed within {INSTALLED_WITHIN_S} s"
         if done.returncode:
-            return (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            errors = re.findall(r"\w*(?:Error|ERROR): .*", done.stderr)
+            return errors[-1] if errors else f"pip said: {done.stderr.strip()[-200:]!r}"
     complete.touch()
     return None
 
