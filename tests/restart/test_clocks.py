@@ -18,6 +18,7 @@ from ncclops.restart.attribution import Fault, FaultKind
 from tests.conftest import clean_environ
 
 from .rank_processes import Ranks, processes
+from .test_faults import wait_for_other_pid
 
 HOUR_S = 3600
 
@@ -35,29 +36,28 @@ def clock_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "ahead_s", [(HOUR_S, 2 * HOUR_S, 3 * HOUR_S), (-HOUR_S, 0, -HOUR_S)], ids=str
-)
 def test_a_clock_that_is_set_costs_no_rank_and_no_phase_is_off(
-    tmp_path: Path, clock_stub: Path, ahead_s: tuple[int, int, int]
+    tmp_path: Path, clock_stub: Path
 ) -> None:
-    """In the function, on the way from a fault to the barrier, and when one rank has returned."""
-    clock = tmp_path / "clock"
-    preload = {"LD_PRELOAD": str(clock_stub), "CLOCK_STUB_FILE": str(clock)}
+    """In the function, on the way from a fault to the barrier, and when one rank has returned;
+    forwards and backwards each."""
+    preload = {"LD_PRELOAD": str(clock_stub), "CLOCK_STUB_FILE": str(tmp_path / "clock")}
     began = time.monotonic()
     with processes(tmp_path, 2) as ranks:
         ranks.start(preload)
         ranks.wait_for_all("entered 0")
-        watching = "watching the monitor process of rank 1"
-        ranks.wait_for("monitor-log-0", watching)
-        clock.write_text(f"{ahead_s[0]}")
-        os.kill(int((tmp_path / "monitor-1.pid").read_text()), signal.SIGKILL)
-        ranks.wait_for("monitor-log-0", watching, 2)
+        watching, path = "watching the monitor process of rank 1", tmp_path / "monitor-1.pid"
+        for number, ahead_s in enumerate((HOUR_S, -HOUR_S), 1):
+            ranks.wait_for("monitor-log-0", watching, number)
+            set_clock(tmp_path, ahead_s)
+            os.kill(monitor := int(path.read_text()), signal.SIGKILL)
+            wait_for_other_pid(path, monitor)
+        ranks.wait_for("monitor-log-0", watching, 3)
         (tmp_path / "fail-1").touch()
-        set_while_rank_1_waits(ranks, 0, ahead_s[1])
+        set_while_rank_1_waits(ranks, 0)
         ranks.wait_for_all("entered 1")
         ranks.go()
-        set_while_rank_1_waits(ranks, 1, ahead_s[2])
+        set_while_rank_1_waits(ranks, 1)
         assert ranks.wait() == [0, 0]
         assert set(ranks.incidents()) == {"incident: ValueError: boom; lost ()"}
         logs = [ranks.log(f"log-{rank}").splitlines() for rank in range(2)]
@@ -69,14 +69,19 @@ def test_a_clock_that_is_set_costs_no_rank_and_no_phase_is_off(
     assert all(sum(each.values()) < 1000 * (time.monotonic() - began) for each in phases)
 
 
-def set_while_rank_1_waits(ranks: Ranks, iteration: int, ahead_s: int) -> None:
+def set_clock(directory: Path, ahead_s: int) -> None:
+    """At once: the file is never empty, which would set it right."""
+    (directory / "new-clock").write_text(f"{ahead_s}")
+    (directory / "new-clock").replace(directory / "clock")
+
+
+def set_while_rank_1_waits(ranks: Ranks, iteration: int) -> None:
     """For rank 0, which is about to leave ``iteration``, and does so after that."""
     ranks.wait_for("log-1", f"waits in {iteration}\n")
-    (ranks.directory / "new-clock").write_text(f"{ahead_s}")
-    (ranks.directory / "new-clock").replace(ranks.directory / "clock")  # it is never empty
-    is_set = f"the clock is set in {iteration}: waits "
-    ranks.wait_for("log-1", is_set)
-    assert f"{is_set}True\n" in ranks.log("log-1")
+    for number, ahead_s in enumerate((HOUR_S, -HOUR_S), 1):
+        set_clock(ranks.directory, ahead_s)
+        ranks.wait_for("log-1", f"the clock is set in {iteration}: waits ", number)
+    assert ranks.log("log-1").count(f"the clock is set in {iteration}: waits True\n") == 2
     assert f"entered {iteration + 1}" not in ranks.log("log-0") + ranks.log("log-1")
     (ranks.directory / f"leave-{iteration}").touch()
 

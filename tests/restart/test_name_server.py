@@ -105,7 +105,7 @@ def test_a_job_starts_though_the_name_of_the_ring_is_not_answered_for(
 CONNECT = """
 from datetime import timedelta
 from ncclops.restart.store import TCPStore
-TCPStore("master.example", 29400, 2, timeout=timedelta(seconds=3))
+TCPStore("master.example", 29400, 2, timeout=timedelta(seconds=1))
 """
 
 
