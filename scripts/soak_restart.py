@@ -90,6 +90,7 @@ def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
             faults=faults,
             deadline=DEADLINE,
             all_strike=False,
+            wrapper={"monitor_process_logfile": str(directory / "monitor-log-{rank}")},
         )
         try:
             result = job.run()
