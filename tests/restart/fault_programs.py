@@ -446,6 +446,29 @@ def receiving(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def waiting_for_the_device(worker: Worker) -> Any:
+    """Rank 0 waits for what the device does not end, again and again, and has a next statement."""
+    waits: dict[str, Callable[[dist.Work, torch.Tensor], object]] = {
+        "device": lambda _, __: torch.cuda.synchronize(),
+        "stream": lambda work, _: (work.wait(), torch.cuda.current_stream().synchronize()),
+        "item": lambda work, number: (work.wait(), number.item()),
+    }
+    wait = waits[worker.parameters["on"]]
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration < worker.parameters["times"]:
+            if worker.rank == 1:
+                time.sleep(0.1)  # nothing announces that the other one waits
+                raise ValueError("boom")
+            number = worker.ones()
+            wait(dist.all_reduce(number, async_op=True), number)
+            os.mkdir(worker.directory / f"after-{call.iteration}")  # noqa: PTH102 - no Python code
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
 def told_by_nccl(worker: Worker) -> Any:
     """NCCL fails on rank 1, in the collective of iteration 0 for which both wait."""
 

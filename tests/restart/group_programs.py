@@ -120,3 +120,30 @@ def ending_with_a_reducer(worker: Worker) -> Any:
         return f"iteration {call.iteration}"
 
     return worker.wrap(main, **HANG)()
+
+
+def ending_late(worker: Worker) -> Any:
+    """A worker thread of the first group is busy until the function is entered again."""
+    entered_again = threading.Event()
+
+    def main(call: inprocess.CallWrapper) -> str:
+        if call.iteration:
+            entered_again.set()
+        worker.join()
+        if call.iteration == 0:
+            called = threading.Event()
+
+            def linger(_: torch.futures.Future[list[torch.Tensor]]) -> None:
+                called.set()
+                entered_again.wait(100)
+
+            if worker.rank == 1:
+                time.sleep(0.5)  # see ending_with_a_reducer
+            dist.all_reduce(torch.ones(1), async_op=True).get_future().then(linger)
+            called.wait()
+            if worker.rank == 0:
+                raise ValueError("boom")
+            time.sleep(100)
+        return worker.finish(call)
+
+    return worker.wrap(main, **HANG)()

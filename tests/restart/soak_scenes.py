@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from ncclops import restart as inprocess
+from ncclops.restart._groups import wait_for_groups_to_end
 from ncclops.testing import note, place
 
 Do = Callable[[float], None]
@@ -302,6 +303,7 @@ def _train(
 
 def holdings() -> dict[str, int]:
     """What this process holds of that which leaks; memory in KiB, without what is shared."""
+    wait_for_groups_to_end(60)
     maps = Path("/proc/self/maps").read_text().splitlines()
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return {

@@ -92,6 +92,17 @@ def test_ranks_blocked_in_the_receipt_of_a_message(job: Job) -> None:
     job.expect_no_orphans()
 
 
+@lanes("nccl", "nccl-eager", "mixed")
+@pytest.mark.parametrize("on", ["device", "stream", "item"])
+def test_nothing_is_done_with_what_a_collective_has_not_delivered(job: Job, on: str) -> None:
+    """The abort ends the wait for the device without an error."""
+    times = 20
+    job.start(2, "fault_programs:waiting_for_the_device", on=on, times=times)
+    assert set(job.wait().values()) == {0}
+    assert returned_from(job, times) == [0, 1]
+    assert not list(job.directory.glob("after-*"))
+
+
 @pytest.mark.skipif(
     not hasattr(dist.TCPStore, "list_keys"), reason="this torch cannot list the keys of a store"
 )

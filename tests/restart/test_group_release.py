@@ -26,3 +26,8 @@ def test_the_reducer_of_a_model_ends_a_group_whose_worker_wants_the_gil(job: Job
     """It keeps the GIL while it does that, also in torch 2.13."""
     assert job.start(2, "group_programs:ending_with_a_reducer").wait() == {0: 0, 1: 0}
     assert job.events("incident") == []
+
+
+def test_no_restart_waits_for_the_end_of_a_group(job: Job) -> None:
+    assert job.start(2, "group_programs:ending_late").wait() == {0: 0, 1: 0}
+    assert {event["cause"] for event in job.events("incident")} == {"exception"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import logging
 import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import psutil
 import pytest
@@ -30,7 +33,10 @@ FORK = multiprocessing.get_context("fork")
 
 @contextlib.contextmanager
 def interrupted(
-    fn: Callable[[Interrupter], object], patience_s: float = 30.0
+    fn: Callable[[Interrupter], object],
+    patience_s: float = 30.0,
+    unblock: Callable[[FrameType], None] = lambda _frame: None,
+    abort: Callable[[Interrupter], None] = lambda _interrupter: None,
 ) -> Iterator[list[str]]:
     """Run ``fn`` in this thread until a monitor thread gets it out; yields what happened."""
     happened: list[str] = []
@@ -41,9 +47,10 @@ def interrupted(
     def monitor() -> None:
         assert started.wait(30)
         time.sleep(0.1)  # into the middle of whatever fn does
-        interrupter.begin()
-        happened.append("begun")
-        interrupter.interrupt(wake, lambda _frame: None)
+        with interrupter.ending():
+            happened.append("begun")
+            abort(interrupter)
+            interrupter.interrupt(wake, unblock)
 
     thread = threading.Thread(target=monitor)
     thread.start()
@@ -123,6 +130,116 @@ def test_out_exactly_once(fn: Callable[[Interrupter], object]) -> None:
     with interrupted(fn) as happened:
         assert happened == ["begun", "interrupted"]
     gc.collect()
+
+
+@pytest.mark.parametrize("fn", [sleep, wait_for_a_lock])
+def test_a_wait_is_ended_at_the_first_attempt(
+    fn: Callable[[Interrupter], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_interrupt, "_FIRST_PAUSE_S", 1.0)  # this machine may be slow
+    further_attempts: list[FrameType] = []
+    for _ in range(5):
+        further_attempts.clear()
+        with interrupted(fn, unblock=further_attempts.append) as happened:
+            assert happened == ["begun", "interrupted"]
+        if not further_attempts:
+            break  # in others the thread may not have come to its wait yet
+    assert not further_attempts
+
+
+def test_code_that_only_runs_gets_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C code may not expect that a system call ends early."""
+    monkeypatch.setattr(_interrupt, "_FIRST_PAUSE_S", 30.0)
+
+    def compute(_: Interrupter) -> None:
+        while True:  # in C, without the GIL
+            hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 500_000)
+
+    wake, received = wake_signal(), []
+    assert wake is not None
+    before = signal.signal(wake, lambda number, _: received.append(number))
+    try:
+        for _ in range(5):
+            with interrupted(compute) as happened:
+                assert happened == ["begun", "interrupted"]
+    finally:
+        signal.signal(wake, before)
+    assert received == []
+
+
+def test_nothing_runs_after_a_wait_that_ends_without_an_error() -> None:
+    """As the abort of an NCCL group ends a wait for the device."""
+    went_on = []
+
+    for number in range(50):
+        device = threading.Lock()
+        device.acquire()
+
+        def wait(_: Interrupter, device: threading.Lock = device, number: int = number) -> None:
+            device.acquire()
+            went_on.append(number)
+
+        def abort(interrupter: Interrupter, device: threading.Lock = device) -> None:
+            interrupter.raise_ahead()
+            device.release()
+            time.sleep(0.005)  # it takes a moment more, for other groups
+
+        with interrupted(wait, abort=abort) as happened:
+            assert happened == ["begun", "interrupted"]
+    assert went_on == []
+
+
+def test_what_is_raised_ahead_is_not_raised_again_during_clean_up() -> None:
+    steps = []
+
+    def clean_up(_: Interrupter) -> None:
+        try:
+            while True:
+                pass
+        finally:
+            for step in range(20):
+                time.sleep(0.01)
+                steps.append(step)
+
+    with interrupted(clean_up, abort=Interrupter.raise_ahead) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert steps == list(range(20))
+
+
+def test_what_is_raised_ahead_is_raised_again_where_it_was_swallowed() -> None:
+    with interrupted(swallow_a_few_times, abort=Interrupter.raise_ahead) as happened:
+        assert happened == ["begun", "interrupted"]
+
+
+def test_a_delicate_place_is_not_cut_ahead_of_an_abort() -> None:
+    freed = []
+
+    class Slow:
+        def __del__(self) -> None:
+            for _ in range(50):
+                time.sleep(0.01)
+            freed.append(True)
+
+    def free(_: Interrupter) -> None:
+        Slow()
+        while True:
+            pass
+
+    with interrupted(free, abort=Interrupter.raise_ahead) as happened:
+        assert happened == ["begun", "interrupted"]
+    assert freed == [True]
+
+
+def test_an_abort_that_is_late_does_not_interrupt_the_next_iteration() -> None:
+    interrupter = Interrupter(threading.get_ident(), 0.05, 1)
+    with interrupter.ending():
+        pass
+    interrupter.arm()
+    interrupter.raise_ahead()
+    for _ in range(10_000):
+        pass
+    interrupter.armed = False
+    interrupter.settle()
 
 
 def test_clean_up_that_waits_for_something_that_does_not_come_is_interrupted_as_well() -> None:

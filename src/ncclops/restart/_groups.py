@@ -13,8 +13,10 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -24,6 +26,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
+from ncclops.restart._delicate import holds_a_lock
 from ncclops.restart._gloo_sockets import release_gloo_connections
 from ncclops.restart.log import logged
 
@@ -55,7 +58,7 @@ def forget_failed_groups() -> None:
     would look for its peers under other names than they use, as torch numbers groups by a counter.
     """
     abort_groups()
-    release_backends_of_ended_groups()
+    end_groups_in_a_thread()
     release_gloo_connections()
     _empty_tables()
     global _newest_ended
@@ -78,6 +81,13 @@ def _empty_tables() -> None:
     world.group_count = 0
 
 
+# What is to happen before an abort ends waits of the main thread without an error. Set in the
+# thread that aborts.
+before_silent_ends: ContextVar[Callable[[], object]] = ContextVar(
+    "before_silent_ends", default=lambda: None
+)
+
+
 def abort_groups(main_thread: FrameType | None = None) -> None:
     """Abort the groups there are, and destroy them.
 
@@ -93,6 +103,7 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
         # The abort ends a wait for the device without an error, and the main thread goes on: it
         # must not find these groups, as destroy_process_group() would end them, too, and hang.
         _empty_tables()
+        before_silent_ends.get()()
     _abort(backends)
     # An abort that took too long was given up; the groups there are now are not its own.
     if not watched and distributed.is_initialized() and distributed.group.WORLD is group:
@@ -367,3 +378,28 @@ def release_backends_of_ended_groups() -> None:
     for group in list(_kept):
         if group() is None:
             _kept.pop(group, None)
+
+
+_ending: list[threading.Thread] = []
+
+
+@holds_a_lock  # of Python's, while it starts a thread
+def end_groups_in_a_thread() -> None:
+    """Like ``release_backends_of_ended_groups``, but nothing waits.
+
+    Gloo looks every 10 ms whether one more connection of a group is to end. Nothing in the next
+    iteration needs that.
+    """
+    ended = [_kept.pop(group, []) for group in list(_kept) if group() is None]
+    _ending[:] = [thread for thread in _ending if thread.is_alive()]
+    if ended:
+        thread = threading.Thread(target=ended.clear, name="ncclops-groups", daemon=True)
+        thread.start()
+        _ending.append(thread)
+
+
+def wait_for_groups_to_end(timeout_s: float) -> None:
+    """Those that are just being ended in a thread: it should not be in that when Python ends."""
+    deadline = time.monotonic() + timeout_s
+    for thread in _ending:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,11 @@ Three means, in this order:
    socket, a child), whereupon Python raises the exception;
 3. whatever the caller adds for waits in C that no signal ends (a store that waits for a dead peer).
 
+A thread that runs gets to the exception by itself, and C code of it that happens to be in a system
+call may not expect a signal. So (2) follows at once only where the kernel shows that the thread is
+in the same wait as before (1), which also shows that the exception has not arrived; else (2) and
+(3) come with the next attempt.
+
 The exception may be swallowed: by a C extension, by ``except BaseException``. It is therefore
 raised again until the main thread reports that it is out, but not while the main thread is visibly
 cleaning up after it (an ``except``, ``finally`` or ``__exit__`` that handles it) and its stack
@@ -24,6 +29,7 @@ import _thread
 import contextlib
 import ctypes
 import logging
+import re
 import signal
 import sys
 import threading
@@ -32,6 +38,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from ncclops.restart._delicate import Delicate, holds_a_lock, how_delicate
 from ncclops.restart.attribution import comes_from_restart
@@ -51,12 +58,19 @@ _clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void
 # Between two attempts, at first and at most. The first wait is longer than any unwinding that
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
 _FIRST_PAUSE_S = 0.01
+# A wait that has lasted for so long is not one of a thread that only runs.
+_ASLEEP_S = 0.001
 _DELICATE_POLL_S = 0.001
 # Clean-up that does not move for so long waits for something, such as a thread that goes on: it is
 # interrupted as well.
 _STILL_FOR_S = 3.0
 # In all, for ``__enter__`` and ``__exit__``: they take microseconds, but for those that wait.
 _BRIEFLY_S = 0.1
+_STATUS = Path("/proc/self/status")
+# It is counted when a wait begins: the number of one is not 0.
+_ASLEEP = re.compile(
+    r"^State:\tS.*^voluntary_ctxt_switches:\t([1-9]\d*)$", re.DOTALL | re.MULTILINE
+)
 # A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
@@ -69,8 +83,9 @@ class Interrupter:
     calls and at jumps backwards, so that nothing can come between the function and it. After it
     at most two more arrive: one that was pending and one that was just being raised.
 
-    Monitor thread: ``begin`` (waits for ``atomic`` sections), abort, ``interrupt`` (returns when
-    the main thread is out). ``thread_id`` is the main thread's.
+    Monitor thread: within ``ending`` (waits for ``atomic`` sections), the abort, which may
+    ``raise_ahead``, and ``interrupt`` (returns when the main thread is out). ``thread_id`` is the
+    main thread's.
     """
 
     def __init__(self, thread_id: int, longest_pause_s: float, patience_s: float) -> None:
@@ -79,7 +94,10 @@ class Interrupter:
         self._patience_s = patience_s  # with clean-up, before it is interrupted as well
         self.armed = False
         self._raising = False
+        self._one_at_a_time = threading.Lock()
         self._outermost: CodeType | None = None  # that has called the function
+        self._status = _STATUS  # the main thread's
+        self._ahead: _Attempt | None = None  # what ``raise_ahead`` has done in this iteration
         self._gate = _Gate()
         self._main_is_out = _WakeUp()  # wakes the monitor thread
         self._raising_ended = _WakeUp()  # wakes the main thread
@@ -92,6 +110,7 @@ class Interrupter:
         To be called by what calls the function: its callers do not count as parts of it.
         """
         self._outermost = sys._getframe(1).f_code
+        self._status = Path(f"/proc/self/task/{threading.get_native_id()}/status")
         self._gate = _Gate()
         self.armed = True
 
@@ -138,16 +157,38 @@ class Interrupter:
 
     # --- monitor thread -----------------------------------------------------------------------
 
-    def begin(self) -> None:
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
         """Wait until the main thread is in no ``atomic`` section, and let it enter no other.
 
-        Returns early if it has left the function meanwhile. A section that never ends is a hang
+        Goes on early if it has left the function meanwhile. A section that never ends is a hang
         of the main thread, and the hard timeout is its deadline.
         """
         gate = self._gate
         while self.armed and not gate.close_if_empty():
             gate.left.wait(1.0)
+        self._ahead = None
         gate.closed = True
+        with self._raising_what_is_ignored():
+            yield
+
+    def raise_ahead(self) -> None:
+        """Raise ``RankShouldRestart`` before something ends a wait of the main thread in C.
+
+        Where such a wait ends without an error the function would go on until ``interrupt``. Does
+        nothing outside ``ending``, while the main thread cleans up, or where it is delicate for
+        longer than brief. Any other thread.
+        """
+        with self._announced():
+            patience, ends_at = _Patience(self._patience_s), time.monotonic() + 2 * _BRIEFLY_S
+            while self.armed and self._gate.closed and self._ahead is None:
+                now = self._stack()
+                if time.monotonic() > ends_at or self._is_busy_leaving(now):
+                    return
+                if patience.lasts(now, self._how_delicate()):
+                    self._main_is_out.wait(_DELICATE_POLL_S)
+                else:
+                    self._ahead = self._raise(patience)
 
     def interrupt(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
         """Raise ``RankShouldRestart`` in the main thread until it is out.
@@ -155,18 +196,23 @@ class Interrupter:
         ``wake`` is the signal that ends system calls (``None``: there is none to use);
         ``unblock`` is called with the main thread's frame when it still has not moved.
         """
-        self._raising = True
-        try:
-            with self._raising_what_is_ignored():
-                self._raise_until_out(wake, unblock)
-        finally:
-            self._raising = False
-            self._raising_ended.wake()
+        with self._announced():
+            self._raise_until_out(wake, unblock)
+
+    @contextlib.contextmanager
+    def _announced(self) -> Iterator[None]:
+        """One thread at a time may raise; see ``_settle``."""
+        with self._one_at_a_time:  # an abort that was given up may still ``raise_ahead``
+            self._raising = True
+            try:
+                yield
+            finally:
+                self._raising = False
+                self._raising_ended.wake()
 
     def _raise_until_out(self, wake: int | None, unblock: Callable[[FrameType], None]) -> None:
-        patience = _Patience(self._patience_s)
-        pause_s, before = _FIRST_PAUSE_S, self._stack()
-        attempts = 0
+        patience, pause_s = _Patience(self._patience_s), _FIRST_PAUSE_S
+        last: _Attempt | None = None
         while self.armed:
             now = self._stack()
             if patience.lasts(now, self._how_delicate()):
@@ -174,20 +220,37 @@ class Interrupter:
                 self._main_is_out.wait(_DELICATE_POLL_S)
                 continue
             if not (self._is_busy_leaving(now) and patience.lasts(now, Delicate.YES)):
-                if attempts:
-                    self._escalate(unblock, before)
-                attempts += 1
-                before = self._stack()
-                _set_async_exc(self._thread_id, RankShouldRestart)
-                # Since the first look it may have run on. From here to the next line it cannot
-                # have, unless this thread has lost the GIL twice within a few instructions.
-                if patience.lasts(now, self._how_delicate()):
-                    _clear_async_exc(self._thread_id, None)
+                if last is not None:
+                    self._escalate(unblock, last.stack)
+                attempt, self._ahead = self._ahead or self._raise(patience), None
+                if attempt is None:
                     continue
-                if attempts > 1 and wake is not None:
+                if last is not None or self._has_slept_since(attempt):
                     _send(self._thread_id, wake)
-            self._main_is_out.wait(pause_s)
+                last = attempt
+            if self.armed:  # or it has woken this thread already
+                self._main_is_out.wait(pause_s)
             pause_s = min(2 * pause_s, self._longest_pause_s)
+
+    def _raise(self, patience: _Patience) -> _Attempt | None:
+        """Raise once; ``None``: the main thread has come to a delicate place meanwhile."""
+        attempt = _Attempt(self._sleep(), self._stack())
+        if patience.lasts(attempt.stack, self._how_delicate()):
+            return None
+        _set_async_exc(self._thread_id, RankShouldRestart)
+        # Since that look it may have run on. From here to the next line it cannot have, unless this
+        # thread has lost the GIL twice within a few instructions.
+        if patience.lasts(attempt.stack, self._how_delicate()):
+            _clear_async_exc(self._thread_id, None)
+            return None
+        return attempt
+
+    def _has_slept_since(self, attempt: _Attempt) -> bool:
+        """Whether the main thread has been in one wait in the kernel since before ``attempt``."""
+        if attempt.asleep is None:
+            return False
+        self._main_is_out.wait(_ASLEEP_S)
+        return self._sleep() == attempt.asleep
 
     def _escalate(self, unblock: Callable[[FrameType], None], before: list[_Place]) -> None:
         now = self._stack()
@@ -195,6 +258,16 @@ class Interrupter:
             unblock(now[-1].frame)
         elif log.isEnabledFor(logging.DEBUG):
             log.debug("%s", describe_suppression(before, now))
+
+    def _sleep(self) -> str | None:
+        """Which of its waits in the kernel the main thread is in, by their number.
+
+        ``None``: in none that a signal would end, or this kernel does not count them.
+        """
+        with contextlib.suppress(OSError):
+            if found := _ASLEEP.search(self._status.read_text()):
+                return found[1]
+        return None
 
     def _stack(self) -> list[_Place]:
         frame = sys._current_frames().get(self._thread_id)
@@ -322,6 +395,13 @@ class _Patience:
         return now < min(self._ends_at, self._moved_at + _STILL_FOR_S)
 
 
+class _Attempt(NamedTuple):
+    """Where the main thread was when an exception was raised in it."""
+
+    asleep: str | None  # see ``_sleep``
+    stack: list[_Place]
+
+
 class _Place:
     """A frame, and the line and instruction it was at when it was looked at."""
 
@@ -349,7 +429,9 @@ def describe_suppression(before: list[_Place], after: list[_Place]) -> str:
     )
 
 
-def _send(thread_id: int, number: int) -> None:
+def _send(thread_id: int, number: int | None) -> None:
+    if number is None:
+        return
     with contextlib.suppress(ProcessLookupError, OSError):
         signal.pthread_kill(thread_id, number)
 
@@ -383,7 +465,6 @@ def _is_unused(number: int) -> bool:
     return not used and signal.getsignal(number) == signal.SIG_DFL
 
 
-_STATUS = Path("/proc/self/status")
 _USED = ("SigCgt:", "SigIgn:")
 
 

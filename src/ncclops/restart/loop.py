@@ -35,10 +35,10 @@ from ncclops.restart._endings import (
     judge_exit,
 )
 from ncclops.restart._groups import (
+    end_groups_in_a_thread,
     env_leads_to,
     forget_failed_groups,
     keep_backends_longer_than_groups,
-    release_backends_of_ended_groups,
     undo_excepthook_of_torch,
 )
 from ncclops.restart._inbox import Inbox, store_gone
@@ -214,7 +214,7 @@ class RestartLoop:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
         contain_handlers()
-        release_backends_of_ended_groups()
+        end_groups_in_a_thread()
         self._page.watch = Watch.NONE
         self._caught = caught
         if caught is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 
+from ncclops.restart._groups import before_silent_ends
 from ncclops.restart._interrupt import Interrupter
 from ncclops.restart._observer import place
 from ncclops.restart._world import Place
@@ -197,15 +198,16 @@ class MonitorThread:
         """Abort, and get the main thread out of the function; returns the seconds of the abort."""
         if state is None:
             return 0.0
-        self._interrupter.begin()
-        started = time.monotonic()
-        if self._abort is not None:
-            self._abort_within_deadline(self._abort, state)
-        abort_s = time.monotonic() - started
-        with _guarded("keeping the workers of data loaders"):
-            self._before_interrupting()
-        with _guarded("interrupting the function"):
-            self._interrupter.interrupt(self._wake, self._unblock)
+        with self._interrupter.ending():
+            # The abort makes the function fail, or interrupts it.
+            with _guarded("keeping the workers of data loaders"):
+                self._before_interrupting()
+            started = time.monotonic()
+            if self._abort is not None:
+                self._abort_within_deadline(self._abort, state)
+            abort_s = time.monotonic() - started
+            with _guarded("interrupting the function"):
+                self._interrupter.interrupt(self._wake, self._unblock)
         return abort_s
 
     def _abort_within_deadline(self, abort: Abort, state: FrozenState) -> None:
@@ -214,6 +216,7 @@ class MonitorThread:
         def run() -> None:
             with _guarded("abort"):
                 place("abort")
+                before_silent_ends.set(self._interrupter.raise_ahead)
                 self._note_abort(True)
                 abort(state)
                 self._note_abort(False)

@@ -21,7 +21,7 @@ from ncclops.restart import _gloo_sockets
 from ncclops.restart._addresses import reachable_host
 from ncclops.restart._connections import Connections
 from ncclops.restart._data_loaders import LoaderWorkers
-from ncclops.restart._groups import is_blocked_in_nccl, nccl_error
+from ncclops.restart._groups import is_blocked_in_nccl, nccl_error, wait_for_groups_to_end
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._monitor_link import Watch
@@ -49,6 +49,8 @@ _RECORD_WITHIN_S = 5.0
 _SETTLE_S = 2.0
 # A snapshot that is not written by then goes to a disk that hangs.
 _FINISH_SNAPSHOTS_WITHIN_S = 5.0
+# The end of a group takes tens of milliseconds.
+_END_GROUPS_WITHIN_S = 5.0
 
 
 class Session:
@@ -68,6 +70,7 @@ class Session:
         self._groups_made_in: int | None = None  # the iteration, with env://
         self._nccl_error_in: int | None = None  # the iteration; once in each is enough
         with contextlib.ExitStack() as stack:
+            stack.callback(wait_for_groups_to_end, _END_GROUPS_WITHIN_S)
             stack.callback(_gloo_sockets.release_gloo_connections)
             self.loader_workers = LoaderWorkers()
             stack.callback(self.loader_workers.end)
