@@ -9,13 +9,13 @@ import hashlib
 import importlib
 import logging
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -513,26 +513,39 @@ class NoOutput(logging.Handler):
         pass
 
 
-def test_no_lock_that_other_threads_need_stays_held() -> None:
-    """The monitor thread logs, too: it would wait for a handler's lock for ever."""
+@pytest.mark.parametrize("what", ["handler", "module", "fork"])
+def test_no_lock_that_other_threads_need_stays_held(what: str) -> None:
+    """The monitor thread logs, too: it would wait for a lock of logging for ever."""
     handler, record = NoOutput(), logging.makeLogRecord({})
 
-    def log_on(_: Interrupter) -> None:
+    def fork() -> None:
+        """Python takes and releases logging's locks around it."""
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    acts: dict[str, Callable[[], object]] = {
+        "handler": lambda: handler.handle(record),
+        "module": lambda: logging.getLogger("some"),
+        "fork": fork,
+    }
+
+    def go_on(_: Interrupter) -> None:
         while True:
-            handler.handle(record)
+            acts[what]()
 
-    def free() -> bool:
+    def look() -> None:
         assert handler.lock is not None
-        taken = handler.lock.acquire(timeout=1)
-        if taken:
-            handler.lock.release()
-        return taken
+        with handler.lock:
+            logging.getLogger("some")
 
-    with ThreadPoolExecutor(1) as other:
-        for _ in range(25):
-            with interrupted(log_on) as happened:
-                assert happened == ["begun", "interrupted"]
-            assert other.submit(free).result()
+    for _ in range(25):
+        with interrupted(go_on) as happened:
+            assert happened == ["begun", "interrupted"]
+        other = threading.Thread(target=look, daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
 
 
 def test_a_section_that_outlives_its_iteration_does_not_harm_the_next() -> None:

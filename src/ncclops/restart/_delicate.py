@@ -41,8 +41,9 @@ _STARTS_A_PROCESS = {
     multiprocessing.pool.Pool.__init__.__code__,
     subprocess.Popen.__init__.__code__,
 }
-# The monitor thread logs, too.
-_HOLDS_A_LOCK = {logging.Handler.handle.__code__, logging.Logger.isEnabledFor.__code__}
+_HOLDS_A_LOCK: set[CodeType] = set()  # of this package
+# Most of its functions take a lock, those around a fork included; the monitor thread logs, too.
+_LOGGING = logging.Logger.isEnabledFor.__code__.co_filename
 # Below an iterator's ``next``: where it waits for a worker, or for the thread that pins memory.
 _WAITS = (
     {multiprocessing.queues.Queue.get.__code__, multiprocessing.connection.wait.__code__},
@@ -76,6 +77,8 @@ def how_delicate(stack: Iterable[CodeType]) -> Delicate:
     if codes & never or "__del__" in names:
         return Delicate.YES
     if any((code.co_filename, code.co_name) == _IMPORTS for code in codes):
+        return Delicate.YES
+    if any(code.co_filename == _LOGGING for code in codes):
         return Delicate.YES
     if codes & _iterator_methods("_reset"):
         return Delicate.YES
