@@ -1,16 +1,21 @@
-"""Jobs that hang, made once for all tests of this directory: real ranks over Gloo."""
+"""Jobs that hang, made once for all tests of this directory: real ranks over Gloo and NCCL."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import clean_environ
+from tests.fakegpu.host import Host
+from tests.fakegpu.place import Place
+from tests.restart.conftest import profile_environment
 
 LIMIT_S = 150
 # As profiles have it; torch 2.7 to 2.10 record nothing by default.
@@ -29,23 +34,50 @@ EIGHT = (
 JOBS = [(name, 4) for name in FOUR] + [(name, 8) for name in EIGHT]
 
 
-@pytest.fixture(scope="session")
-def hangs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with ``<scenario>-<world>/`` of each job: a run's incident, pickles and JSON."""
-    folder = tmp_path_factory.mktemp("hangs")
+# Gloo alone has a monitored barrier. Collectives of two groups run beside each other on the fake
+# GPU, in whatever order they were called.
+ON_NCCL = [(n, 4) for n in FOUR if n not in ("monitored", "two_groups", "circle_of_pairs")]
+
+
+def run_jobs(
+    folder: Path,
+    jobs: Iterable[tuple[str, int]],
+    backend: str,
+    environment: Mapping[str, str],
+    python: str | Path = sys.executable,
+) -> None:
+    """Leave ``<scenario>-<world>/`` of each job in ``folder``."""
     requests = []
-    for scenario, world in JOBS:
+    for scenario, world in jobs:
         out = folder / f"{scenario}-{world}"
         out.mkdir()
         request = {"name": out.name, "scenario": scenario, "world": world, "out": str(out)}
         requests.append(json.dumps(request | {"silent": scenario == "holding_the_gil"}) + "\n")
     zygote = subprocess.run(
-        [sys.executable, Path(__file__).parent / "zygote.py"],
+        [python, Path(__file__).parent / "zygote.py", backend],
         input="".join(requests),
-        env=clean_environ(RECORDER),
+        env=clean_environ(environment),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
     assert zygote.returncode == 0, zygote.stderr
+
+
+@pytest.fixture(scope="session")
+def hangs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``<scenario>-<world>/`` of each job: a run's incident, pickles and JSON."""
+    folder = tmp_path_factory.mktemp("hangs")
+    run_jobs(folder, JOBS, "gloo", RECORDER)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nccl_hangs(fake_gpu_place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same of the jobs on NCCL."""
+    folder = tmp_path_factory.mktemp("nccl-hangs")
+    meeting = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fakegpu-"))
+    environment = Host(fake_gpu_place, folder, meeting).environment | profile_environment(folder)
+    run_jobs(folder, ON_NCCL, "nccl", environment, fake_gpu_place.python)
     yield folder
+    shutil.rmtree(meeting)

@@ -18,17 +18,22 @@ from torch.utils.data import DataLoader, Dataset
 
 FOREVER_S = 600
 Ready = Callable[[], None]
+device = "cpu"  # of the tensors; NCCL's ranks have a GPU each
 
 
 def odd_rank(world: int) -> int:
     return world - 2
 
 
+def ones(size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.ones(size, dtype=dtype, device=device)
+
+
 def step(about_to: Ready | None = None) -> None:
     if about_to is not None:
         about_to()
-    dist.all_reduce(torch.ones(4))  # STEP
-    dist.broadcast(torch.ones(16), 0)
+    dist.all_reduce(ones(4))  # STEP
+    dist.broadcast(ones(16), 0)
     dist.barrier()
 
 
@@ -49,38 +54,38 @@ def two_sleeping(rank: int, world: int, about_to: Ready) -> None:
 def other_shape(rank: int, world: int, about_to: Ready) -> None:
     size = 3 if rank == odd_rank(world) else 4
     about_to()
-    dist.all_reduce(torch.ones(size))  # HERE
+    dist.all_reduce(ones(size))  # HERE
 
 
 def other_dtype(rank: int, world: int, about_to: Ready) -> None:
     dtype = torch.float16 if rank == odd_rank(world) else torch.float32
     about_to()
-    dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
+    dist.all_reduce(ones(4, dtype=dtype))  # HERE
 
 
 def larger_dtype(rank: int, world: int, about_to: Ready) -> None:
     dtype = torch.float64 if rank == odd_rank(world) else torch.float32
     about_to()
-    dist.all_reduce(torch.ones(4, dtype=dtype))  # HERE
+    dist.all_reduce(ones(4, dtype=dtype))  # HERE
 
 
 def other_op(rank: int, world: int, about_to: Ready) -> None:
     about_to()
     if rank == odd_rank(world):
-        dist.reduce(torch.ones(4), rank)  # HERE
+        dist.reduce(ones(4), rank)  # HERE
         time.sleep(FOREVER_S)
     else:
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(ones(4))
 
 
 def other_order(rank: int, world: int, about_to: Ready) -> None:
     about_to()
     if rank == odd_rank(world):
-        dist.broadcast(torch.ones(16), 0)  # HERE
-        dist.all_reduce(torch.ones(4))
+        dist.broadcast(ones(16), 0)  # HERE
+        dist.all_reduce(ones(4))
     else:
-        dist.all_reduce(torch.ones(4))
-        dist.broadcast(torch.ones(16), 0)
+        dist.all_reduce(ones(4))
+        dist.broadcast(ones(16), 0)
 
 
 def two_groups(rank: int, world: int, about_to: Ready) -> None:
@@ -88,24 +93,24 @@ def two_groups(rank: int, world: int, about_to: Ready) -> None:
     other = dist.new_group(group_desc="tp")
     about_to()
     if rank == odd_rank(world):
-        dist.all_reduce(torch.ones(2), group=other)  # HERE
-        dist.all_reduce(torch.ones(2), group=one)
+        dist.all_reduce(ones(2), group=other)  # HERE
+        dist.all_reduce(ones(2), group=one)
     else:
-        dist.all_reduce(torch.ones(2), group=one)
-        dist.all_reduce(torch.ones(2), group=other)
+        dist.all_reduce(ones(2), group=one)
+        dist.all_reduce(ones(2), group=other)
 
 
 def circle_of_pairs(rank: int, world: int, about_to: Ready) -> None:
     """Each pair (r, r+1) is a group; every rank begins with the one it shares with the next."""
     pairs = [dist.new_group(sorted((r, (r + 1) % world)), group_desc=f"p{r}") for r in range(world)]
     about_to()
-    dist.all_reduce(torch.ones(2), group=pairs[rank])  # HERE
-    dist.all_reduce(torch.ones(2), group=pairs[rank - 1])
+    dist.all_reduce(ones(2), group=pairs[rank])  # HERE
+    dist.all_reduce(ones(2), group=pairs[rank - 1])
 
 
 def killed_inside(rank: int, world: int, about_to: Ready) -> None:
     if rank == odd_rank(world):
-        work = dist.all_reduce(torch.ones(4), async_op=True)
+        work = dist.all_reduce(ones(4), async_op=True)
         about_to()
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -115,7 +120,7 @@ def killed_inside(rank: int, world: int, about_to: Ready) -> None:
         time.sleep(0.6)
     else:
         about_to()
-    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(ones(4))
 
 
 def holding_the_gil(rank: int, world: int, about_to: Ready) -> None:
@@ -142,7 +147,7 @@ def data_loader(rank: int, world: int, about_to: Ready) -> None:
     for number, batch in enumerate(DataLoader(_Slow(rank == odd_rank(world)), batch_size=2)):
         if number == 1:
             about_to()
-        dist.all_reduce(batch)
+        dist.all_reduce(batch.to(device))
 
 
 def data_loader_workers(rank: int, world: int, about_to: Ready) -> None:
@@ -151,7 +156,7 @@ def data_loader_workers(rank: int, world: int, about_to: Ready) -> None:
     for number, batch in enumerate(loader):  # HERE
         if number == 1:
             about_to()
-        dist.all_reduce(batch)
+        dist.all_reduce(batch.to(device))
 
 
 def missing_barrier(rank: int, world: int, about_to: Ready) -> None:
@@ -164,7 +169,7 @@ def missing_barrier(rank: int, world: int, about_to: Ready) -> None:
 def larger_shape(rank: int, world: int, about_to: Ready) -> None:
     size = 9 if rank == odd_rank(world) else 4
     about_to()
-    dist.all_reduce(torch.ones(size))  # HERE
+    dist.all_reduce(ones(size))  # HERE
 
 
 def monitored(rank: int, world: int, about_to: Ready) -> None:
@@ -177,7 +182,7 @@ def monitored(rank: int, world: int, about_to: Ready) -> None:
 def gather_shape(rank: int, world: int, about_to: Ready) -> None:
     size = 3 if rank == odd_rank(world) else 4
     about_to()
-    dist.all_gather([torch.ones(size) for _ in range(world)], torch.ones(size))  # HERE
+    dist.all_gather([ones(size) for _ in range(world)], ones(size))  # HERE
 
 
 def one_step_more(rank: int, world: int, about_to: Ready) -> None:
@@ -185,15 +190,15 @@ def one_step_more(rank: int, world: int, about_to: Ready) -> None:
     for number in range(steps):
         if number == 1:
             about_to()
-        dist.all_reduce(torch.ones(4))  # HERE
+        dist.all_reduce(ones(4))  # HERE
     dist.barrier()
 
 
 def one_step_less(rank: int, world: int, about_to: Ready) -> None:
-    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(ones(4))
     about_to()
     if rank != odd_rank(world):
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(ones(4))
     else:
         time.sleep(FOREVER_S)  # HERE
 
@@ -214,10 +219,10 @@ def subgroup_shape(rank: int, world: int, about_to: Ready) -> None:
     high = dist.new_group(list(range(half, world)), group_desc="high")
     size = 3 if rank == odd_rank(world) else 4
     if rank < half:
-        dist.all_reduce(torch.ones(4), group=low)
+        dist.all_reduce(ones(4), group=low)
     else:
         about_to()
-        dist.all_reduce(torch.ones(size), group=high)  # HERE
+        dist.all_reduce(ones(size), group=high)  # HERE
     about_to()
     dist.barrier()
 
@@ -230,22 +235,22 @@ def chain(rank: int, world: int, about_to: Ready) -> None:
     if rank == 0:
         time.sleep(FOREVER_S)  # HERE
     if rank == 1:
-        dist.all_reduce(torch.ones(2), group=first)
-    dist.all_reduce(torch.ones(2), group=rest)
+        dist.all_reduce(ones(2), group=first)
+    dist.all_reduce(ones(2), group=rest)
 
 
 def receives_nothing(rank: int, world: int, about_to: Ready) -> None:
     about_to()
     if rank == odd_rank(world):
-        dist.recv(torch.ones(2), 0)  # HERE
-    dist.all_reduce(torch.ones(4))
+        dist.recv(ones(2), 0)  # HERE
+    dist.all_reduce(ones(4))
 
 
 def asynchronous(rank: int, world: int, about_to: Ready) -> None:
     if rank == odd_rank(world):
         about_to()
         time.sleep(FOREVER_S)  # HERE
-    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work = dist.all_reduce(ones(4), async_op=True)
     about_to()
     work.wait()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ncclops.flight import analyze
 from ncclops.flight.report import FlightReport
-from tests.flight.conftest import JOBS
+from ncclops.record.snapshot_files import FLIGHT
+from tests.flight.conftest import JOBS, ON_NCCL
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +48,17 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...] | None, bool]] = {
 # Without stacks, what no rank recorded cannot be known: a rank that died or held its interpreter
 # left nothing, and Gloo records no monitored barriers.
 WITHOUT_STACKS = {
-    "gather_shape": "rank-died",
-    "other_dtype": "rank-died",
-    "holding_the_gil": "rank-died",
-    "monitored": "none",
+    "gloo": {
+        "gather_shape": "rank-died",
+        "other_dtype": "rank-died",
+        "holding_the_gil": "rank-died",
+        "monitored": "none",
+    },
+    # The killed rank had begun its collective, which ended; one that waits for a communicator to
+    # come up has recorded nothing of it.
+    "nccl": {"holding_the_gil": "rank-died", "killed_inside": "none", "chain": "none"},
 }
+ON_BOTH = [("gloo", *job) for job in JOBS] + [("nccl", *job) for job in ON_NCCL]
 
 
 def line_of(scenario: str) -> int:
@@ -59,6 +67,12 @@ def line_of(scenario: str) -> int:
     marked = [n for n, line in enumerate(SCRIPT) if line.endswith(f"# HERE {scenario}")]
     marked += [n for n, line in enumerate(SCRIPT) if n > begin and line.endswith("# HERE")]
     return marked[0] + 1
+
+
+def kind_of(scenario: str, backend: str) -> str:
+    if (backend, scenario) == ("nccl", "other_dtype"):
+        return "dtype-mismatch"  # the odd rank stays, as the others do
+    return EXPECTED[scenario][0]
 
 
 def check(report: FlightReport, scenario: str, world: int, kind: str) -> None:
@@ -70,38 +84,63 @@ def check(report: FlightReport, scenario: str, world: int, kind: str) -> None:
     assert report.is_bad == (kind != "none")
 
 
-@pytest.mark.parametrize(("scenario", "world"), JOBS)
-def test_an_incident_names_rank_kind_and_line(hangs: Path, scenario: str, world: int) -> None:
+@pytest.fixture
+def jobs(request: pytest.FixtureRequest, backend: str) -> Path:
+    """The directory of all jobs on ``backend``."""
+    found: Path = request.getfixturevalue({"gloo": "hangs", "nccl": "nccl_hangs"}[backend])
+    return found
+
+
+@pytest.mark.parametrize(("backend", "scenario", "world"), ON_BOTH)
+def test_an_incident_names_rank_kind_and_line(
+    jobs: Path, backend: str, scenario: str, world: int
+) -> None:
     """A run's incident, as collected in the worker: dumps, stacks, groups."""
-    report = analyze(hangs / f"{scenario}-{world}")
-    kind, _, knows_line = EXPECTED[scenario]
-    check(report, scenario, world, kind)
-    if knows_line:
+    report = analyze(jobs / f"{scenario}-{world}")
+    check(report, scenario, world, kind_of(scenario, backend))
+    if EXPECTED[scenario][2]:
         frame = report.to_json()["verdict"]["frame"]
         assert frame is not None
         assert frame["file"].endswith("hang_script.py")
         assert frame["line"] == line_of(scenario), report.sentence
 
 
-@pytest.mark.parametrize(("scenario", "world"), JOBS)
+@pytest.mark.parametrize(("backend", "scenario", "world"), ON_BOTH)
 def test_a_recorder_that_is_dumped_after_the_abort_shows_the_same(
-    hangs: Path, scenario: str, world: int
+    jobs: Path, backend: str, scenario: str, world: int
 ) -> None:
-    """Its groups are gone by then, and what was pending has ended."""
-    kind, _, knows_line = EXPECTED[scenario]
-    early, late = (analyze(hangs / f"{scenario}-{world}" / where) for where in (".", "late"))
-    check(late, scenario, world, kind)
+    """Its groups are gone by then, and what was pending has ended. NCCL's is dumped before."""
+    early, late = (analyze(jobs / f"{scenario}-{world}" / where) for where in (".", "late"))
+    check(late, scenario, world, kind_of(scenario, backend))
     assert late.sentence == early.sentence
     verdict = late.to_json()["verdict"]
-    assert not knows_line or verdict["frame"]["line"] == line_of(scenario)
+    assert not EXPECTED[scenario][2] or verdict["frame"]["line"] == line_of(scenario)
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
-@pytest.mark.parametrize(("scenario", "world"), [job for job in JOBS if job[1] == 4])
-def test_bare_dumps_name_rank_and_kind(hangs: Path, scenario: str, world: int, form: str) -> None:
+@pytest.mark.parametrize(("backend", "scenario", "world"), [job for job in ON_BOTH if job[2] == 4])
+def test_bare_dumps_name_rank_and_kind(
+    jobs: Path, backend: str, scenario: str, world: int, form: str
+) -> None:
     """torch's own files alone: no stacks, and no record of which rank is in which group."""
-    kind = WITHOUT_STACKS.get(scenario, EXPECTED[scenario][0])
-    check(analyze(hangs / f"{scenario}-{world}" / form), scenario, world, kind)
+    kind = WITHOUT_STACKS[backend].get(scenario, kind_of(scenario, backend))
+    check(analyze(jobs / f"{scenario}-{world}" / form), scenario, world, kind)
+
+
+def test_nccls_recorder_has_the_states_and_sizes_of_operations(nccl_hangs: Path) -> None:
+    """Of two steps that all made, and of one in which rank 2 is missing."""
+    folder = nccl_hangs / "sleeping-4" / "incidents" / "0"
+    dumps = [json.loads((folder / f"rank{rank}" / FLIGHT).read_text()) for rank in (0, 2)]
+    waiting, culprit = (dump["dump"]["entries"] for dump in dumps)
+    step = [
+        ("nccl:all_reduce", [[4]]),
+        ("nccl:broadcast", [[16]]),
+        ("nccl:all_reduce_barrier", [[1]]),
+    ]
+    assert [(e["profiling_name"], e["input_sizes"]) for e in waiting] == step * 3
+    assert [e["state"] for e in waiting] == ["completed"] * 6 + ["scheduled"] * 3
+    assert [e["retired"] for e in waiting] == [True] * 6 + [False] * 3
+    assert [e["state"] for e in culprit] == ["completed"] * 6
 
 
 def test_both_sides_have_the_users_frames(hangs: Path) -> None:

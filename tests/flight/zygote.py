@@ -1,10 +1,10 @@
 """Imports torch once and forks jobs: a line of JSON a job on stdin, a line back when it is done.
 
-A job's ranks make a process group over Gloo, run a function of `hang_script`, and are looked at
-once all are as far as they get: snapshots as a run's incident has them in `<out>/incidents/0`,
-torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then all abort their groups, as
-a restart does, and the snapshots whose recorder was left for later are completed, in
-`<out>/late/incidents/0`. Then they are killed.
+A job's ranks make a process group over the backend that is the argument, run a function of
+`hang_script`, and are looked at once all are as far as they get: snapshots as a run's incident has
+them in `<out>/incidents/0`, torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`.
+Then all abort their groups, as a restart does, and the snapshots whose recorder was left for later
+are completed, in `<out>/late/incidents/0`. Then they are killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor  # torch imports it to name the frames of a dump: seconds, in each rank
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,6 +32,7 @@ import hang_script
 from ncclops.capture import rank_snapshot as snapshots
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot
 from ncclops.restart.abort import AbortTorchDistributed
+from ncclops.restart.compiler_import import naming_frames
 from ncclops.restart.state import State
 
 snapshots._FEW_RECORDS = 0  # a handful would not be left for later
@@ -41,6 +41,8 @@ torch.set_num_threads(1)
 # on a busy machine too.
 SETTLE_S = 3.0
 LIMIT_S = 60
+BACKEND = sys.argv[1]
+RECORDER = "nccl" if BACKEND == "nccl" else "fr"
 
 
 def main() -> None:
@@ -166,8 +168,11 @@ class _Rank:
             faults = (logs / "stderr.log").open("w")
             os.dup2(faults.fileno(), 1)
             os.dup2(faults.fileno(), 2)
+            if BACKEND == "nccl":
+                torch.cuda.set_device(self._rank)
+                hang_script.device = f"cuda:{self._rank}"
             dist.init_process_group(
-                "gloo",
+                BACKEND,
                 init_method=f"file://{self._out / 'store'}",
                 rank=self._rank,
                 world_size=self._world,
@@ -179,6 +184,8 @@ class _Rank:
             with contextlib.suppress(RuntimeError):
                 getattr(hang_script, self._scenario)(self._rank, self._world, self._about_to)
                 self._about_to()
+                if BACKEND == "nccl":
+                    torch.cuda.synchronize()
             time.sleep(hang_script.FOREVER_S)
         except BaseException:  # noqa: BLE001 - into the log
             traceback.print_exc()
@@ -198,11 +205,12 @@ class _Rank:
         snapshot, late = RankSnapshot(who, since_ns=0), RankSnapshot(who, since_ns=0)
         snapshot.take(LIMIT_S)
         late.take_before_abort(LIMIT_S)
-        c10d = torch._C._distributed_c10d
-        for kind, name, data in (
-            ("pickle", f"comm_lib_trace_rank_{self._rank}", c10d._dump_fr_trace()),
-            ("json", f"trace_{self._rank}.json", c10d._dump_fr_trace_json()),
-        ):
+        with naming_frames():
+            dumps = (
+                ("pickle", f"comm_lib_trace_rank_{self._rank}", _torchs_dump("trace")),
+                ("json", f"trace_{self._rank}.json", _torchs_dump("trace_json")),
+            )
+        for kind, name, data in dumps:
             (self._out / kind).mkdir(exist_ok=True)
             whole = data if isinstance(data, bytes) else data.encode()
             (self._out / kind / name).write_bytes(whole)
@@ -214,6 +222,10 @@ class _Rank:
         late.take_rest(LIMIT_S)
         late.write(self._out / "late" / "incidents" / "0" / self._folder.name)
         (self._out / f"late{self._rank}").touch()
+
+
+def _torchs_dump(form: str) -> Any:
+    return getattr(torch._C._distributed_c10d, f"_dump_{RECORDER}_{form}")()
 
 
 if __name__ == "__main__":
