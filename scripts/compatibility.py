@@ -217,6 +217,8 @@ def pytest(python: Path, what: tuple[str, ...], log: Path) -> tuple[int, tuple[s
     """
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *what]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    if not has_gil(str(python)):
+        environ["PYTHON_GIL"] = "0"  # or an extension, such as triton, would turn it on
     with log.open("a+") as file:
         start = file.seek(0, os.SEEK_END)
         try:

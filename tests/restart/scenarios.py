@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -260,7 +260,8 @@ def hanging(worker: Worker) -> Any:
         else:
             raise AssertionError(how)
 
-    capture.install()
+    if importlib.util.find_spec("msgspec"):  # free-threading builds have none
+        capture.install()
     return worker.wrap(main, incident_dir=str(worker.directory / "incidents"), **HANG)()
 
 
