@@ -508,6 +508,19 @@ def test_no_atomic_section_is_entered_once_it_has_begun() -> None:
     assert not any(entered)
 
 
+def test_sections_that_follow_each_other_at_once_do_not_put_it_off(tmp_path: Path) -> None:
+    ended = time.monotonic() + 20
+
+    def save_again_and_again(interrupter: Interrupter) -> None:
+        while time.monotonic() < ended:
+            with interrupter.atomic():
+                for number in range(100):
+                    (tmp_path / "checkpoint").write_text(str(number))
+
+    with interrupted(save_again_and_again) as happened:
+        assert happened == ["begun", "interrupted"]
+
+
 class NoOutput(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         pass

@@ -159,16 +159,15 @@ class Interrupter:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Wait until the main thread is in no ``atomic`` section, and let it enter no other.
+        """Let the main thread enter no other ``atomic`` section, and wait until it is in none.
 
         Goes on early if it has left the function meanwhile. A section that never ends is a hang
         of the main thread, and the hard timeout is its deadline.
         """
         gate = self._gate
-        while self.armed and not gate.close_if_empty():
+        while not gate.close() and self.armed:
             gate.left.wait(1.0)
         self._ahead = None
-        gate.closed = True
         with self._raising_what_is_ignored():
             yield
 
@@ -367,10 +366,11 @@ class _Gate:
             self._depth -= 1
         self.left.wake()
 
-    def close_if_empty(self) -> bool:
+    def close(self) -> bool:
+        """Whether the main thread is in no section any more."""
         with self._lock:
-            self.closed = not self._depth
-            return self.closed
+            self.closed = True
+            return not self._depth
 
 
 class _Patience:
