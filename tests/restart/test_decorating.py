@@ -6,11 +6,12 @@ import asyncio
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Annotated, Any, Optional
 
 import pytest
 
 from ncclops import restart as inprocess
+from ncclops.restart.param_utils import parameters_of_type
 
 
 async def asynchronous() -> None: ...
@@ -58,6 +59,27 @@ def running_asynchronous() -> None:
 @pytest.mark.parametrize("function", [running_asynchronous, Trainer(), Trainer().__call__, print])
 def test_what_runs_when_called_is_taken(function: Callable[[], Any]) -> None:
     assert callable(inprocess.Wrapper()(function))
+
+
+Alias = inprocess.CallWrapper
+
+
+def with_text_inside(call: Optional["Alias"] = None) -> None: ...  # noqa: UP037, UP045
+
+
+def with_a_note(call: Annotated[Alias, "filled in"]) -> None: ...
+
+
+def with_an_alias(number: int, call: Alias) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function", [with_text_inside, with_a_note, with_an_alias, functools.partial(with_an_alias, 1)]
+)
+def test_the_parameter_to_fill_in_is_found_however_it_is_annotated(
+    function: Callable[..., Any],
+) -> None:
+    assert parameters_of_type(function, inprocess.CallWrapper) == ["call"]
 
 
 def test_a_disabled_wrapper_takes_anything() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -17,7 +18,7 @@ def parameters_of_type(fn: Callable[..., Any], wanted: type) -> list[str]:
     fails, for instance for an import under ``TYPE_CHECKING``, the name of the type decides.
     """
     parameters = inspect.signature(fn).parameters.values()
-    return [p.name for p in parameters if _mentions(_resolve(fn, p.annotation), wanted)]
+    return [p.name for p in parameters if _mentions(fn, p.annotation, wanted)]
 
 
 def bind_injected(
@@ -50,6 +51,8 @@ def bind_injected(
 def _resolve(fn: Callable[..., Any], annotation: Any) -> Any:
     if not isinstance(annotation, str):
         return annotation
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     namespace = getattr(inspect.unwrap(fn), "__globals__", {})
     try:
         return eval(annotation, dict(namespace))
@@ -57,9 +60,15 @@ def _resolve(fn: Callable[..., Any], annotation: Any) -> Any:
         return annotation
 
 
-def _mentions(annotation: Any, wanted: type) -> bool:
+def _mentions(fn: Callable[..., Any], annotation: Any, wanted: type) -> bool:
+    if isinstance(annotation, typing.ForwardRef):  # text within an annotation
+        annotation = annotation.__forward_arg__
+    annotation = _resolve(fn, annotation)
     if isinstance(annotation, str):
         return re.search(rf"(^|[\s.\[|]){wanted.__name__}($|[\s\]|,])", annotation) is not None
+    parts = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(_mentions(member, wanted) for member in typing.get_args(annotation))
+        return any(_mentions(fn, part, wanted) for part in parts)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _mentions(fn, parts[0], wanted)
     return isinstance(annotation, type) and issubclass(annotation, wanted)
