@@ -497,6 +497,21 @@ def silent(worker: Worker) -> Any:
     return worker.wrap(main, **{**HANG, **patient})()
 
 
+def waiting_for_a_busy_rank(worker: Worker) -> Any:
+    """The others wait for rank 0 until the file ``go`` is there."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        worker.note("entered", iteration=call.iteration)
+        while worker.rank == 0 and not (worker.directory / "go").exists():
+            time.sleep(0.02)
+        dist.barrier()
+        return worker.finish(call)
+
+    limits = {"soft_timeout": seconds(6), "hard_timeout": seconds(8)}
+    return worker.wrap(main, **{**HANG, **limits})()
+
+
 def without_pidfds(worker: Worker) -> Any:
     """The scenario ``then`` where a seccomp filter refuses pidfds."""
     refuse_pidfds()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ncclops.restart.progress_watchdog import _MOST_REPLACEMENTS
+from ncclops.testing._processes import send
 
 from .conftest import Job, wait_until
 
@@ -44,6 +47,21 @@ def test_a_monitor_process_that_is_killed_again_and_again_is_given_up(job: Job) 
     log = job.directory / "log-1"
     wait_until(lambda: "continues without a monitor process" in log.read_text(), "the error")
     assert f"replaced {_MOST_REPLACEMENTS} times in 600 s" in log.read_text()
+    (job.directory / "go").touch()
+    assert job.wait() == {0: 0, 1: 0}
+    assert job.events("incident") == []
+    job.expect_no_orphans()
+
+
+def test_a_host_that_stands_still_for_longer_than_the_hard_timeout_costs_no_rank(job: Job) -> None:
+    """As a virtual machine does that is paused. Main processes are the first to go on."""
+    job.start(2, "fault_programs:waiting_for_a_busy_rank").wait_for("entered", count=2)
+    mains, others = set(job.pids.values()), set(job.processes()) - set(job.pids.values())
+    send(signal.SIGSTOP, mains | others)
+    time.sleep(9)
+    send(signal.SIGCONT, mains)
+    time.sleep(0.5)
+    send(signal.SIGCONT, others)
     (job.directory / "go").touch()
     assert job.wait() == {0: 0, 1: 0}
     assert job.events("incident") == []

@@ -84,6 +84,7 @@ class ProgressWatchdog:
         self._heartbeat = MainThreadHeartbeat()
         self._replaced_at: list[float] = []
         self._started_at = 0.0
+        self._stopped_until = 0.0
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ncclops-watchdog", daemon=True)
 
@@ -108,8 +109,8 @@ class ProgressWatchdog:
                 return
             if ready:
                 self._serve()
-            if time.monotonic() >= next_tick:
-                self._tick()
+            if (late_s := time.monotonic() - next_tick) >= 0:
+                self._tick(late_s)
                 next_tick = time.monotonic() + self._interval_s
 
     def _wait(self, timeout_s: float) -> list[int]:
@@ -119,7 +120,7 @@ class ProgressWatchdog:
             poller.register(self._monitor_process.fileno(), select.POLLIN)
         return [fd for fd, _ in poller.poll(timeout_s * 1000)]
 
-    def _tick(self) -> None:
+    def _tick(self, late_s: float) -> None:
         page = self._monitor_process.page
         now = page.watchdog_tick = time.monotonic()
         if self._heartbeat.moved():
@@ -129,7 +130,10 @@ class ProgressWatchdog:
         timeout_s = max(self._monitor_timeout_s, 2 * self._interval_s)
         if page.monitor_tick == self._started_at:  # it has not come up yet: a busy machine
             timeout_s *= 2
-        if self._monitor_process.pid is not None and now - page.monitor_tick > timeout_s:
+        if late_s > timeout_s / 2:  # this process was stopped, and the other one may have been
+            self._stopped_until = now
+        heard_at = max(page.monitor_tick, self._stopped_until)
+        if self._monitor_process.pid is not None and now - heard_at > timeout_s:
             log.warning("the monitor process (pid %s) does not respond", self._monitor_process.pid)
             self._replace_monitor_process()
 
