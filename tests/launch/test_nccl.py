@@ -59,12 +59,8 @@ for step in range(begin, STEPS):
         fail()
     gradient = weight * 0.25
     for group in groups:
-        part = torch.ones(2, device=device)
-        part[:1] = gradient
-        dist.all_reduce(part, group=group)
-        if part[1].item() != dist.get_world_size(group):
-            time.sleep(1000)  # it was aborted, and this rank is about to be interrupted
-        gradient = part[:1] / part[1:]
+        dist.all_reduce(gradient, group=group)
+        gradient /= dist.get_world_size(group)
     weight = weight - gradient
     loss = weight.item()
     if rank == 0:
