@@ -204,6 +204,26 @@ def raising_in_signal_handlers(worker: Worker) -> Any:
     return worker.wrap(main, finalize=finalize, **FAST)()
 
 
+def abandoning_an_inner_call(worker: Worker) -> Any:
+    """Rank 0 raises when rank 1 waits for it in the first barrier of an inner call."""
+    inner = worker.wrap(print, **FAST)
+
+    def main(call: inprocess.CallWrapper) -> str:
+        if call.iteration == 0 and worker.rank == 1:
+            (worker.directory / "there").touch()
+            inner()
+        if call.iteration == 0:
+            while not (worker.directory / "there").exists():
+                time.sleep(0.01)
+            time.sleep(1)
+            raise ValueError("boom")
+        worker.note("threads", names=[thread.name for thread in threading.enumerate()])
+        worker.join()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
 def awkward(worker: Worker) -> Any:
     """Rank 0 raises when rank 1 is in the middle of ``where``."""
     where = PLACES[worker.parameters["where"]]

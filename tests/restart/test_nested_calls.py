@@ -10,6 +10,7 @@ import pytest
 from ncclops.testing import Fault, JobFactory
 
 from . import soak, soak_scenes
+from .conftest import Job
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +37,10 @@ def test_a_fault_outside_or_inside_restarts_all(
         deadline=timedelta(seconds=100),
     )
     assert not soak.violations(job.run(), STEPS)
+
+
+def test_an_inner_call_that_is_abandoned_leaves_no_thread(job: Job) -> None:
+    assert job.start(2, "fault_programs:abandoning_an_inner_call").wait() == {0: 0, 1: 0}
+    for event in job.events("threads"):
+        assert event["names"].count("ncclops-monitor") == 1, event
+    job.expect_no_orphans()

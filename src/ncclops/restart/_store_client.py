@@ -192,6 +192,11 @@ class StoreClient:
             with sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
+    def give_up(self) -> None:
+        """Have a call that waits fail, and make no new connection for it. Any thread."""
+        self._path = None
+        self.renew()
+
     @property
     def store(self) -> AnyStore:
         """The store over the present connection, for the thread that the client is for."""
@@ -208,9 +213,10 @@ class StoreClient:
             try:
                 return operation(self._store)
             except DistNetworkError as error:
-                if self._path is None or self._path.lost or attempt == _MOST_ATTEMPTS:
+                path = self._path
+                if path is None or path.lost or attempt == _MOST_ATTEMPTS:
                     raise
-                self._connect_again(self._path, error)
+                self._connect_again(path, error)
                 if once:
                     raise AdditionUnknown(
                         f"the connection to the store was lost: {error}"

@@ -143,6 +143,10 @@ class Ledger:
         """
         self._store.renew()
 
+    def give_up(self) -> None:
+        """See ``StoreClient``."""
+        self._store.give_up()
+
     # --- faults and losses --------------------------------------------------------------------
 
     def record_fault(self, iteration: int, fault: Fault) -> None:

@@ -33,6 +33,8 @@ log = logging.getLogger("ncclops.restart")
 
 # poll(2) takes milliseconds in an int, which overflows after 24 days.
 _LONGEST_WAIT = timedelta(days=20)
+# A thread that waits for nothing but its next task.
+_IDLE_ENDS_WITHIN_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class MonitorThread:
     ) -> None:
         self.messages: queue.SimpleQueue[MonitorMessage] = queue.SimpleQueue()
         self.fault_seen_in: int | None = None  # the iteration; set before anything is aborted
+        self._stopped = False
         self._ledger = ledger
         self._interrupter = interrupter
         self._abort = abort
@@ -138,15 +141,21 @@ class MonitorThread:
             self._ledger.renew()
 
     def stop(self, timeout_s: float) -> None:
-        """Let the thread end when its present wait does, and wait for that a while."""
+        """End the thread, in a wait for other ranks too, and wait for that a while."""
         self._tasks.put(None)
-        self._thread.join(timeout_s)
+        self._thread.join(_IDLE_ENDS_WITHIN_S)
+        if self._thread.is_alive():
+            self._stopped = True
+            self._ledger.give_up()
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             try:
                 self._perform(task)
             except Exception as error:
+                if self._stopped:
+                    return
                 log.debug("the store failed", exc_info=True)
                 self._leave(task.state)
                 self.messages.put(StoreConnectionLost(error))
