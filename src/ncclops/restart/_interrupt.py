@@ -97,6 +97,7 @@ class Interrupter:
         self._one_at_a_time = threading.Lock()
         self._outermost: CodeType | None = None  # that has called the function
         self._status = _STATUS  # the main thread's
+        self._is_ending = False  # no section is under way, and none will be
         self._ahead: _Attempt | None = None  # what ``raise_ahead`` has done in this iteration
         self._gate = _Gate()
         self._main_is_out = _WakeUp()  # wakes the monitor thread
@@ -168,8 +169,12 @@ class Interrupter:
         while not gate.close() and self.armed:
             gate.left.wait(1.0)
         self._ahead = None
-        with self._raising_what_is_ignored():
-            yield
+        self._is_ending = True
+        try:
+            with self._raising_what_is_ignored():
+                yield
+        finally:
+            self._is_ending = False
 
     def raise_ahead(self) -> None:
         """Raise ``RankShouldRestart`` before something ends a wait of the main thread in C.
@@ -180,7 +185,7 @@ class Interrupter:
         """
         with self._announced():
             patience, ends_at = _Patience(self._patience_s), time.monotonic() + 2 * _BRIEFLY_S
-            while self.armed and self._gate.closed and self._ahead is None:
+            while self.armed and self._is_ending and self._ahead is None:
                 now = self._stack()
                 if time.monotonic() > ends_at or self._is_busy_leaving(now):
                     return
