@@ -65,7 +65,10 @@ def callback_of(base: type, name: str, function: Callable[[FrozenState, str], Fr
 
 
 def waiting_in_the_barrier(worker: Worker, timing: Mapping[str, Any] = FAST) -> Any:
-    """All but rank 0 wait in the barrier between iterations, until the file ``go`` is there."""
+    """All but rank 0 wait in the barrier between iterations, until the file ``go`` is there.
+
+    Rank 1 has failed by then; if it is to be ``told``, when the file ``fail`` is there.
+    """
 
     def hold_up(state: FrozenState, _: str) -> FrozenState:
         worker.note("finalize", pid=os.getpid())
@@ -77,6 +80,8 @@ def waiting_in_the_barrier(worker: Worker, timing: Mapping[str, Any] = FAST) -> 
         world = worker.join()
         worker.note("entered", iteration=call.iteration, world=world)
         if call.iteration == 0 and worker.rank == 1:
+            while worker.parameters.get("told") and not (worker.directory / "fail").exists():
+                time.sleep(0.02)
             raise ValueError("boom")
         dist.barrier()
         return worker.finish(call)

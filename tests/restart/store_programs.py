@@ -22,7 +22,10 @@ TIMING = {
 
 
 def working(worker: Worker) -> Any:
-    """All work until the file ``go`` is there; rank ``faulty`` then raises, once."""
+    """All work until the file ``go`` is there; rank ``faulty`` then raises, once.
+
+    With ``goes_on`` they then work until the file ``end`` is there.
+    """
 
     def main(call: inprocess.CallWrapper) -> str:
         world = worker.join()
@@ -31,6 +34,8 @@ def working(worker: Worker) -> Any:
             time.sleep(0.05)
         if call.iteration == 0 and worker.rank == worker.parameters.get("faulty"):
             raise ValueError("boom")
+        while worker.parameters.get("goes_on") and not (worker.directory / "end").exists():
+            time.sleep(0.05)
         dist.barrier()
         return worker.finish(call)
 

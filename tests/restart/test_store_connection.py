@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+import torch.distributed as dist
 
+from ncclops.restart._gloo_sockets import socket_inodes
+from ncclops.restart._store_client import AdditionUnknown, Connection, Patience, StorePath
 from ncclops.testing._store_proxy import StoreProxies
 
 from .conftest import Job, wait_until
@@ -40,6 +43,30 @@ def store_servers(job: Job) -> set[int]:
         and connection.laddr[1:] == (job.port,)
         and connection.pid is not None
     }
+
+
+def test_what_was_written_on_a_connection_that_is_lost_is_written_again() -> None:
+    """torch's store does not answer to it: nothing shows that it has not come."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    proxies = StoreProxies([0], server.port)
+    host, port = proxies.addresses[0].split(":")
+
+    def connect() -> Connection:
+        before = set(socket_inodes().values())
+        made = dist.TCPStore(host, int(port), None, False, wait_for_workers=False)
+        return Connection(made, set(socket_inodes().values()) - before)
+
+    client = StorePath(connect, Patience(answer_s=1.0)).client(connect())
+    client.append("log", "answered")
+    assert client.add("n", 1) == 1
+    proxies.lose_connections(0, silent=True)
+    client.append("log", "lost")
+    client.set("key", "lost, too")
+    with pytest.raises(AdditionUnknown):
+        client.add("n", 1)
+    assert client.read_log("log") == ["answered", "lost"]
+    assert client.get("key") == "lost, too"
+    proxies.close()
 
 
 def test_a_rank_whose_connections_break_in_the_function_goes_on(

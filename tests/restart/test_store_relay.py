@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,9 +20,11 @@ import psutil
 import pytest
 from torch import distributed as dist
 
-from ncclops.restart import _relay_client
-from ncclops.restart._relay_client import RelayClients, RelayedStore
+from ncclops.restart import _relay_client, _store_client
+from ncclops.restart._relay_client import RelayClients, RelayedStore, is_wanted
+from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart._store_relay import Frames, Relay, encode
+from ncclops.restart.ledger import Ledger
 
 from .conftest import Job, wait_until
 from .test_faults import returned_from
@@ -54,6 +57,14 @@ def relays(job: Job) -> set[int]:
     return set(clients(job)) - set(job.pids.values())
 
 
+def is_shared(job: Job) -> bool:
+    """Whether a relay has taken the place of the ranks' connections: of those they have one for the
+    process group, and rank 0 one that keeps the server."""
+    counts = Counter(clients(job))
+    most = {pid: 1 + (rank == 0) for rank, pid in job.pids.items()}
+    return len(relays(job)) == 1 and all(counts[pid] <= most[pid] for pid in most)
+
+
 def has_ended(pid: int) -> bool:
     """Also if init has yet to wait for it."""
     try:
@@ -63,17 +74,19 @@ def has_ended(pid: int) -> bool:
 
 
 def the_relay(job: Job) -> int:
+    """Once all ranks use it."""
+    wait_until(lambda: is_shared(job), "the ranks to use a relay")
     (relay,) = relays(job)
     return relay
 
 
 @slow
 def test_the_ranks_of_a_host_have_two_connections_to_the_store(sharing: Job) -> None:
-    """One for requests, and one that waits. Besides, each rank has torch's for its process group,
-    and rank 0 one that keeps the server."""
+    """One for requests, and one that waits."""
     sharing.start(4, "store_programs:working", faulty=1).wait_for("entered", count=4)
+    relay = the_relay(sharing)
+    wait_until(lambda: clients(sharing).count(relay) == 2, "its connections")
     counts = Counter(clients(sharing))
-    assert counts.pop(the_relay(sharing)) == 2
     assert {rank: counts[pid] for rank, pid in sharing.pids.items()} == {0: 2, 1: 1, 2: 1, 3: 1}
     (sharing.directory / "go").touch()
     assert sharing.wait() == dict.fromkeys(range(4), 0)
@@ -103,7 +116,7 @@ def test_each_host_has_its_own(sharing: Job) -> None:
     }
     with served(sharing.port):
         sharing.start(4, "store_programs:working", faulty=1).wait_for("entered", count=4)
-        assert len(relays(sharing)) == 2
+        wait_until(lambda: len(relays(sharing)) == 2, "two relays")
         (sharing.directory / "go").touch()
         assert sharing.wait() == dict.fromkeys(range(4), 0)
 
@@ -113,9 +126,12 @@ def test_each_host_has_its_own(sharing: Job) -> None:
 def test_a_relay_that_ends_or_stops_in_the_middle_of_an_agreement(
     sharing: Job, number: signal.Signals
 ) -> None:
-    sharing.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
-    time.sleep(0.5)  # nothing shows from outside that a rank waits in the barrier
+    sharing.start(3, "store_programs:waiting_in_the_barrier", told=True)
+    sharing.wait_for("entered", count=3)
     relay = the_relay(sharing)
+    (sharing.directory / "fail").touch()
+    sharing.wait_for("finalize", count=3)
+    time.sleep(0.5)  # nothing shows from outside that a rank waits in the barrier
     os.kill(relay, number)
     (sharing.directory / "go").touch()
     assert sharing.wait() == ALL_WELL
@@ -151,6 +167,39 @@ def test_ranks_whose_relay_has_ended_connect_directly(sharing: Job) -> None:
 
 
 @slow
+def test_after_a_restart_ranks_whose_relay_had_ended_share_a_new_one(sharing: Job) -> None:
+    sharing.start(3, "store_programs:working", faulty=1, goes_on=True)
+    sharing.wait_for("entered", count=3)
+    first = the_relay(sharing)
+    os.kill(first, signal.SIGKILL)
+    (sharing.directory / "go").touch()
+    sharing.wait_for("entered", count=6)
+    assert the_relay(sharing) != first
+    (sharing.directory / "end").touch()
+    assert sharing.wait() == ALL_WELL
+    assert returned_from(sharing, 1) == [0, 1, 2]
+    sharing.expect_no_orphans()
+
+
+@slow
+def test_no_rank_waits_for_a_relay_that_does_not_come_up(sharing: Job) -> None:
+    """What listens in its place answers nothing: rank 1 fails while it is being joined."""
+    sharing.env["NCCLOPS_STORE"] = f"127.0.0.1:{sharing.port}"
+    with contextlib.ExitStack() as stack:
+        impostors = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2)]
+        for impostor, host in zip(impostors, ["127.0.0.1", "::ffff:127.0.0.1"], strict=True):
+            impostor.bind(RelayClients((host, sharing.port), "ncclops", 60.0)._name)
+            impostor.listen()
+        stack.enter_context(served(sharing.port))
+        sharing.start(3, "store_programs:working", faulty=1).wait_for("entered", count=3)
+        assert any(select.select(impostors, [], [], 60.0))
+        (sharing.directory / "go").touch()
+        assert sharing.wait() == ALL_WELL
+    assert returned_from(sharing, 1) == [0, 1, 2]
+    assert lost(sharing) == set()
+
+
+@slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_takes_no_relay_with_it(sharing: Job, victim: int) -> None:
     """Whichever of them has started it."""
@@ -174,6 +223,11 @@ class Counted:
         self._store = store
         self._noted = noted
         self._gate = gate
+
+    @property
+    def timeout(self) -> timedelta:
+        limit: timedelta = self._store.timeout
+        return limit
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
@@ -211,9 +265,17 @@ class Host:
             self._socks.pop().close()
         self._relay.join()
 
-    def connect(self) -> Counted:
-        store = dist.TCPStore("127.0.0.1", self.server.port, None, False, wait_for_workers=False)
+    def connect(self, prefix: str = "") -> Counted:
+        store: Any = dist.TCPStore(
+            "127.0.0.1", self.server.port, None, False, wait_for_workers=False
+        )
+        store = dist.PrefixStore(prefix, store) if prefix else store
         return Counted(store, self.requests, self.gate)
+
+    def direct(self) -> Connection:
+        """Of a rank, too, without the relay."""
+        store: Any = self.connect("p")
+        return Connection(store)
 
     def rank(self) -> RelayedStore:
         sock = socket.socket(socket.AF_UNIX)
@@ -309,6 +371,143 @@ def test_a_log_is_read_as_it_is_now(on_host: Host) -> None:
     for line in range(3):
         one.append("log", f"{line}\n")
         assert len(other.multi_get(["log"])[0].split()) == line + 1
+
+
+def test_what_a_relay_lists_is_deleted_over_it(on_host: Host) -> None:
+    store = StoreClient(Connection(on_host.rank()))
+    for key in ("2/groups/a", "10/groups/a", "2/call0/0/outcome", "2/outcome", "groups/a"):
+        store.set(key, "")
+    on_host.server.set("q/2/groups/a", "of another job")
+    ledger = Ledger(store, 2)
+    found = ledger.outdated(10)
+    assert sorted(found) == ["2/call0/0/outcome", "2/groups/a"]
+    ledger.delete(found)
+    assert ledger.outdated(10) == []
+    assert on_host.server.check(["q/2/groups/a"])
+
+
+def test_a_key_that_is_no_text_does_not_end_the_relay(on_host: Host) -> None:
+    store = StoreClient(Connection(on_host.rank()))
+    store.set("k", "v")
+    on_host.server.set(b"\xff", "v")
+    assert store.list_keys() == []
+    assert store.add("n", 1) == 1
+
+
+@slow
+def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host) -> None:
+    """Also before it is up."""
+    program = (
+        "import contextlib, os, sys;"
+        "from ncclops.restart._relay_client import RelayClients;"
+        "relays = RelayClients(('127.0.0.1', int(sys.argv[1])), 'orphan', 60.0);"
+        "relays._start(contextlib.ExitStack());"
+        "os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(on_host.server.port)], check=True)
+    name = RelayClients(("127.0.0.1", on_host.server.port), "orphan", 60.0)._name
+
+    def is_free() -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(name)
+                return True
+            return False
+
+    wait_until(is_free, "the relay to end", 20)
+
+
+# --- moving to a relay ----------------------------------------------------------------------------
+
+
+class Unhurried:
+    """A connection to the store on which what is written arrives when an answer is asked for."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._written: list[tuple[str, str]] = []
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def append(self, key: str, line: str) -> None:
+        self._written.append((key, line))
+
+    def check(self, keys: list[str]) -> bool:
+        while self._written:
+            self._store.append(*self._written.pop(0))
+        return bool(self._store.check(keys))
+
+
+def test_what_a_client_has_written_is_there_before_it_is_moved(on_host: Host) -> None:
+    direct: Any = Unhurried(on_host.connect("p"))
+    client = StoreClient(Connection(direct))
+    client.append("log", "first")
+    client.move(on_host.rank())
+    client.append("log", "second")
+    assert client.read_log("log") == ["first", "second"]
+
+
+def test_a_client_that_waits_is_not_moved(on_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store_client, "_IDLE_WITHIN_S", 0.1)
+    client = StoreClient(on_host.direct())
+    waits = threading.Thread(target=client.get, args=("k",))
+    waits.start()
+    wait_until(lambda: "get" in on_host.requests, "the wait")
+    client.move(on_host.rank())
+    assert client.is_to_move
+    on_host.server.set("p/k", "v")
+    waits.join()
+    client.move(on_host.rank())
+    assert not client.is_to_move
+
+
+def test_a_long_wait_begins_when_the_client_is_moved(on_host: Host) -> None:
+    path = StorePath(on_host.direct, Patience())
+    client, found = path.client(path.connect()), []
+    path.settled.clear()
+    waits = threading.Thread(
+        target=lambda: found.append(client.wait_long("k", timedelta(seconds=60)))
+    )
+    waits.start()
+    wait_until(lambda: on_host.asked("check") > 1, "it to look")
+    assert on_host.asked("get") == 0
+    client.move(on_host.rank())
+    path.settled.set()
+    wait_until(lambda: on_host.asked("get") == 1, "the wait")
+    assert not client.is_to_move
+    on_host.server.set("p/k", "v")
+    waits.join()
+    assert found == ["v"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "here", "everywhere", "wanted"),
+    [
+        (None, "8", "16", True),
+        ("", "8", "16", True),
+        (None, "8", "8", False),
+        (None, "1", "16", False),
+        (None, "8", "4", False),  # hosts were lost
+        (None, None, "16", False),
+        (None, "2(x3)", "16", False),
+        (None, "8", None, False),
+        ("1", None, None, True),
+        ("1", "8", "8", True),
+        ("0", "8", "16", False),
+    ],
+)
+def test_where_ranks_share_a_relay(
+    chosen: str | None, here: str | None, everywhere: str | None, wanted: bool
+) -> None:
+    given = {"NCCLOPS_STORE_RELAY": chosen, "LOCAL_WORLD_SIZE": here, "WORLD_SIZE": everywhere}
+    assert is_wanted({name: value for name, value in given.items() if value is not None}) is wanted
+
+
+@pytest.mark.parametrize("value", ["2", "true", "off", " 1"])
+def test_another_value_is_refused_in_one_line(value: str) -> None:
+    with pytest.raises(ValueError, match=f"^NCCLOPS_STORE_RELAY='{value}': 1 .*, 0 .*, or unset"):
+        is_wanted({"NCCLOPS_STORE_RELAY": value})
 
 
 def test_a_rank_that_takes_no_answer_holds_up_no_other(on_host: Host) -> None:

@@ -1,4 +1,9 @@
-"""Connections to the store, and ending a wait of the main thread on a peer that does not come."""
+"""Connections to the store, and ending a wait of the main thread on a peer that does not come.
+
+Every connection leads straight to the store's server at first, and after it was lost. Where the
+ranks of this host share a relay, ``_Moves`` has them go over that soon, in the background: no call
+and no restart waits for a relay.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from torch import distributed
 from torch.distributed import Store
@@ -21,6 +27,7 @@ from ncclops.restart._process import keep_alive
 from ncclops.restart._relay_client import RelayClients, RelayedStore
 from ncclops.restart._relay_client import is_wanted as relay_is_wanted
 from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
+from ncclops.restart.log import logged
 from ncclops.restart.settings import Settings
 from ncclops.restart.store import (
     PrefixStore,
@@ -71,6 +78,7 @@ class Connections:
         self._own_sockets: set[int] = set()
         self._servers: set[Address] = set()
         self._connecting = threading.Lock()
+        shares = relay_is_wanted(os.environ)
         self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
         self._around = _calls[-1].around
         self._name = _calls[-1].next_name()
@@ -80,23 +88,21 @@ class Connections:
         self._prefix = f"{job_prefix()}/{self._name}"
         factory: Any = settings.store_factory
         made, sockets = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
-        self._made: Store | None = made
+        # For each rank it would be one more. One is kept that is not the relay's: the server goes
+        # with its last client. (And another factory's store may be the server.)
+        is_kept = os.environ.get("RANK", "0") == "0" or not isinstance(made, TCPStore)
+        self._made = made if is_kept else None
         self.critical_ranks = critical_ranks(made)
         self._server = (made.host, made.port) if isinstance(made, distributed.TCPStore) else None
         self._timeout = made.timeout
-        self._relay = self._choose_relay()
-        over_relay = self._over_relay()
-        # It would be a further connection for each rank. One is kept that is not the relay's: the
-        # server goes with its last client. (And another factory's store may be the server.)
-        is_kept = os.environ.get("RANK", "0") == "0" or not isinstance(made, TCPStore)
-        if over_relay is not None and not is_kept:
-            self._made = None
-        first = over_relay or self._prefixed(made, sockets)
-        self.first = self._path.client(first)
+        self.first = self._path.client(self._prefixed(made, sockets))
+        self._moves = self._moves_to_relay() if shares and self._server is not None else None
+        self._use_relay()
 
     def begin(self, iteration: int) -> None:
         """Wrapped functions that are called from now on are called inside ``iteration``."""
         self.close()
+        self._use_relay()
         self._groups_made = 0
         self._inside = _Calls(f"{self._name}/{iteration}/", around=self)
         _calls.append(self._inside)
@@ -109,15 +115,17 @@ class Connections:
 
     def for_assignment(self) -> Store:
         """For rank assignments that are called on each rank, and use torch's store themselves."""
-        if isinstance(self.first.store, RelayedStore) and self._for_assignment is None:
-            self._for_assignment = self._path.client(self._connect_directly())
+        if self._moves is not None and self._for_assignment is None:
+            self._for_assignment = self._path.client(self._connect(), moves=False)
         store = (self._for_assignment or self.first).store
         assert isinstance(store, Store)
         return store
 
     def another(self) -> StoreClient:
         """A further connection, in the same name space. Any thread."""
-        return self._path.client(self._connect())
+        made = self._path.client(self._connect())
+        self._use_relay()
+        return made
 
     def for_groups(self, iteration: int) -> Store:
         """For the process groups of ``iteration``, over a separate connection.
@@ -153,28 +161,25 @@ class Connections:
 
     # --- connecting -----------------------------------------------------------------------------
 
-    def _choose_relay(self) -> RelayClients | None:
-        if self._server is None or not relay_is_wanted():
-            return None
+    def _use_relay(self) -> None:
+        """Have all clients use the relay soon, where there is to be one."""
+        if self._moves is not None:
+            self._moves.begin()
+
+    def _moves_to_relay(self) -> _Moves:
+        assert self._server is not None
         host, port = self._server
         server = self._server_host() or host, port
-        return RelayClients(server, job_prefix(), self._path.patience.answer_s)
-
-    def _over_relay(self) -> Connection | None:
-        if self._relay is None or not self._path.is_shared:
-            return None
-        store = self._relay.join(self._prefix)
-        return Connection(store) if store is not None else None
-
-    def _connect(self) -> Connection:
-        """Raises ``ConnectionRefusedError`` where no server listens any more."""
-        return self._over_relay() or self._connect_directly()
+        clients = RelayClients(server, job_prefix(), self._path.patience.answer_s)
+        prefix = self._prefix
+        return _Moves(self._path, lambda: clients.join(prefix))
 
     def _server_host(self) -> str | None:
         """The address of the store's server, as the first connection to it has it."""
         return next((host for host, _ in self._servers), None)
 
-    def _connect_directly(self) -> Connection:
+    def _connect(self) -> Connection:
+        """Raises ``ConnectionRefusedError`` where no server listens any more."""
         limit_s = self._path.patience.reconnect_s
         if self._server is not None:
             # torch tries for minutes, and pauses for seconds in between
@@ -212,6 +217,51 @@ class Connections:
 
     def _prefixed(self, store: Store, sockets: Collection[int]) -> Connection:
         return Connection(PrefixStore(self._prefix, store), sockets)
+
+
+class _Moves:
+    """Moves the clients of ``path`` to the relay: ``join`` gives a connection to it, or ``None``.
+
+    That may take seconds: it happens in a thread, while there is something to do.
+    """
+
+    def __init__(self, path: StorePath, join: Callable[[], RelayedStore | None]) -> None:
+        self._path = ref(path)  # a call that ends leaves the store, also while the thread joins
+        self._join = join
+        self._lock = threading.Lock()
+        self._asked = self._running = False
+
+    def begin(self) -> None:
+        """Have those that are not there go over the relay soon. Does not block."""
+        path = self._path()
+        if path is None or not path.clients_to_move():
+            return
+        with self._lock:
+            self._asked = True
+            path.settled.clear()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="ncclops-relay", daemon=True).start()
+
+    def _run(self) -> None:
+        while self._goes_on():
+            path = self._path()
+            clients = path.clients_to_move() if path is not None else []
+            del path
+            with logged("moving to the relay to the store"):
+                for client in clients:
+                    if (store := self._join()) is None:
+                        break
+                    if (known := client()) is not None:
+                        known.move(store)
+                    del known
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._running, self._asked = self._asked, False
+            if not self._running and (path := self._path()) is not None:
+                path.settled.set()
+            return self._running
 
 
 def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:

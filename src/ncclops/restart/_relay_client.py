@@ -1,10 +1,10 @@
 """A rank's side of the relay that the ranks of its host share, see ``_store_relay``.
 
 ``join`` finds the relay by the name of its socket, which is the same on all ranks of the host, or
-starts it: binding the name is what makes a rank the starter. A rank joins when its call begins. A
-relay that ends later is not replaced: its ranks connect to the store themselves, at once, since the
-store's server goes when it has no client for a moment, and a new relay takes longer to come up. One
-that is silent for five beats is stopped, and is killed, which ends it for all its ranks.
+starts it: binding the name is what makes a rank the starter. A rank connects to the store itself at
+first, and at once where its relay has ended: a relay takes a moment to come up, and the store's
+server goes when it has no client. ``_connections`` moves it to the relay, in the background. A
+relay that is silent for five beats is stopped, and is killed, which ends it for all its ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,9 +39,22 @@ _UP_WITHIN_S = 10.0
 _MOST_MEETINGS = 10
 
 
-def is_wanted() -> bool:
-    """Whether the ranks of this host are to share a relay."""
-    return os.environ.get("NCCLOPS_STORE_RELAY") == "1"
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the ranks of this host are to share a relay; the same for all of them.
+
+    As ``NCCLOPS_STORE_RELAY`` says, or else where there are several, in a job of several hosts: the
+    ranks of a single host have no network before the store. Raises ``ValueError``.
+    """
+    chosen = environ.get("NCCLOPS_STORE_RELAY", "")
+    if chosen not in ("", "0", "1"):
+        raise ValueError(
+            f"NCCLOPS_STORE_RELAY={chosen!r}: 1 (the ranks of a host share a connection to the "
+            "store), 0 (they do not), or unset (where it pays)"
+        )
+    if chosen:
+        return chosen == "1"
+    here, everywhere = (environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    return here.isdecimal() and everywhere.isdecimal() and 1 < int(here) < int(everywhere)
 
 
 class RelayClients:
@@ -58,20 +71,23 @@ class RelayClients:
 
         Blocks for 10 s at most. Any thread.
         """
-        try:
-            deadline = time.monotonic() + _UP_WITHIN_S
-            for _ in range(_MOST_MEETINGS):
-                if (store := self._meet(prefix, deadline)) is not None:
-                    return store
-        except (OSError, distributed.DistNetworkError) as error:
-            log.warning("no relay to the store, connecting to it directly: %s", error)
+        deadline = time.monotonic() + _UP_WITHIN_S
+        with contextlib.ExitStack() as until_met:
+            try:
+                for _ in range(_MOST_MEETINGS):
+                    if (store := self._meet(prefix, deadline, until_met)) is not None:
+                        return store
+            except (OSError, distributed.DistNetworkError) as error:
+                log.warning("no relay to the store, which is used directly: %s", error)
         return None
 
-    def _meet(self, prefix: str, deadline: float) -> RelayedStore | None:
+    def _meet(
+        self, prefix: str, deadline: float, until_met: contextlib.ExitStack
+    ) -> RelayedStore | None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if sock.connect_ex(self._name) != 0:
             sock.close()
-            self._start()
+            self._start(until_met)
             return None
         seen, user = peer_of(sock)
         if user != os.getuid():
@@ -86,15 +102,16 @@ class RelayClients:
         # Connected before it listened itself: what is seen is who has started it.
         return store if seen in (pid, 0) else None
 
-    def _start(self) -> None:
-        # torch would try for long, and nothing would know of it.
-        socket.create_connection(self._server, _UP_WITHIN_S / 2).close()
+    def _start(self, until_met: contextlib.ExitStack) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
                 listener.bind(self._name)
             except OSError:
                 return  # another rank was first
             listener.listen(1024)
+            # Should this process end meanwhile, the relay sees that its last rank has gone.
+            until_met.enter_context(first := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            first.connect(self._name)
             reap = _store_relay.start(listener, self._server, self._answer_s, distributed.TCPStore)
         reap()
 
@@ -166,6 +183,9 @@ class RelayedStore:
 
     def append(self, key: str, value: str) -> None:
         self._request("append", self._full(key), value)
+
+    def list_keys(self) -> list[str]:
+        return [str(key) for key in self._request("list_keys", self._full(""))]
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._request("check", [*map(self._full, keys)]))

@@ -3,7 +3,9 @@
 A call that waits for no other rank and is not answered within ``Patience.answer_s`` counts as a
 lost connection, and so does one that breaks. The client then connects again, for at most
 ``Patience.reconnect_s``, and repeats the call. What may have happened already is repeated only
-where twice is the same as once: all of them but an addition, see ``AdditionUnknown``.
+where twice is the same as once: all of them but an addition, see ``AdditionUnknown``. torch's store
+does not answer to what is written without a question (``set``, ``append``): that is repeated, too,
+unless something was answered later.
 
 TCPStore has the operations that the ledger is made of (``append``, ``compare_set``); FileStore and
 stores written in Python have them not at all, or not atomically, and get them built from ``add``,
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +42,11 @@ _REFUSED_FOR_S = 1.0
 _PAUSE_S = 0.1
 # A connection that is lost again and again, at once, is no connection.
 _MOST_ATTEMPTS = 3
+
+# A client in use is moved to the relay when it is idle, if that is soon.
+_IDLE_WITHIN_S = 1.0
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 0.2
+_NO_KEY = "none"
 
 
 class AdditionUnknown(RestartError):
@@ -77,22 +85,28 @@ class StorePath:
 
     ``connect`` makes another connection to the same store in the same name space. Once one client
     has connected again in vain the path is ``lost`` to all of them: a thread that still waits for
-    an answer does not wait to the end of its own patience. ``is_shared``: over the relay of this
-    host, until a connection is lost.
+    an answer does not wait to the end of its own patience. ``settled``: no client is about to be
+    moved, to the relay of this host.
     """
 
     def __init__(self, connect: Callable[[], Connection], patience: Patience) -> None:
         self.connect = connect
         self.patience = patience
         self.lost = False
-        self.is_shared = True
+        self.settled = threading.Event()
+        self.settled.set()
         self._clients: list[ref[StoreClient]] = []
 
-    def client(self, connection: Connection) -> StoreClient:
-        """One that uses ``connection`` at first."""
-        made = StoreClient(connection, self)
+    def client(self, connection: Connection, *, moves: bool = True) -> StoreClient:
+        """One that uses ``connection`` at first. ``moves``: it may be moved to the relay."""
+        made = StoreClient(connection, self, moves=moves)
         self._clients = [*(known for known in self._clients if known() is not None), ref(made)]
         return made
+
+    def clients_to_move(self) -> list[ref[StoreClient]]:
+        """Those that do not use the relay yet."""
+        clients = [(known, known()) for known in self._clients]
+        return [known for known, client in clients if client is not None and client.is_to_move]
 
     def give_up(self) -> None:
         """The store cannot be reached any more."""
@@ -108,9 +122,14 @@ class StoreClient:
     Without ``path`` a lost connection stays lost. Methods raise what the store raises.
     """
 
-    def __init__(self, connection: Connection, path: StorePath | None = None) -> None:
+    def __init__(
+        self, connection: Connection, path: StorePath | None = None, *, moves: bool = True
+    ) -> None:
         self._path = path
+        self._moves = moves
         self._patience = path.patience if path is not None else Patience()
+        self._in_use = threading.Lock()
+        self._unanswered: list[Callable[[AnyStore], object]] = []
         self._use(connection)
 
     # --- operations -----------------------------------------------------------------------------
@@ -124,11 +143,11 @@ class StoreClient:
         def operation(store: AnyStore) -> int:
             return int(store.add(key, amount))
 
-        return self._do(operation, once=amount != 0 and not repeatable)
+        return self._ask(operation, once=amount != 0 and not repeatable)
 
     def set(self, key: str, value: str) -> None:
         """Set ``key``."""
-        self._do(lambda store: store.set(key, value))
+        self._write(lambda store: store.set(key, value))
 
     def get(self, key: str) -> str:
         """The value of ``key``, which has one."""
@@ -136,15 +155,15 @@ class StoreClient:
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all of ``keys`` have a value."""
-        return self._do(lambda store: bool(store.check(list(keys))))
+        return self._ask(lambda store: bool(store.check(list(keys))))
 
     def delete(self, key: str) -> None:
         """Delete ``key``, where the store can."""
-        self._do(lambda store: store.delete_key(key))
+        self._ask(lambda store: store.delete_key(key))
 
     def list_keys(self) -> list[str]:
         """All keys of our name space, in no order; none where the store cannot list them."""
-        return self._do(lambda store: list(getattr(store, "list_keys", list)()))
+        return self._ask(lambda store: list(getattr(store, "list_keys", list)()))
 
     def wait(self, key: str, timeout: timedelta) -> str:
         """The value of ``key`` once it has one. Raises what the store raises when that is late."""
@@ -156,28 +175,42 @@ class StoreClient:
 
         return self._do(operation)
 
+    def wait_long(self, key: str, timeout: timedelta) -> str:
+        """Like ``wait``, where that may take as long as the job.
+
+        A client that waits cannot be moved to the relay. If that is about to happen, this looks for
+        the key at times until it has.
+        """
+        pause_s = _FIRST_LOOK_S
+        while (path := self._path) is not None and self.is_to_move and not path.settled.is_set():
+            if self.check([key]):
+                break
+            path.settled.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+        return self.wait(key, timeout)
+
     def append(self, key: str, line: str) -> None:
         """Add ``line`` to the log at ``key``; concurrent ones all survive, in some order.
 
         It may be there twice.
         """
-        self._do(lambda store: _append(store, key, line))
+        self._write(lambda store: _append(store, key, line))
 
     def read_log(self, key: str) -> list[str]:
         """The lines of the log at ``key``, none if nothing was written."""
-        return self._do(lambda store: _read_log(store, key))
+        return self._ask(lambda store: _read_log(store, key))
 
     def publish(self, key: str, value: str) -> None:
         """Set ``key`` unless it is set already: the first value stands."""
-        self._do(lambda store: _publish(store, key, value))
+        self._write(lambda store: _publish(store, key, value))
 
     def read_counts(self, keys: Sequence[str]) -> list[int] | None:
         """What was added up under each of ``keys``; ``None`` if one of them is still without."""
-        return self._do(lambda store: _read_counts(store, keys))
+        return self._ask(lambda store: _read_counts(store, keys))
 
     def set_many(self, values: Mapping[str, str]) -> None:
         """Set all of ``values``, in one message where the store can."""
-        self._do(lambda store: _set_many(store, values))
+        self._write(lambda store: _set_many(store, values))
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -194,8 +227,31 @@ class StoreClient:
 
     def give_up(self) -> None:
         """Have a call that waits fail, and make no new connection for it. Any thread."""
-        self._path = None
+        self._path, self._moves = None, False
         self.renew()
+
+    def move(self, store: RelayedStore) -> None:
+        """Use ``store`` from now on, unless a call is under way for longer. Any thread."""
+        if not self._in_use.acquire(timeout=_IDLE_WITHIN_S):
+            return
+        try:
+            # torch's store does not answer to all that is written: with this, it is there.
+            self._store.check([_NO_KEY])
+            self._use(Connection(store))
+            if not self._moves:
+                self.renew()  # it was given up just now
+        except DistNetworkError as error:
+            log.debug("not moved to the relay: %s", error)
+            self.renew()  # the next call connects again
+        else:
+            self._unanswered.clear()
+        finally:
+            self._in_use.release()
+
+    @property
+    def is_to_move(self) -> bool:
+        """Whether it may be moved to the relay, and does not use that."""
+        return self._moves and not isinstance(self._store, RelayedStore)
 
     @property
     def store(self) -> AnyStore:
@@ -208,30 +264,42 @@ class StoreClient:
             with sock, contextlib.suppress(OSError):
                 set_deadlines(sock, self._patience.answer_s)
 
+    def _ask(self, operation: Callable[[AnyStore], T], *, once: bool = False) -> T:
+        """What ``operation`` returns, which is answered after all that was written before."""
+        answer = self._do(operation, once=once)
+        self._unanswered.clear()
+        return answer
+
+    def _write(self, operation: Callable[[AnyStore], object]) -> None:
+        self._do(operation)
+        self._unanswered.append(operation)
+
     def _do(self, operation: Callable[[AnyStore], T], *, once: bool = False) -> T:
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
-            try:
-                return operation(self._store)
-            except DistNetworkError as error:
-                path = self._path
-                if path is None or path.lost or attempt == _MOST_ATTEMPTS:
-                    raise
-                self._connect_again(path, error)
-                if once:
-                    raise AdditionUnknown(
-                        f"the connection to the store was lost: {error}"
-                    ) from error
+        with self._in_use:
+            for attempt in range(1, _MOST_ATTEMPTS + 1):
+                try:
+                    return operation(self._store)
+                except DistNetworkError as error:
+                    path = self._path
+                    if path is None or path.lost or attempt == _MOST_ATTEMPTS:
+                        raise
+                    self._connect_again(path, error)
+                    if once:
+                        raise AdditionUnknown(
+                            f"the connection to the store was lost: {error}"
+                        ) from error
         raise AssertionError("unreachable")
 
     def _connect_again(self, path: StorePath, error: Exception) -> None:
         """A new connection in the place of the one that broke. Raises ``error`` if it fails."""
         started = time.monotonic()
-        path.is_shared = False
         self.renew()  # a late answer on it would be taken for that of the next call
         while (left_s := started + self._patience.reconnect_s - time.monotonic()) > 0:
             left = timedelta(seconds=left_s)
             try:
                 self._use(run_within(left, "connecting to the store", path.connect))
+                for written in self._unanswered:
+                    written(self._store)
             except ConnectionRefusedError:
                 if time.monotonic() - started > _REFUSED_FOR_S:
                     break

@@ -2,10 +2,11 @@
 
 Every rank has a connection to the store for its main thread, one for its monitor thread, and one
 for its reporter thread once there is a fault: at 16,384 ranks more than 32,768 at one server, each
-with requests of its own. With ``NCCLOPS_STORE_RELAY=1`` the ranks of a host share a *relay*: they
+with requests of its own. In a job of several hosts the ranks of a host share a *relay*: they
 connect to it over a Unix socket, and it has two connections to the store, whatever the number of
 its ranks: one for requests, and one that waits for a key. (torch's client takes no request while
-it waits; where several keys are waited for at once there is one more for each.)
+it waits; where several keys are waited for at once there is one more for each.) See
+``_relay_client.is_wanted`` for where they do.
 
 What it saves:
 
@@ -324,8 +325,17 @@ class Relay:
         elif operation == "append":
             lines = "".join(request.message[2] for request in requests)
             _answer(requests, self._store.append(arguments[0], lines))
+        elif operation == "list_keys":
+            _answer(requests, self._keys_under(arguments[0]))
         else:
             _answer(requests, _as_text(getattr(self._store, operation)(*arguments)))
+
+    def _keys_under(self, prefix: str) -> list[str]:
+        """The keys that begin with ``prefix``, without it; none where they cannot be listed."""
+        # Older torch cannot list keys; and Python not where one of them, anybody's, is no text.
+        with contextlib.suppress(AttributeError, UnicodeDecodeError):
+            return [k.removeprefix(prefix) for k in self._store.list_keys() if k.startswith(prefix)]
+        return []
 
     def _add(self, key: str, requests: Sequence[_Request]) -> None:
         amounts = [int(request.message[2]) for request in requests]
@@ -480,12 +490,15 @@ def _host(fd: int, server: tuple[str, int], answer_s: float, tcp_store: Any) -> 
     # A signal that ends some ranks must not end what the others still use.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    connecting = threading.Lock()
+    store_server.disable_name_lookups()
+    connecting, limit_s = threading.Lock(), min(answer_s, _CONNECT_WITHIN_S)
 
     def connect() -> Any:
         with connecting:
+            # Where the server has gone torch would try for long.
+            socket.create_connection(server, limit_s).close()
             before = set(socket_inodes().values())
-            limit = timedelta(seconds=min(answer_s, _CONNECT_WITHIN_S))
+            limit = timedelta(seconds=limit_s)
             store = tcp_store(*server, None, False, limit, wait_for_workers=False)
             for sock in handles_on(set(socket_inodes().values()) - before):
                 with sock:

@@ -218,7 +218,7 @@ class Ledger:
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
         """Block until the iteration is decided; ``FAULT`` or ``COMPLETED``."""
-        return self._store.wait(f"{iteration}/outcome", timeout)
+        return self._store.wait_long(f"{iteration}/outcome", timeout)
 
     # --- the barrier between iterations -------------------------------------------------------
 
