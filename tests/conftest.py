@@ -49,7 +49,8 @@ CompletedText = subprocess.CompletedProcess[str]
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, without what a profile has a say in, plus ``extra``."""
     spared = ("NCCL_", "TORCH_", "TORCHELASTIC_", "NCCLOPS_", "GLOO_", "OMP_", "CUDA_")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(spared)}
+    kept = {"NCCLOPS_STORE_RELAY"}  # with which all tests can be run
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(spared) or k in kept}
     # The package under test, wherever a test's process has its current directory.
     package = str(Path(ncclops_package.__file__).parent.parent)
     environ["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environ.get("PYTHONPATH")])])

@@ -76,7 +76,13 @@ class Hosts:
         self, host: str, *command: str | Path, env: Mapping[str, str] | None = None
     ) -> Background:
         """Start ``ncclops COMMAND`` on ``host``; its output goes to ``<host>.out``."""
-        inner = [sys.executable, "-m", "ncclops", *map(str, command)]
+        return self.run(host, sys.executable, "-m", "ncclops", *command, env=env)
+
+    def run(
+        self, host: str, *command: str | Path, env: Mapping[str, str] | None = None
+    ) -> Background:
+        """Likewise, for any command."""
+        inner = [*map(str, command)]
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', host, *inner]
         with (self.directory / f"{host}.out").open("ab") as output:
             process = subprocess.Popen(
@@ -99,6 +105,14 @@ class Hosts:
             ["ip", "netns", "pids", self._namespace(host)], capture_output=True, text=True
         )
         return [int(pid) for pid in listed.stdout.split()]
+
+    def sockets(self, host: str, *wanted: str) -> str:
+        """What ``ss`` says of the TCP sockets of ``host``, and whose they are."""
+        inside = ["ip", "netns", "exec", self._namespace(host)]
+        listed = subprocess.run(
+            [*inside, "ss", "-tnpH", *wanted], check=True, capture_output=True, text=True
+        )
+        return listed.stdout
 
     def close(self) -> None:
         for host in ("hub", *(f"h{number}" for number in range(self._count))):

@@ -395,8 +395,14 @@ def test_a_key_that_is_no_text_does_not_end_the_relay(on_host: Host) -> None:
 
 
 @slow
-def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host) -> None:
-    """Also before it is up."""
+@pytest.mark.parametrize("answers", [True, False], ids=["server", "no answer"])
+def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host, answers: bool) -> None:
+    """Also before it is up, and where the store does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        expect_to_end_with_its_rank(on_host.server.port if answers else silent.getsockname()[1])
+
+
+def expect_to_end_with_its_rank(port: int) -> None:
     program = (
         "import contextlib, os, sys;"
         "from ncclops.restart._relay_client import RelayClients;"
@@ -404,8 +410,8 @@ def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host) -> None:
         "relays._start(contextlib.ExitStack());"
         "os._exit(0)"
     )
-    subprocess.run([sys.executable, "-c", program, str(on_host.server.port)], check=True)
-    name = RelayClients(("127.0.0.1", on_host.server.port), "orphan", 60.0)._name
+    subprocess.run([sys.executable, "-c", program, str(port)], check=True)
+    name = RelayClients(("127.0.0.1", port), "orphan", 60.0)._name
 
     def is_free() -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -414,7 +420,7 @@ def test_a_relay_ends_when_the_rank_that_starts_it_does(on_host: Host) -> None:
                 return True
             return False
 
-    wait_until(is_free, "the relay to end", 20)
+    wait_until(is_free, "the relay to end")
 
 
 # --- moving to a relay ----------------------------------------------------------------------------

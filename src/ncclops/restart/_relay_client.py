@@ -137,7 +137,6 @@ class RelayedStore:
         self._silent_beats = silent_beats
         self._frames = Frames()
         self._pid = 0
-        self._pidfd: int | None = None
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll_room = select.poll()
@@ -146,16 +145,12 @@ class RelayedStore:
 
     def __del__(self) -> None:
         self._sock.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
 
     def greet(self, deadline: float) -> int:
         """The process id of the relay, as that sees it, once it is up."""
         pid = int(self._ask(["hello"], deadline, silent_beats=math.inf))
-        self._pid = pid
         if peer_of(self._sock)[0] == pid:
-            with contextlib.suppress(OSError):
-                self._pidfd = os.pidfd_open(pid)
+            self._pid = pid
         return pid
 
     def shut_down(self) -> None:
@@ -276,7 +271,12 @@ class RelayedStore:
 
     def _kill_relay(self) -> None:
         """A relay that is stopped is of no use to any rank, and would stay."""
+        if not self._pid:
+            return  # of another pid name space
         log.warning("the relay to the store, process %d, does not run: it is killed", self._pid)
-        if self._pidfd is not None:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(self._pid)
+            # One that has ended would show; so that is still its number.
+            if not self._poll.poll(0):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)

@@ -175,11 +175,11 @@ class _Request:
 class Relay:
     """Serves the ranks that connect to ``listener`` until the last has gone.
 
-    ``connect`` makes a connection to the store. Raises what it raises.
+    ``connect`` makes a connection to the store. While it does, a relay whose ranks go ends, too.
     """
 
     def __init__(self, listener: socket.socket, connect: Callable[[], Any]) -> None:
-        self._store = connect()
+        self._store: Any = None
         self._connect = connect
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -284,9 +284,7 @@ class Relay:
             rank.cancel()
             return
         request = rank.ask(message)
-        if message[0] == "hello":
-            request.answer(os.getpid())
-        elif message[0] == "get":
+        if message[0] == "get":
             self._values.ask(request, message[1])
         else:
             self._requests.put(request)
@@ -299,6 +297,7 @@ class Relay:
 
     def _serve_requests(self) -> None:
         try:
+            self._store = self._connect()
             while (batch := self._gathered()) is not None:
                 for requests in _alike(batch):
                     self._perform(requests)
@@ -317,7 +316,9 @@ class Relay:
     def _perform(self, requests: Sequence[_Request]) -> None:
         """Answer ``requests``, which are alike, with one of the store."""
         operation, *arguments = requests[0].message
-        if operation == "look up":
+        if operation == "hello":
+            _answer(requests, os.getpid())
+        elif operation == "look up":
             (key,) = arguments
             self._values.looked_up(key, self._store.get(key) if self._store.check([key]) else None)
         elif operation == "add":
