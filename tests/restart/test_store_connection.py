@@ -66,6 +66,7 @@ def test_what_was_written_on_a_connection_that_is_lost_is_written_again() -> Non
         client.add("n", 1)
     assert client.read_log("log") == ["answered", "lost"]
     assert client.get("key") == "lost, too"
+    proxies.lose_connections(0)
     proxies.close()
 
 
