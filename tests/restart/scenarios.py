@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from ncclops import capture
 from ncclops import restart as inprocess
+from ncclops.restart._groups import wait_for_groups_to_end
 from ncclops.restart.snapshots import OutsideViewSource
 from ncclops.restart.state import FrozenState
 from ncclops.testing import note
@@ -517,9 +518,9 @@ def _exception_hooks() -> int:
 @scenario
 def many_restarts(worker: Worker) -> Any:
     """Forty restarts; what the process holds is noted in each."""
-    threads: list[int] = []
 
     def main(call: inprocess.CallWrapper) -> str:
+        wait_for_groups_to_end(60)
         worker.join()
         sub = dist.new_group([0, 1])
         dist.barrier(group=sub)
@@ -535,7 +536,6 @@ def many_restarts(worker: Worker) -> Any:
         dist.barrier()
         return worker.finish(call)
 
-    del threads
     limit = inprocess.initialize.RetryController(max_iterations=50)
     return worker.wrap(main, initialize=limit, **FAST)()
 

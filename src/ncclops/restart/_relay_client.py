@@ -223,13 +223,15 @@ class RelayedStore:
             self._send(encode(message), silent_beats)
             return self._receive(message[0], deadline, silent_beats)
         except OSError as error:
+            failure = str(error)
             if isinstance(error, TimeoutError):
                 self._kill_relay()
-            self.shut_down()
-            raise distributed.DistNetworkError(f"the relay to the store: {error}") from error
         except BaseException:  # an interruption: the answer would be taken for the next one's
             self.shut_down()
             raise
+        self.shut_down()
+        # With nothing behind it, like torch's own: it is looked for what else has led to an end.
+        raise distributed.DistNetworkError(f"the relay to the store: {failure}")
 
     def _send(self, data: bytes, silent_beats: float) -> None:
         """Have the relay take ``data``, with no limit to the time in all.
