@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from ncclops.testing import Interpreter
 from ncclops.testing._fork_server import ForkServer
 from tests.fakegpu.build import build
 from tests.fakegpu.gpus import REAL, RealHost
-from tests.fakegpu.host import Host
+from tests.fakegpu.host import Host, fake_host
 from tests.fakegpu.place import HERE, Place
 
 
@@ -45,7 +43,5 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     if REAL:
         yield RealHost()
         return
-    # In memory, as NCCL's own shared memory is.
-    meeting = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fakegpu-"))
-    yield Host(request.getfixturevalue("fake_gpu_place"), tmp_path, meeting)
-    shutil.rmtree(meeting)
+    with fake_host(request.getfixturevalue("fake_gpu_place"), tmp_path) as made:
+        yield made

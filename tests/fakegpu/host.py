@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +62,17 @@ class Host:
         """Until ``count`` events have been logged under ``name``."""
         until(lambda: len(self.events(name)) >= count, f"{count} events {name!r}")
         return self.events(name)
+
+
+@contextmanager
+def fake_host(place: Place, directory: Path) -> Iterator[Host]:
+    """A host whose files are in ``directory``."""
+    # In memory, as NCCL's own shared memory is.
+    meeting = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fakegpu-"))
+    try:
+        yield Host(place, directory, meeting)
+    finally:
+        shutil.rmtree(meeting)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import clean_environ
-from tests.fakegpu.host import Host
+from tests.fakegpu.host import fake_host
 from tests.fakegpu.place import Place
 from tests.restart.conftest import profile_environment
 
@@ -73,11 +71,10 @@ def hangs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def nccl_hangs(fake_gpu_place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def nccl_hangs(fake_gpu_place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of the jobs on NCCL."""
     folder = tmp_path_factory.mktemp("nccl-hangs")
-    meeting = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fakegpu-"))
-    environment = Host(fake_gpu_place, folder, meeting).environment | profile_environment(folder)
-    run_jobs(folder, ON_NCCL, "nccl", environment, fake_gpu_place.python)
-    yield folder
-    shutil.rmtree(meeting)
+    with fake_host(fake_gpu_place, folder) as host:
+        environment = host.environment | profile_environment(folder)
+        run_jobs(folder, ON_NCCL, "nccl", environment, fake_gpu_place.python)
+    return folder

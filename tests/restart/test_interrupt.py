@@ -189,19 +189,24 @@ def test_nothing_runs_after_a_wait_that_ends_without_an_error() -> None:
     assert went_on == []
 
 
-def test_what_is_raised_ahead_is_not_raised_again_during_clean_up() -> None:
-    steps = []
+def cleaning_up(steps: list[int], count: int, pause_s: float) -> Callable[[Interrupter], None]:
+    """Runs until it is interrupted, and then takes ``count`` steps, noted in ``steps``."""
 
-    def clean_up(_: Interrupter) -> None:
+    def run(_: Interrupter) -> None:
         try:
             while True:
                 pass
         finally:
-            for step in range(20):
-                time.sleep(0.01)
+            for step in range(count):
+                time.sleep(pause_s)
                 steps.append(step)
 
-    with interrupted(clean_up, abort=Interrupter.raise_ahead) as happened:
+    return run
+
+
+def test_what_is_raised_ahead_is_not_raised_again_during_clean_up() -> None:
+    steps: list[int] = []
+    with interrupted(cleaning_up(steps, 20, 0.01), abort=Interrupter.raise_ahead) as happened:
         assert happened == ["begun", "interrupted"]
     assert steps == list(range(20))
 
@@ -257,18 +262,8 @@ def test_clean_up_that_waits_for_something_that_does_not_come_is_interrupted_as_
 
 
 def test_clean_up_that_moves_is_not_disturbed_however_long_it_takes() -> None:
-    steps = []
-
-    def many_steps(_: Interrupter) -> None:
-        try:
-            while True:
-                pass
-        finally:
-            for step in range(80):
-                time.sleep(0.05)
-                steps.append(step)
-
-    with interrupted(many_steps, patience_s=1000) as happened:
+    steps: list[int] = []
+    with interrupted(cleaning_up(steps, 80, 0.05), patience_s=1000) as happened:
         assert happened == ["begun", "interrupted"]
     assert steps == list(range(80))
 

@@ -2,7 +2,7 @@
 
 Python runs a handler in the main thread, wherever that is. One that raises is a fault of the
 function while that runs. Between two iterations it would end the rank: such are the handler by
-which torch tells that a worker of a data loader has died, and that of a timeout by
+which torch reports that a worker of a data loader has died, and that of a timeout by
 ``signal.alarm`` which the function has left behind.
 """
 
