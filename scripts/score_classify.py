@@ -34,7 +34,9 @@ class Scored:
 
     @property
     def predicted(self) -> str:
-        return self.report.verdict.class_
+        """The class; ``healthy`` is how the labels call a log in which no failure is seen."""
+        verdict = self.report.verdict
+        return verdict.class_ if verdict.shows_failure else "healthy"
 
     @property
     def wrongly_eligible(self) -> bool:

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -24,8 +23,16 @@ import ncclops as ncclops_package
 from ncclops.cli import main
 from ncclops.testing._processes import free_port as free_port
 
+if TYPE_CHECKING:
+    from tests.lanes import LaneProcess
+
 # An installed package registers the second itself; a checkout that is only on the path does not.
-pytest_plugins = ["tests.fast_tier", "ncclops.testing.plugin", "tests.fakegpu.fixtures"]
+pytest_plugins = [
+    "tests.fast_tier",
+    "ncclops.testing.plugin",
+    "tests.fakegpu.fixtures",
+    "tests.lanes",
+]
 
 REPOSITORY = Path(__file__).parent.parent
 # Nothing in the suite takes this long; a test that hangs should fail with its output instead.
@@ -76,9 +83,20 @@ def run_ncclops(
 
 
 @pytest.fixture
-def ncclops(starts_processes: None, tmp_path: Path) -> Callable[..., CompletedText]:
-    """``ncclops("launch", ..., env={...})`` runs the command line in ``tmp_path``."""
-    return partial(run_ncclops, tmp_path)
+def ncclops(
+    starts_processes: None, tmp_path: Path, lane_process: LaneProcess
+) -> Callable[..., CompletedText]:
+    """``ncclops("launch", ..., env={...})`` runs the command line in ``tmp_path``, on the lane."""
+
+    def run(
+        *arguments: str | Path, env: Mapping[str, str] | None = None, **more: Any
+    ) -> CompletedText:
+        environment = lane_process.environment | dict(env or {})
+        return run_ncclops(
+            tmp_path, *arguments, env=environment, python=lane_process.python, **more
+        )
+
+    return run
 
 
 @pytest.fixture

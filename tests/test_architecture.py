@@ -16,7 +16,16 @@ from tests.conftest import REPOSITORY, clean_environ
 
 ROOT = Path(ncclops.__file__).parent
 # Single modules at the top: values and helpers without a place of their own, free for all.
-EVERYWHERE = {"errors", "durations", "lazy_names", "rank_lists", "_version"}
+EVERYWHERE = {
+    "errors",
+    "exhausted",
+    "durations",
+    "lazy_names",
+    "rank_lists",
+    "plain_text",
+    "toml_files",
+    "_version",
+}
 # What holds torch processes or is loaded by torch's users; all other packages import none.
 WITH_TORCH = {"restart", "worker"}
 

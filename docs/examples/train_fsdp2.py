@@ -2,8 +2,9 @@
 
     ncclops launch --nproc-per-node 4 --profile compile-sensitive docs/examples/train_fsdp2.py
 
-Prints the timeout of each process group while the first step may compile, after it, and for a
-group that is made later. Runs with torchrun as well, where nothing changes the timeouts.
+Prints the loss of each step, and the timeout of each process group while the first step may
+compile, after it, and for a group that is made later. Runs with torchrun as well, where nothing
+changes the timeouts.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def main() -> None:
             raise RuntimeError("failing once, as asked")
         loss = train_step(step)
         receipt.step(step, loss=loss.item())
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
     receipt.peak_memory()
     receipt.end()
     dist.destroy_process_group()

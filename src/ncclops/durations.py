@@ -22,7 +22,10 @@ def parse_duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration: write a number and a unit, as in 90s or 2h")
-    return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
+    try:
+        return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
+    except OverflowError:
+        raise ValueError(f"{text[:20]!r}… is longer than any duration") from None
 
 
 def format_duration(duration: timedelta) -> str:

@@ -32,6 +32,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_a_mistake_that_ends_the_agent_leaves_a_verdict(run: RunDirectory) -> None:
+    run.paths.agent_log.touch()
     verdict = conclude_crash(run, TypeError("no"), attempts=2, endings=[ENDING], seconds=1.5)
     assert (verdict.outcome, verdict.exit_code) == ("failed", 1)
     document = json.loads(run.paths.verdict.read_text())

@@ -24,7 +24,7 @@ def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> No
     requests = StopRequests(Condition(), grace, on_request=requested.append, pass_on=lambda _: None)
     run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n01")
     job: Any = SimpleNamespace(run=run, stop_grace=grace)
-    control_handler = ControlHandler(job, requests, lambda: None, lambda _: False)
+    control_handler = ControlHandler(job, requests, lambda: None, lambda _: False, print)
     assert "SIGKILL after 5m" in control_handler.stop(reason="drain", by="me")
     with pytest.raises(ControlRefused, match=r"stopped already: drain \(me\)"):
         control_handler.stop(reason="drain", by="another")
@@ -36,9 +36,8 @@ def test_a_second_stop_is_accepted_if_its_grace_is_shorter(tmp_path: Path) -> No
     assert [request.reason for request in requested] == ["drain (me)", "now (me)"]
 
 
-def window(soft: float, hard: float, group: float | None) -> Window:
-    limit = None if group is None else timedelta(seconds=group)
-    return Window(soft=timedelta(seconds=soft), hard=timedelta(seconds=hard), process_group=limit)
+def window(soft: float, hard: float, group: float) -> Window:
+    return Window(**seconds(soft=soft, hard=hard, process_group=group))
 
 
 def seconds(**limits: float) -> dict[str, timedelta]:
@@ -59,10 +58,6 @@ def test_what_is_not_named_shrinks_where_the_order_demands_it(
     asked: dict[str, float], becomes: tuple[float, float, float]
 ) -> None:
     assert tightened(window(480, 540, 600), seconds(**asked)) == window(*becomes)
-
-
-def test_a_group_timeout_that_is_torch_s_own_stays_so() -> None:
-    assert tightened(window(480, 540, None), seconds(soft=60)) == window(60, 540, None)
 
 
 @pytest.mark.parametrize(

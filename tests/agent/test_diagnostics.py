@@ -23,13 +23,20 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(exact=tmp_path / "run", parent=None, node="n0")
 
 
-@pytest.fixture
-def said(run: RunDirectory) -> Iterator[list[str]]:
+class Said(list[str]):
     """What the terminal gets, with the log open."""
+
+    log: AgentLog
+
+
+@pytest.fixture
+def said(run: RunDirectory) -> Iterator[Said]:
     handlers, level, propagate = list(LOGGER.handlers), LOGGER.level, LOGGER.propagate
-    lines: list[str] = []
-    AgentLog(run, lines.append).open()
+    lines = Said()
+    lines.log = AgentLog(run, lines.append)
+    lines.log.open()
     yield lines
+    lines.log.close()
     for handler in list(LOGGER.handlers):
         LOGGER.removeHandler(handler)
         handler.close()
@@ -44,7 +51,7 @@ def errors_of(run: RunDirectory) -> list[InternalErrorEvent]:
 
 
 def test_a_mistake_is_an_event_a_traceback_in_the_log_and_a_line_on_the_terminal(
-    run: RunDirectory, said: list[str]
+    run: RunDirectory, said: Said
 ) -> None:
     errors = InternalErrors(run)
     with errors.recorded("judging the receipt"):
@@ -52,6 +59,7 @@ def test_a_mistake_is_an_event_a_traceback_in_the_log_and_a_line_on_the_terminal
     (event,) = errors_of(run)
     assert (event.doing, event.error) == ("judging the receipt", "KeyError: 'no such key'")
     assert errors.count == 1
+    said.log.close()
     text = run.paths.agent_log.read_text()
     assert "Traceback" in text
     assert "test_diagnostics.py" in text
@@ -61,7 +69,7 @@ def test_a_mistake_is_an_event_a_traceback_in_the_log_and_a_line_on_the_terminal
     assert "\n" not in line
 
 
-def test_a_value_that_cannot_be_had_is_none(run: RunDirectory, said: list[str]) -> None:
+def test_a_value_that_cannot_be_had_is_none(run: RunDirectory, said: Said) -> None:
     errors = InternalErrors(run)
     assert errors.value_of("adding", lambda: 1 + 1) == 2
     assert errors.value_of("dividing", lambda: 1 // 0) is None
@@ -69,7 +77,7 @@ def test_a_value_that_cannot_be_had_is_none(run: RunDirectory, said: list[str]) 
     assert len(said) == 1
 
 
-def test_an_interrupt_is_no_mistake(run: RunDirectory, said: list[str]) -> None:
+def test_an_interrupt_is_no_mistake(run: RunDirectory, said: Said) -> None:
     errors = InternalErrors(run)
     with pytest.raises(KeyboardInterrupt), errors.recorded("waiting"):
         raise KeyboardInterrupt
@@ -78,7 +86,7 @@ def test_an_interrupt_is_no_mistake(run: RunDirectory, said: list[str]) -> None:
 
 
 def test_mistakes_in_callbacks_and_threads_are_recorded(
-    run: RunDirectory, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back afterwards
     errors = InternalErrors(run)
@@ -99,14 +107,15 @@ def test_mistakes_in_callbacks_and_threads_are_recorded(
     assert len(said) == 2
 
 
-def test_the_log_has_what_the_terminal_is_spared(run: RunDirectory, said: list[str]) -> None:
+def test_the_log_has_what_the_terminal_is_spared(run: RunDirectory, said: Said) -> None:
     logging.getLogger("ncclops.agent.agent").info("rank %d ended", 3)
     assert said == []
+    said.log.close()
     text = run.paths.agent_log.read_text()
     assert "INFO ncclops.agent.agent: rank 3 ended" in text
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(run: RunDirectory, said: list[str]) -> None:
+def test_a_log_that_cannot_be_written_stops_nothing(run: RunDirectory, said: Said) -> None:
     run.paths.agent_log.unlink()
     run.paths.agent_log.mkdir()
     AgentLog(run, said.append).open()

@@ -25,7 +25,9 @@ FAILED = PastAttempt(class_="bootstrap", signature="s", policy="retry-once-lazy"
 def test_which_attempts_count(
     first: dict[str, str], second: dict[str, str], remembered: int, tmp_path: Path
 ) -> None:
-    JobHistory.of_job(first, tmp_path).add(FAILED)
+    before = JobHistory.of_job(first, tmp_path)
+    before.add(FAILED)
+    before.flush()
     history = JobHistory.of_job(second, tmp_path)
     assert history.attempts == [FAILED] * remembered
     assert history.earlier == remembered
@@ -33,8 +35,12 @@ def test_which_attempts_count(
 
 def test_a_damaged_record_costs_its_line_only(tmp_path: Path) -> None:
     environ = {"NCCLOPS_JOB_ID": "j"}
-    JobHistory.of_job(environ, tmp_path).add(FAILED)
+    before = JobHistory.of_job(environ, tmp_path)
+    before.add(FAILED)
+    before.flush()
     with (tmp_path / "jobs" / "j.jsonl").open("a") as file:
         file.write('{"class": "boot\n')
-    JobHistory.of_job(environ, tmp_path).add(FAILED)
+    after = JobHistory.of_job(environ, tmp_path)
+    after.add(FAILED)
+    after.flush()
     assert len(JobHistory.of_job(environ, tmp_path).attempts) == 2

@@ -6,13 +6,17 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from ncclops.agent.team import Team
+from ncclops.agent.worker_messages import take_over
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.retrying import Escalated
+from ncclops.record.events import FinishedEvent
+from ncclops.record.run_directory import RunDirectory
 
 GOOD, BAD, KILLED = Exit(0, None), Exit(1, None), Exit(None, "SIGKILL")
 
@@ -116,6 +120,16 @@ def test_the_rank_that_the_restart_core_blames_comes_before_those_that_ended_ear
     assert [ending.rank for ending in made.team.blamed_first()] == [0, 2, 1, 3]
 
 
+@pytest.mark.parametrize("made", [True, False], indirect=True)
+def test_the_death_of_a_process_whose_script_had_ended_well_is_no_failure(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    made.team.finished = {0, 1, 2, 3}
+    assert blamed(made.end(rank1=KILLED, rank0=KILLED)) is None
+    assert made.team.failed_exits() == {}
+    assert [ending.rank for ending in made.team.endings() if ending.ok] == [1, 0]
+    assert made.end(rank2=BAD).failed_exits() == {2: BAD}, "its exit code is its own word"
+
+
 def test_endings_are_in_their_order_and_then_come_those_that_run(made: Made) -> None:
     endings = made.end(rank2=KILLED, rank0=GOOD).endings()
     assert [(e.rank, e.exit_code, e.signal, e.seconds) for e in endings] == [
@@ -151,3 +165,20 @@ def test_ranks_that_wait_for_each_other_are_released_once_all_that_run_wait(made
     assert [process.signals for process in made.processes] == [asked, asked, asked, []]
     made.team.release()
     assert made.processes[0].signals == asked, "once is enough"
+
+
+@in_place
+def test_an_end_that_we_have_caused_is_no_evidence(made: Made) -> None:
+    team = made.end(rank1=KILLED, rank2=KILLED, rank3=BAD)
+    team.ended_for_hang.add(1)
+    team.why_ended[2] = "hard timeout"
+    assert team.failed_exits() == {3: BAD}
+
+
+@in_place
+def test_a_job_that_is_done_is_done_on_all_ranks_that_run(made: Made, tmp_path: Path) -> None:
+    """As one of them says; not on a rank that had died before."""
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
+    team = made.end(rank3=KILLED)
+    take_over(run, team, 1, FinishedEvent())
+    assert (team.finished, team.leaving) == ({0, 1, 2}, {1})

@@ -38,14 +38,48 @@ def recorded(run: RunDirectory) -> list[dict[str, Any]]:
         (events.ReadyToEndEvent(), "ready_to_end"),
         (events.BootstrappedEvent(), "bootstrapped"),
         (events.GroupsAbortedEvent(), "aborted"),
+        (events.FinishedEvent(), "finished"),
+        (events.ExitingEvent(), "finished"),
     ],
 )
 def test_what_a_worker_reports_of_itself_is_known_of_its_rank(
     run: RunDirectory, team: Team, event: events.Event, field: str
 ) -> None:
     take_over(run, team, 3, event)
-    fields = ("entered", "ready_to_end", "bootstrapped", "aborted")
+    fields = ("entered", "ready_to_end", "bootstrapped", "aborted", "finished")
     assert {name: getattr(team, name) for name in fields if getattr(team, name)} == {field: {3}}
+    assert team.leaving == ({3} if field == "finished" else set())
+
+
+@pytest.mark.parametrize(
+    ("failures", "starting_up"),
+    [
+        pytest.param({}, True, id="no rank had a process group"),
+        pytest.param({0: (0, None)}, True, id="the same, and the recorder is off"),
+        pytest.param({0: (0, False), 1: (0, True)}, True, id="one rank's group had done nothing"),
+        pytest.param({0: (0, False), 1: (0, None)}, False, id="all that know had completed one"),
+        pytest.param({0: (1, False), 1: (0, True)}, False, id="the last start counts"),
+    ],
+)
+def test_start_up_lasts_until_each_group_of_a_failed_rank_has_completed_a_collective(
+    run: RunDirectory,
+    team: Team,
+    failures: dict[int, tuple[int, bool | None]],
+    *,
+    starting_up: bool,
+) -> None:
+    for rank, (iteration, starting) in failures.items():
+        event = events.ScriptFailedEvent(iteration=iteration, starting_up=starting)
+        take_over(run, team, rank, event)
+    assert team.starting_up() is starting_up
+    assert recorded(run) == []
+
+
+def test_without_a_word_of_a_failed_rank_a_process_group_leaves_it_open(
+    run: RunDirectory, team: Team
+) -> None:
+    take_over(run, team, 0, events.BootstrappedEvent())
+    assert team.starting_up() is None
 
 
 def test_a_fault_is_the_rank_s_that_it_names(run: RunDirectory, team: Team) -> None:
@@ -64,9 +98,42 @@ def test_all_ranks_escalate_and_the_first_is_recorded(run: RunDirectory, team: T
     assert [(each["event"], each["rank"]) for each in recorded(run)] == [("escalation", 1)]
 
 
+def test_what_a_rank_reports_that_knows_the_failure_replaces_what_one_does_not(
+    run: RunDirectory, team: Team
+) -> None:
+    """A rank that waited in NCCL reports that before it is ended; it may be the only one to."""
+    waited = events.EscalationEvent(to="respawn", reason="rank 0 waited", failed_start=True)
+    known = events.EscalationEvent(to="respawn", reason="ranks 0, 1 waited", passing=True)
+    for rank, event in enumerate((waited, waited, known, known, waited)):
+        take_over(run, team, rank, event)
+    assert team.escalation == Escalated(
+        to="respawn", reason="ranks 0, 1 waited", failure=None, passing=True
+    )
+    assert [(each["event"], each["rank"]) for each in recorded(run)] == [
+        ("escalation", 0),
+        ("escalation", 2),
+    ]
+
+
+def test_why_ranks_were_ended_is_known_of_all_restarts(run: RunDirectory, team: Team) -> None:
+    """The rank that reports it is none of them."""
+    for why in ({"3": "it hung"}, {"x": "y"}, {"1": "its abort hung"}):
+        take_over(run, team, 0, events.RestartEvent(why_ended=why))
+    assert team.why_ended == {1: "its abort hung", 3: "it hung"}
+
+
 def test_what_only_the_team_needs_and_what_a_script_may_write_is_not_recorded(
     run: RunDirectory, team: Team
 ) -> None:
     take_over(run, team, 0, events.EnteredEvent())
     take_over(run, team, 0, events.StepEvent(step=7))
+    assert recorded(run) == []
+
+
+def test_once_the_attempt_is_ending_ranks_that_leave_request_nothing(
+    run: RunDirectory, team: Team
+) -> None:
+    team.announce_end("the run is stopping")
+    take_over(run, team, 1, events.EscalationEvent(to="stop", reason="the run is stopping"))
+    assert team.escalation is None
     assert recorded(run) == []

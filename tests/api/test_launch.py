@@ -193,6 +193,7 @@ def test_the_command_line_of_a_request_means_the_same(
     asked = request(
         project,
         profile=["local-cpu", "debug-bootstrap"],
+        parameters={"recorder_entries": 100},
         env={"NCCL_ALGO": "Ring", "NCCL_PROTO": None},
         keep=["NCCL_NET"],
         timeouts={"soft": timedelta(seconds=90), "groups.mesh_*": timedelta(minutes=5)},
@@ -210,6 +211,7 @@ def test_the_command_line_of_a_request_means_the_same(
         assert document[name] == prepared[name]
     by_name = {row["name"]: row for row in document["plan"]}
     assert by_name["NCCL_ALGO"]["after"] == "Ring"
+    assert by_name["TORCH_FR_BUFFER_SIZE"]["after"] == "100"
 
 
 @pytest.mark.parametrize(

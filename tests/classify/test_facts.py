@@ -87,6 +87,13 @@ def test_a_hang_is_known_whatever_its_reason_says(reason: str) -> None:
     assert [(each.file, each.text) for each in report.evidence] == [("hang watch", reason)]
 
 
+def test_what_a_rank_prints_whose_groups_are_aborted_is_not_why_it_hung() -> None:
+    scanner = Scanner()
+    scanner.feed(0, "stderr", b"ValueError: Default process group has not been initialized\n")
+    scanner.add_hang(0, "all ranks wait in a collective")
+    assert scanner.verdict().verdict.signature == "ncclops-hang"
+
+
 def test_a_sites_own_signature_may_claim_an_exit_code() -> None:
     (mine,) = parse_signatures(SIGNATURE.format("exits = [77, 'SIGUSR2']"), "mine.toml")
     assert mine.exits == {"77", "SIGUSR2"}

@@ -12,6 +12,7 @@ from tests.conftest import clean_environ
 
 DATA = in_place.data()
 CORRUPTED, FAILED_START = DATA["corrupted-context"], DATA["failed-start"]
+FINAL = DATA["final"]
 
 
 @pytest.mark.parametrize("example", CORRUPTED["examples"])
@@ -53,16 +54,87 @@ def test_the_signatures_know_these_failures_too(example: str) -> None:
     assert expected is None or verdict.class_ in expected
 
 
+@pytest.mark.parametrize("example", FINAL["examples"])
+def test_an_error_that_comes_back_with_every_start_is_final(example: str) -> None:
+    found = in_place.judge(example)
+    assert found.is_final
+    assert not found.is_script_s
+    assert found.proof in example
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *FINAL["near_misses"],
+        *FAILED_START["examples"],
+        *FAILED_START["near_misses"][1:],
+        *CORRUPTED["examples"],
+    ],
+)
+def test_what_may_pass_is_not_final(text: str) -> None:
+    assert not in_place.judge(text).is_final
+
+
+def test_the_names_of_the_table_exist_and_say_something() -> None:
+    by_id = load_signatures().by_id
+    for name in FINAL["signatures_that_may_pass"]:
+        assert by_id[name].class_ in FINAL["classes"]
+        assert by_id[name].retry in ("fix-config", "fix-code")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_script_s"),
+    [
+        ("AssertionError: the loss is not a number", True),
+        ("KeyError: 'learning_rate'", True),
+        ("mine.Broken: no words that anybody knows", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        (FAILED_START["examples"][0], False),
+    ],
+)
+def test_an_exception_is_the_script_s_unless_a_signature_knows_better(
+    text: str, *, is_script_s: bool
+) -> None:
+    assert in_place.judge(text).is_script_s == is_script_s
+
+
+QUOTED = """Traceback (most recent call last):
+  File "/w/train.py", line 12, in <module>
+    step()  # not with Backend nccl does not support allgather_into_tensor_coalesced
+    ^^^^^^
+  File "/w/train.py", line 5, in step
+    raise ValueError("broken")
+ValueError: broken"""
+
+
+def test_what_a_traceback_quotes_of_the_script_is_no_error() -> None:
+    assert not in_place.judge(QUOTED).is_final
+    assert in_place.judge(QUOTED.replace("ValueError: broken", FINAL["examples"][0])).is_final
+
+
+def test_what_was_printed_before_explains_an_error() -> None:
+    error = "RuntimeError: NCCL error in: x.cpp:9, internal error - please report this issue"
+    warning = "n1:4:4 [0] NCCL WARN Failed to initialize any NET plugin"
+    assert not in_place.judge(error).is_final
+    found = in_place.judge(error, f"before\n{warning}\n")
+    assert found.is_final
+    assert found.proof == warning
+
+
 @pytest.mark.slow
-def test_a_worker_reads_no_signatures() -> None:
+def test_a_worker_reads_no_signatures_before_it_has_to() -> None:
     program = (
         "import sys, ncclops.worker.escalation\n"
-        "assert not [name for name in sys.modules if name.startswith('ncclops.classify')]\n"
         "from ncclops.classify import in_place\n"
         "assert in_place.corrupted_context('CUDA error: device-side assert triggered')\n"
         "print(*[name for name in sys.modules if name.startswith('ncclops.classify')])\n"
+        "in_place.prepare()\n"
+        "before = set(sys.modules)\n"
+        "assert in_place.judge('KeyError: 1').is_script_s\n"
+        "assert before == set(sys.modules), set(sys.modules) - before\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environ(), capture_output=True, text=True
     )
     assert done.stdout.split() == ["ncclops.classify", "ncclops.classify.in_place"], done.stderr
+    assert done.returncode == 0, done.stderr

@@ -101,7 +101,7 @@ def test_an_earlier_attempt_of_torchrun_is_history_once_a_later_one_ran(tmp_path
         folder = tmp_path / "none_x" / f"attempt_{attempt}" / "0"
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(text)
-    assert classify_paths([tmp_path], LOADED).verdict.class_ == "healthy"
+    assert classify_paths([tmp_path], LOADED).verdict.class_ == "no-failure-seen"
     (folder / "stderr.log").write_text("starting\n")
     assert classify_paths([tmp_path], LOADED).verdict.class_ == "cuda-error"
 
@@ -129,7 +129,7 @@ def test_our_own_records_are_not_read_as_logs(tmp_path: Path) -> None:
     (tmp_path / "ranks" / "0").mkdir(parents=True)
     (tmp_path / "ranks" / "0" / "stdout.log").write_text("step 1 loss 1.0\nstep 2 loss 1.0\n")
     report = classify_paths([tmp_path], LOADED)
-    assert (report.verdict.class_, report.stats.files) == ("healthy", 1)
+    assert (report.verdict.class_, report.stats.files) == ("no-failure-seen", 1)
 
 
 def test_unreadable_input_is_one_clear_line(tmp_path: Path) -> None:

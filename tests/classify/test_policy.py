@@ -98,7 +98,7 @@ def test_a_start_up_error_is_retried_once() -> None:
     assert again.action == "stop" and "1 of 1" in again.reason
 
 
-@pytest.mark.parametrize("class_", ["unknown", "healthy"])
+@pytest.mark.parametrize("class_", ["unknown", "no-failure-seen", "benign"])
 def test_what_is_not_known_is_not_retried(class_: str) -> None:
     assert ask("retry-after-cooldown", class_=class_).action == "stop"
 

@@ -175,6 +175,35 @@ def test_remote_error_while_the_communicator_is_made_is_a_bootstrap_failure() ->
     assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "retry-once-lazy")
 
 
+INIT = "n1:4:4 [0] NCCL INFO ncclCommInitRankConfig comm 0x55 rank 0 nranks 8 cudaDev 0 - Init {}"
+IN_INIT = '[rank1]:   File "/opt/torch/distributed/distributed_c10d.py", line 1769, in {}'
+
+
+@pytest.mark.parametrize(
+    ("before", "is_start_up"),
+    [
+        pytest.param([IN_INIT.format("init_process_group")], True, id="in init_process_group"),
+        pytest.param([IN_INIT.format("new_group")], True, id="in new_group"),
+        pytest.param([IN_INIT.format("all_reduce")], False, id="in a collective"),
+        pytest.param([INIT.format("START")], True, id="begun"),
+        pytest.param([INIT.format("START"), INIT.format("COMPLETE")], False, id="done"),
+        pytest.param(
+            [INIT.format(what) for what in ("START", "COMPLETE", "START")],
+            True,
+            id="the second communicator is begun",
+        ),
+        pytest.param([INIT.format("START"), *steps(1)], False, id="outrun by a step"),
+    ],
+)
+def test_a_remote_error_belongs_to_start_up_while_a_communicator_is_made(
+    before: list[str], *, is_start_up: bool
+) -> None:
+    log = "\n".join([*before, f"[rank1]: {REMOTE}", ""])
+    verdict = classify_bytes(log.encode(), LOADED).verdict
+    assert verdict.class_ == ("bootstrap" if is_start_up else "peer-exit")
+    assert verdict.eligible == is_start_up
+
+
 def test_remote_error_of_a_running_job_is_a_peers_exit() -> None:
     running = "\n".join([*steps(1), f"[rank1]: {REMOTE}"])
     verdict = classify_bytes(running.encode(), LOADED).verdict
@@ -200,7 +229,7 @@ def test_warnings_that_the_job_outlived_are_no_failure() -> None:
             *steps(0),
         ]
     )
-    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "healthy"
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "no-failure-seen"
 
 
 def test_an_attempt_that_was_followed_by_steps_is_history() -> None:
@@ -209,7 +238,7 @@ def test_an_attempt_that_was_followed_by_steps_is_history() -> None:
         "[default] Worker group FAILED. 2/3 attempts left; will restart worker group",
         *steps(0),
     ]
-    assert classify_bytes("\n".join(log).encode(), LOADED).verdict.class_ == "healthy"
+    assert classify_bytes("\n".join(log).encode(), LOADED).verdict.class_ == "no-failure-seen"
     log.append("[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     verdict = classify_bytes("\n".join(log).encode(), LOADED).verdict
     assert (verdict.class_, verdict.rank) == ("gpu-oom", 5)
@@ -242,6 +271,107 @@ def test_the_rank_that_is_behind_is_named() -> None:
     log = "\n".join(report(rank, 45 if rank == 6 else 47) for rank in range(8))
     verdict = classify_bytes(log.encode(), LOADED).verdict
     assert (verdict.class_, verdict.rank, verdict.rank_began_it) == ("watchdog-timeout", 6, True)
+
+
+def asynchronous(rank: int, error: str, minute: int) -> str:
+    """What torch's watchdog prints of an error that NCCL reports outside of any call."""
+    begin = f"[rank{rank}]:[E606 09:{minute:02d}:20.2"
+    return (
+        f"{begin} ProcessGroupNCCL.cpp:645] [Rank {rank}] Collective WorkNCCL(SeqNum=45, "
+        f"OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=60000) raised the following async "
+        f"exception: NCCL error: {error}, NCCL version 2.29.7\n"
+        f"{begin} ProcessGroupNCCL.cpp:2372] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure "
+        "detected by watchdog at work sequence id: 45 PG status: last enqueued work: 47, last "
+        "completed work: 44\n"
+        f"{begin} ProcessGroupNCCL.cpp:1964] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received "
+        "a dump signal due to a collective timeout from this local rank\n"
+        f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Process group watchdog thread terminated "
+        f"with exception: NCCL error: {error}, NCCL version 2.29.7"
+    )
+
+
+def second_engine(rank: int, what: str) -> str:
+    """The same of torch's second ProcessGroupNCCL; ``what`` ends the line."""
+    return f"[rank{rank}]:[E1109 16:13:20.2 WorkNCCL.cpp:372] [TC][rank={rank}][name=0] {what}"
+
+
+REMOTE = "remote process exited or there was a network error"
+SYSTEM = "unhandled system error (run with NCCL_DEBUG=INFO for details)"
+INTERNAL = "internal error - please report this issue to the NCCL developers"
+
+
+@pytest.mark.parametrize(
+    ("log", "class_"),
+    [
+        (asynchronous(1, REMOTE, 13), "peer-exit"),
+        (asynchronous(1, SYSTEM, 13), "network-transport"),
+        (asynchronous(1, INTERNAL, 13), "network-transport"),
+        (second_engine(1, f"nccl hit async error on rank 1: {REMOTE}"), "peer-exit"),
+        (second_engine(1, f"nccl hit async error on rank 1: {INTERNAL}"), "network-transport"),
+        (second_engine(1, "Operation timed out after 60123 ms"), "watchdog-timeout"),
+    ],
+)
+def test_the_watchdog_reports_errors_as_well_as_time_outs(log: str, class_: str) -> None:
+    verdict = classify_bytes(log.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.rank, verdict.rank_began_it) == (class_, 1, False)
+
+
+def test_an_abort_that_fails_is_no_failure_to_start() -> None:
+    line = (
+        "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with "
+        "exception: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:418, "
+        f"{INTERNAL}"
+    )
+    assert classify_bytes(line.encode(), LOADED).verdict.class_ == "network-transport"
+
+
+def test_a_communicator_that_did_not_come_up_is_told_by_the_exception_alone() -> None:
+    """Without NCCL's own log, and without the frames of torch."""
+    where = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:92"
+    for begin in (
+        f"DistBackendError: NCCL error in: {where},",
+        "Failed to initialize NCCL communicator:",
+    ):
+        verdict = classify_bytes(
+            f"[rank1]: torch.distributed.{begin} {REMOTE}".encode(), LOADED
+        ).verdict
+        assert (verdict.class_, verdict.retry_policy) == ("bootstrap", "retry-once-lazy")
+
+
+@pytest.mark.parametrize(
+    "quoted", ["assert loss < 1.0, why", "if step == 7: raise ValueError('loss')"]
+)
+def test_the_lines_that_a_traceback_quotes_are_no_steps(quoted: str) -> None:
+    log = (
+        "ValueError: it grew\nTraceback of the earlier iteration (most recent call last):\n"
+        f'  File "/w/train.py", line 4, in check\n    {quoted}\n'
+    )
+    assert classify_bytes(log.encode(), LOADED).verdict.class_ == "user-error"
+
+
+def test_time_outs_after_a_peer_has_gone_are_an_echo(tmp_path: Path) -> None:
+    """And a peer that goes after a time-out is one of it."""
+    died_first = write_ranks(
+        tmp_path / "a", {2: [asynchronous(2, REMOTE, 13)], 5: [watchdog(5, 23)]}
+    )
+    report = classify_paths([died_first], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("peer-exit", 2)
+    hung_first = write_ranks(
+        tmp_path / "b", {2: [asynchronous(2, REMOTE, 13)], 5: [watchdog(5, 3)]}
+    )
+    report = classify_paths([hung_first], LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("watchdog-timeout", 5)
+
+
+@pytest.mark.parametrize(("ended", "cause"), [(3, (3, True)), (1, (1, False))])
+def test_of_peers_that_go_the_one_is_named_that_ended_and_saw_none_go(
+    ended: int, cause: tuple[int, bool]
+) -> None:
+    scanner = Scanner(LOADED)
+    scanner.feed(1, "stderr.log", asynchronous(1, REMOTE, 13).encode())
+    scanner.add_exit(ended, code=1)
+    verdict = scanner.verdict().verdict
+    assert (verdict.class_, verdict.rank, verdict.rank_began_it) == ("peer-exit", *cause)
 
 
 def test_the_rank_a_line_accuses_is_named_not_its_writer() -> None:
@@ -360,6 +490,84 @@ def test_live_streams_are_one_job() -> None:
 def test_silence_is_unknown_and_start_up_is_only_half_healthy() -> None:
     assert classify_bytes(b"", LOADED).verdict.exit_code == 12
     started = classify_bytes(b"n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n", LOADED)
-    assert (started.verdict.class_, started.verdict.confidence) == ("healthy", 0.4)
+    assert (started.verdict.class_, started.verdict.confidence) == ("no-failure-seen", 0.4)
     ran = classify_bytes("\n".join(steps(0)).encode(), LOADED)
-    assert (ran.verdict.class_, ran.verdict.confidence) == ("healthy", 0.9)
+    assert (ran.verdict.class_, ran.verdict.confidence) == ("no-failure-seen", 0.9)
+
+
+IB_OFF = "n1:22:22 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1."
+SOCKETS = "n1:22:22 [0] NCCL INFO Using network Socket"
+TWO_NODES = "n1:22:90 [0] NCCL INFO comm 0x55d0 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0"
+OLDER = "n1:22:90 [0] NCCL INFO comm 0x55d0 rank 0 nranks 16 cudaDev 0 busId 1b000 - Init COMPLETE"
+ONE_NODE = "n1:22:90 [0] NCCL INFO comm 0x55d0 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0"
+WIDE_NODE = "n1:22:90 [0] NCCL INFO comm 0x55d0 rank 0 nRanks 16 nNodes 1 localRanks 16 localRank 0"
+CHOSEN = "n1:22:22 [0] NCCL INFO NCCL_NET set by environment to Socket."
+PLUGIN = "n1:22:22 [0] NCCL INFO Using network AWS Libfabric"
+TRAINED = ["training done"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([IB_OFF, SOCKETS, TWO_NODES], True),
+        ([IB_OFF, SOCKETS, OLDER], True),
+        (["NET/IB : IB disabled", SOCKETS, OLDER], True),
+        ([IB_OFF, SOCKETS, TWO_NODES, ONE_NODE], True),  # a smaller group, within a node
+        ([IB_OFF, SOCKETS, ONE_NODE], False),
+        ([IB_OFF, SOCKETS, OLDER, WIDE_NODE], False),
+        ([SOCKETS, TWO_NODES], False),  # a cluster without InfiniBand
+        ([IB_OFF, TWO_NODES], False),
+        ([IB_OFF, CHOSEN, SOCKETS, TWO_NODES], False),
+        ([IB_OFF, PLUGIN, TWO_NODES], False),
+    ],
+)
+def test_infiniband_that_a_single_node_setting_keeps_off(lines: list[str], found: bool) -> None:
+    log = "\n".join([*lines, *steps(0), *TRAINED]).encode()
+    verdict = classify_bytes(log, LOADED).verdict
+    assert (verdict.signature == "ib-off-on-several-nodes") == found
+    if found:
+        assert (verdict.class_, verdict.retry_policy) == ("plugin-env", "fix-config")
+
+
+@pytest.mark.parametrize("line", ["KeyError: 'lr'", watchdog(3, 1)])
+def test_how_a_job_ran_yields_to_what_made_it_fail(line: str) -> None:
+    log = "\n".join([IB_OFF, SOCKETS, TWO_NODES, *steps(0), line]).encode()
+    assert classify_bytes(log, LOADED).verdict.class_ in ("user-error", "watchdog-timeout")
+    exited = Scanner(signatures=LOADED)
+    exited.feed(0, "ranks/0/stderr.log", "\n".join([IB_OFF, SOCKETS, TWO_NODES, ""]).encode())
+    exited.add_exit(0, code=1, signal=None)
+    assert exited.verdict().verdict.signature != "ib-off-on-several-nodes"
+
+
+def test_shapes_that_differ_are_no_uneven_split() -> None:
+    manual = (
+        "    work = default_pg.allreduce([tensor], opts)\n"
+        "RuntimeError: Error when verifying shape tensors for collective ALLREDUCE on rank 0. This"
+        " likely indicates that input shapes into the collective are mismatched across ranks. Got"
+        " shapes:  10\n[ torch.LongTensor{1} ]\n"
+    )
+    verdict = classify_bytes(manual.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.signature) == ("collective-mismatch", "shapes-differ")
+    assert verdict.confidence > 0.9
+    assert verdict.retry_policy == "fix-code"
+
+
+DLVSYM = "n1:9:9 [0] NCCL INFO dlvsym failed on mlx5dv_get_data_direct"
+PROBE = f"{DLVSYM} - /lib/libmlx5.so: undefined symbol: mlx5dv_get_data_direct, version MLX5_1.25"
+
+
+def test_harmless_warnings_alone_are_benign_and_each_is_explained() -> None:
+    report = classify_bytes(f"{PROBE}\n{PROBE}\n".encode(), LOADED)
+    assert report.verdict.class_ == "benign"
+    assert (report.verdict.exit_code, report.verdict.shows_failure) == (0, False)
+    assert [(line.line, line.role) for line in report.evidence] == [(1, "benign")]
+    (note,) = report.notes
+    assert note.endswith(f":1 is harmless: {LOADED.by_id['benign-dlvsym'].summary}")
+
+
+def test_of_a_job_that_ran_no_log_says_that_it_is_healthy() -> None:
+    report = classify_bytes("\n".join([PROBE, *steps(0)]).encode(), LOADED)
+    assert report.verdict.class_ == "no-failure-seen"
+    assert "no failure seen" in report.verdict.summary
+    assert "receipt check" in report.verdict.summary
+    assert len(report.notes) == 1

@@ -36,6 +36,9 @@ def test_show_gives_each_value_with_its_condition_and_reason(run: Ncclops) -> No
     assert "parameter compile_timeout = 120m" in text
     assert "unset" in text
     document = json.loads(run("show", "base", "--json").stdout)
+    whole = {line.strip() for line in run("show", "base").stdout.splitlines()}
+    for entries in document["env"].values():
+        assert {entry["why"] for entry in entries} <= whole
     assert document["schema"] == "ncclops.profile/1"
     entry = document["env"]["TORCH_NCCL_ASYNC_ERROR_HANDLING"][0]
     assert entry["when"]["restart"] == ["in-process"]

@@ -192,3 +192,61 @@ def test_without_a_path_and_a_run_it_is_wrong_usage(ncclops: Ncclops) -> None:
     done = ncclops("receipt", "check")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no runs in runs/" in done.stderr
+
+
+def exited(rank: int, **how: object) -> str:
+    event = {"ts": 2.0, "event": "worker-exited", "rank": rank, "node": "n", **how}
+    return json.dumps(event) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("others", "verdict"), [({"exit_code": 0}, "healthy"), ({"exit_code": 1}, "incomplete")]
+)
+def test_a_rank_that_was_lost_owes_no_receipt(
+    ncclops: Ncclops, run_dir: Path, others: dict[str, object], verdict: str
+) -> None:
+    """Unless all have failed: then none was lost by the others."""
+    (run_dir / "ranks/0/receipt.jsonl").write_text(records(2, end=False))
+    (run_dir / "ranks/1/receipt.jsonl").write_text(records(5))
+    (run_dir / "events.jsonl").write_text(exited(0, signal="SIGKILL") + exited(1, **others))
+    document = json.loads(ncclops("receipt", "check", str(run_dir), "--json").stdout)
+    assert document["verdict"] == ("rumour" if verdict != "healthy" else verdict)
+
+
+SLOWER = HEALTHY.replace("790,500", "600,000").replace("701,000", "600,000")
+
+
+@pytest.mark.parametrize(
+    ("other", "swings", "code"),
+    [
+        (HEALTHY, [], 0),
+        (HEALTHY.replace("17.92", "44.80"), ["peak-memory"], 1),
+        (HEALTHY.replace("17.92", "7.00"), ["peak-memory"], 1),
+        (SLOWER, ["rate"], 1),
+        (HEALTHY.replace("31.20s", "90.00s"), ["warm-up"], 1),
+        (HEALTHY.replace("17.92", "18.50"), [], 0),
+    ],
+)
+def test_two_runs_are_compared_and_swings_are_flagged(
+    ncclops: Ncclops, tmp_path: Path, other: str, swings: list[str], code: int
+) -> None:
+    (tmp_path / "a.log").write_text(HEALTHY)
+    (tmp_path / "b.log").write_text(other)
+    done = ncclops("receipt", "compare", "a.log", "b.log", "--json", "--exit-code")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "ncclops.receipt-compare/1"
+    assert [row["name"] for row in document["figures"] if row["swings"]] == swings
+    assert done.returncode == code
+    shown = ncclops("receipt", "compare", "a.log", "b.log")
+    assert shown.returncode == 0
+    assert [line.split()[0] for line in shown.stdout.splitlines() if "SWING" in line] == swings
+
+
+def test_a_run_that_is_not_healthy_has_no_rate_to_compare(ncclops: Ncclops, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(HEALTHY)
+    (tmp_path / "b.log").write_text("".join(HEALTHY.splitlines(keepends=True)[:-1]))
+    done = ncclops("receipt", "compare", "a.log", "b.log", "--json", "--exit-code")
+    rate = json.loads(done.stdout)["figures"][0]
+    assert (rate["a"], rate["b"], rate["ratio"]) == (790_500, None, None)
+    assert rate["note"] == "B has none: incomplete, end-marker"
+    assert done.returncode == 1

@@ -65,6 +65,12 @@ def test_versions_are_refused_or_remarked() -> None:
     assert [each.name for each in found.of_weight("remark")] == ["Python"]
 
 
+def test_other_parameters_of_the_profile_are_refused() -> None:
+    short, long = ({"parameters": f"compile_timeout={time}"} for time in ("45m", "120m"))
+    (found,) = judged(host(1, facts=short), host(2, facts=long)).of_weight("refused")
+    assert found.name == "parameters"
+
+
 def test_the_operator_may_allow_a_difference() -> None:
     found = judged(host(1), host(2, facts={"torch": "2.12.0"}), allowed=("torch",))
     assert not found.of_weight("refused")

@@ -197,6 +197,37 @@ def test_a_killed_agent_takes_its_workers_along_and_a_spare_starts_in_its_place(
     assert job.verdict("h1")["attempts"] == 2
 
 
+@pytest.mark.parametrize("job", [3], indirect=True)
+def test_a_spare_starts_in_the_place_of_a_host_with_a_broken_gpu(job: Job) -> None:
+    """Without restarts in place. There is no NVML here: the rank's output is all that is known."""
+    job.serve_store()
+    script = job.directory / "work.sh"
+    script.write_text(
+        'echo "try $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE"\n'
+        '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] || exit 0\n'
+        '[ "$RANK" = 3 ] || exec sleep 600\n'
+        'echo "RuntimeError: CUDA error: uncorrectable ECC error encountered" >&2\nexit 1\n'
+    )
+    for number in range(3):
+        job.launch(
+            f"h{number}",
+            *("--nnodes", "2:3", "--rdzv-endpoint", job.store, "--nproc-per-node", "2"),
+            *("--restart", "process", "--no-python", "sh", script),
+            env={"CUDA_VISIBLE_DEVICES": "4,6"},
+        )
+    fault = "GPU 6 on node h1: uncorrectable ECC error encountered; replace node h1"
+    assert job.exit_code("h1") == 1
+    assert job.verdict("h1")["attempts"] == 1
+    assert job.verdict("h1")["reason"].endswith(fault)
+    assert job.hosts.output("h1").rstrip().endswith(fault)
+    assert [job.exit_code(host) for host in ("h0", "h2")] == [0, 0]
+    for host in ("h0", "h2"):
+        assert f"the job can run on another node; {fault}" in job.hosts.output(host)
+        assert job.verdict(host)["attempts"] == 2
+    assert "try 1 rank 0 of 4" in job.hosts.output("h0")
+    assert "try 1 rank 2 of 4" in job.hosts.output("h2")
+
+
 @pytest.mark.parametrize("job", [2], indirect=True)
 def test_a_failure_on_one_host_is_shown_on_the_other_and_retries_count_once(job: Job) -> None:
     endpoint = f"{job.hosts.address('h0')}:29500"
@@ -216,7 +247,7 @@ def test_a_failure_on_one_host_is_shown_on_the_other_and_retries_count_once(job:
     assert "h1: rank 1 exited with code 7" in output
     assert "no luck, says rank 1" in output
     assert "ranks/1/stderr.log on h1" in output
-    assert " on h1" not in job.hosts.output("h1").partition("log: ")[2].partition("\n")[0]
+    assert " on h1" not in job.hosts.output("h1").partition("  log ")[2].partition("\n")[0]
     for host in ("h0", "h1"):
         verdict = job.verdict(host)
         assert verdict["attempts"] == 2

@@ -28,10 +28,13 @@ from ncclops.cluster.records import (
     StartRecord,
     StopRecord,
     UnknownRecord,
+    ViewRecord,
 )
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.retrying import RetryPlan
+from ncclops.health.hang import HangFinding
+from ncclops.health.liveness import Elsewhere, NodeView
 from ncclops.record import event_log
 from ncclops.record.events import FaultEvent
 from ncclops.record.run_directory import RunDirectory
@@ -66,7 +69,9 @@ class Node:
         self.stop = StopRequests(
             condition, grace, on_request=lambda _: None, pass_on=lambda _: None
         )
-        job: Any = SimpleNamespace(run=self.run, restarts_in_process=in_process)
+        job: Any = SimpleNamespace(
+            run=self.run, restarts_in_process=in_process, layout=SimpleNamespace(nproc=4)
+        )
         side = AgentSide(
             condition=condition,
             stop=self.stop,
@@ -80,6 +85,7 @@ class Node:
             name="n1",
             print=Fingerprint(host="n1", variables={}, facts={}),
             allowed=(),
+            script="train.py",
             listener=None,
         )
         self.nodes = MultiNode(info, job, side)
@@ -120,7 +126,8 @@ def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Pa
         node = Node(tmp_path)
         node.receives(FailedRecord(node=0, rank=3, how=KILLED, lines=["last line"]))
         assert node.nodes.over_for_all() == "rank 3 failed on node 0"
-        assert node.said == ["node 0: rank 3 was killed by SIGKILL", "    last line"]
+        node.receives(FailedRecord(node=0, rank=2, how="exited with code 1"))
+        assert node.said == ["node 0: rank 3 was killed by SIGKILL"], "the first, in one line"
         (fault,) = node.faults()
         assert (fault.rank, fault.how, fault.lines) == (3, KILLED, ["last line"])
 
@@ -144,6 +151,8 @@ def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
         node.receives(StopRecord(node=0, reason="drain", grace_s=9.0))
         assert node.nodes.over_for_all() == "stopped on node 0"
         assert node.said == ["asked to stop on node 0"]
+        asked = node.nodes.stop_elsewhere()
+        assert asked is not None and (asked.reason, asked.signum) == ("drain", None)
         assert not node.stop.asked
         assert node.stop.deadline < float("inf")
 
@@ -153,9 +162,23 @@ def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
 def test_shorter_timeouts_of_another_node_are_taken_over(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
-        window = Window(process_group=None, soft=timedelta(seconds=1.5), hard=None)
+        window = Window(process_group=timedelta(seconds=2), soft=timedelta(seconds=1.5), hard=None)
         node.receives(LimitsRecord(node=0, window=window, reason="slow", by="me"))
         assert node.limits == [LimitsChange(window, "slow", "me")]
+
+    in_loop(test)
+
+
+def test_the_ranks_of_other_nodes_count_by_what_their_node_says(tmp_path: Path) -> None:
+    def test() -> None:
+        node = Node(tmp_path)
+        assert node.nodes.elsewhere() == Elsewhere(ranks=4), "it has not said anything"
+        stuck = HangFinding(rank=1, state="stuck")
+        node.receives(ViewRecord(node=0, view=NodeView(ranks=3, findings=(stuck,))))
+        node.receives(ViewRecord(node=1, view=NodeView(ranks=4)))  # our own
+        assert node.nodes.elsewhere() == Elsewhere(ranks=3, findings=(stuck,))
+        node.receives(LostRecord(node=0, why="silent for 15s"))
+        assert node.nodes.elsewhere() == Elsewhere(), "nobody waits for a node that is lost"
 
     in_loop(test)
 

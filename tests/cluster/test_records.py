@@ -17,9 +17,13 @@ from ncclops.cluster import records, store_values
 from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.records import LostRecord, Record, StopVoteRecord, UnknownRecord
 from ncclops.cluster.round_state import RoundState
-from ncclops.cluster.store_values import JobSize, NodeFacts, RankClaim
+from ncclops.cluster.store_values import JobClaim, NodeFacts, RankClaim
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
+from ncclops.health.evidence import Kind
+from ncclops.health.hang import HangFinding
+from ncclops.health.liveness import NodeView
+from ncclops.health.paces import RankPace
 from ncclops.timeouts.model import Window
 
 PAST = PastAttempt(class_="peer-exit", signature="x", policy="retry", progressed=True)
@@ -53,6 +57,30 @@ RECORDS: list[Record] = [
     records.StopPointRecord(node=0, number=1, way=StopWay.UPDATES, point=7),
     StopVoteRecord(node=1, number=1, at=6),
     records.StopGoRecord(node=0, number=1),
+    records.PacesRecord(
+        node=1,
+        paces=[
+            RankPace(rank=9, iteration=1, waited=0.25, error=0.01, unit="update", at=5.5, fresh=10),
+            RankPace(rank=8, iteration=1, waited=0.0, error=0.0, peers=(8, 10)),
+        ],
+    ),
+    records.ViewRecord(
+        node=1,
+        view=NodeView(
+            ranks=8,
+            findings=(
+                HangFinding(
+                    rank=9,
+                    state="stuck",
+                    stale=(Kind.STEP, Kind.CPU),
+                    window=timedelta(minutes=10),
+                    reason="step counter and CPU time stale for more than 10m",
+                    in_collective=True,
+                    collectives=7,
+                ),
+            ),
+        ),
+    ),
     records.EndedRecord(node=1, end=NodeEnd(name="n1", failed=True)),
     records.DecisionRecord(
         node=0, decision=AttemptDecision(outcome="failed", exit_code=1, reason="a worker failed")
@@ -133,17 +161,21 @@ FACTS = NodeFacts(
 
 @pytest.mark.parametrize(
     "value",
-    [JobSize(nnodes="2:3", name="n 0"), RankClaim(name="n 0", pid=7, at=1732.25), FACTS],
+    [
+        JobClaim(name="n 0", pid=7, at=1732.25, run_dir="r", nnodes="2:3", script="a.py"),
+        RankClaim(name="n 0", pid=7, at=1732.25),
+        FACTS,
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_in_the_store_is_read_as_it_was_written(
-    value: JobSize | RankClaim | NodeFacts,
+    value: JobClaim | RankClaim | NodeFacts,
 ) -> None:
     kind: Any = type(value)
     assert store_values.decode(store_values.encode(value).encode(), kind) == value
 
 
-@pytest.mark.parametrize("kind", [JobSize, RankClaim, NodeFacts])
+@pytest.mark.parametrize("kind", [JobClaim, RankClaim, NodeFacts])
 @pytest.mark.parametrize("data", [b"", b"2 n0", b"n0 71 1732.25", b"{}", b"[1]", b'{"name": 3}'])
 def test_a_value_of_another_version_is_none(data: bytes, kind: Any) -> None:
     assert store_values.decode(data, kind) is None

@@ -40,7 +40,7 @@ POINT = StopPointRecord(number=0, way=StopWay.STEPS, point=7)
     [
         messages.Tick(),
         messages.Connected(),
-        messages.Waiting(["n0", "n1"], begun=True),
+        messages.Waiting(["n0", "n1"], begun=True, first="n0: process 7"),
         messages.Met(1, 4),
         messages.Gathered([FACTS]),
         messages.Logged(ASKED),

@@ -18,7 +18,7 @@ from ncclops.cluster.rendezvous_link import Config, Link, Refused
 from ncclops.cluster.rendezvous_process import RendezvousProcess
 from ncclops.cluster.round_member import RoundMember
 from ncclops.cluster.shared_log import SharedLog
-from ncclops.cluster.store_values import NodeFacts
+from ncclops.cluster.store_values import JobClaim, NodeFacts
 
 LIMIT = timedelta(seconds=60)
 
@@ -32,8 +32,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dist.TCPStore:
 def config(server: dist.TCPStore, run_dir: Path, rank: int) -> Config:
     return Config(
         backend="c10d", host="127.0.0.1", port=server.port, job_id="job", active=2, most=2,
-        rank=rank, name=f"n{rank}", run_dir=str(run_dir), join_s=60, last_call_s=1, beat_s=0.2,
-        missed_beats=300,
+        rank=rank, name=f"n{rank}", launcher=1, script="a.py", run_dir=str(run_dir),
+        join_s=60, last_call_s=1, beat_s=0.2, missed_beats=300,
     )  # fmt: skip
 
 
@@ -71,8 +71,10 @@ def test_a_node_whose_facts_are_of_another_version_is_refused_for_all(
     ("owner", "who"),
     [
         (
-            store_values.encode(store_values.RankClaim(name="n 7", pid=1, at=2.0)),
-            r"already \(n 7\)",
+            store_values.encode(
+                store_values.RankClaim(name="n 7", pid=1, at=2.0, run_dir="runs/x")
+            ),
+            r"already \(n 7: process 1, since 19.*, run directory runs/x\)",
         ),
         ("n7 1 2.0", "already: give"),
     ],
@@ -88,11 +90,18 @@ def test_a_rank_that_is_taken_is_refused_with_the_name_of_its_node(
 @pytest.mark.parametrize(
     ("size", "why"),
     [
-        (store_values.encode(store_values.JobSize(nnodes="3:4", name="n 7")), "but 3:4 on n 7:"),
+        (
+            store_values.encode(JobClaim(nnodes="3:4", name="n 7", pid=1, at=2.0, script="a.py")),
+            "but 3:4 on n 7: process 1, since 19",
+        ),
+        (
+            store_values.encode(JobClaim(nnodes="2", name="n 7", pid=1, at=2.0, script="b.py")),
+            "^a.py here, but job job in this store runs b.py on n 7: process 1, since 19",
+        ),
         ("2 n7", "another version of ncclops has begun job job in this store"),
     ],
 )
-def test_a_job_of_another_size_or_version_is_refused(
+def test_another_job_of_the_same_name_is_refused(
     server: dist.TCPStore, tmp_path: Path, size: str, why: str
 ) -> None:
     server.set("ncclops/job/nnodes", size)

@@ -78,6 +78,7 @@ def test_workers_get_the_store_and_the_address_that_they_cannot_know(
     made = start(facts(1, attempt=2), facts(2), external=external)
     given = dict(round_start.workers_environ(made, rendezvous, in_process=True, nproc=8))
     assert given.pop("NCCLOPS_STORE_PREFIX") == f"{made.prefix}/2"
+    assert given.pop("NCCLOPS_NODES") == "n1 n2"
     assert given == expected
 
 
@@ -85,7 +86,8 @@ def test_with_spares_workers_get_the_number_of_ranks_that_train() -> None:
     made = start(facts(1), facts(2), facts(3))
     given = round_start.workers_environ(made, TWO_OF_THREE, in_process=True, nproc=8)
     assert given["NCCLOPS_ACTIVE_RANKS"] == "16"
-    assert round_start.workers_environ(made, TWO_OF_THREE, in_process=False, nproc=8) == {}
+    alone = round_start.workers_environ(made, TWO_OF_THREE, in_process=False, nproc=8)
+    assert alone == {"NCCLOPS_NODES": "n1 n2 n3"}
 
 
 def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
@@ -109,7 +111,8 @@ def test_the_nodes_are_recorded_and_introduced_with_the_spares_last() -> None:
             ["n1", "n2"],
             True,
             (),
-            "2/2 nodes: n1 n2; they have begun, and this node waits to be needed",
+            "2/2 nodes: n1 n2; they have begun, and this node waits to be needed"
+            f" (job {TWO_OF_THREE.job_id} of n1: process 7; another job needs its own --rdzv-id)",
         ),
     ],
 )
@@ -117,7 +120,7 @@ def test_the_line_while_waiting_names_nodes_that_are_there_and_missing(
     here: list[str], begun: bool, expected: tuple[str, ...], line: str
 ) -> None:
     rendezvous = replace(TWO_OF_THREE, expected=expected)
-    assert round_start.describe_missing(rendezvous, here, begun) == line
+    assert round_start.describe_missing(rendezvous, here, begun, "n1: process 7") == line
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,7 @@ def test_nodes_are_compared_by_their_own_facts() -> None:
         name="n1",
         print=Fingerprint(host="n1", variables={}, facts={}),
         allowed=(),
+        script="train.py",
         listener=None,
     )
     odd = facts(2, variables={"NCCL_ALGO": "Tree"})

@@ -131,3 +131,11 @@ def test_all_end_at_one_step_that_none_has_passed(chance: Any, nodes: int, losse
     assert round_state.stop_point is not None
     assert all(steps[node] <= round_state.stop_point.point for node in round_state.living)
     assert all(holds[node] == round_state.stop_point.point for node in round_state.living)
+
+
+def test_no_attempt_follows_a_failure_where_a_node_was_asked_to_stop_after_its_end() -> None:
+    round_state = RoundState(2)
+    for node in range(2):
+        round_state.take(EndedRecord(node=node, end=NodeEnd(name=f"n{node}", failed=True)))
+    round_state.take(ASKED)
+    assert [end.stopping for end in round_state.node_ends()] == [True, False]

@@ -71,7 +71,7 @@ class Asked:
 class Agent:
     """An event loop in a thread, with the control plane of one run in it."""
 
-    def __init__(self, run: Path, *, tcp: bool = False) -> None:
+    def __init__(self, run: Path, *, tcp: bool = False, token_for_reads: bool = False) -> None:
         self.run, self.asked = run, Asked()
         self.said: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -82,7 +82,13 @@ class Agent:
         if tcp:
             listeners.append(control_address.listen_tcp("0"))
             self.tcp_port = listeners[-1].getsockname()[1]
-        self.server = ControlServer(run, self.asked, listeners=listeners, say=self.said.append)
+        self.server = ControlServer(
+            run,
+            self.asked,
+            listeners=listeners,
+            say=self.said.append,
+            token_for_reads=token_for_reads,
+        )
         self.do(self._call(self.server.start))
 
     @property
@@ -132,13 +138,13 @@ class Agent:
 
 @pytest.fixture
 def start_agent(starts_processes: None, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
-    """``start_agent(run=…, tcp=…)``: an agent with its server, ended after the test."""
+    """``start_agent(run, tcp=…, token_for_reads=…)``: with its server, ended after the test."""
     agents: list[Agent] = []
 
-    def start(run: Path | None = None, *, tcp: bool = False) -> Agent:
+    def start(run: Path | None = None, **options: bool) -> Agent:
         run = run or tmp_path / "runs" / "a-run"
         write_events(run, start_of_run(time.time()))
-        agents.append(Agent(run, tcp=tcp))
+        agents.append(Agent(run, **options))
         return agents[-1]
 
     yield start

@@ -70,6 +70,16 @@ def test_a_run_that_has_ended_is_read_from_its_directory(
     assert "failed (rank 1 exited with code 1) after 50s" in ncclops_in_process("status").stdout
 
 
+def test_the_starts_of_all_workers_are_counted_as_in_the_document(
+    tmp_path: Path, ncclops_in_process: Ncclops
+) -> None:
+    run = tmp_path / "runs" / "again"
+    again = [event("worker-started", 1010.0, rank, pid=1, attempt=1) for rank in (0, 1)]
+    write_events(run, [*start_of_run(1000.0), *again])
+    assert json.loads(ncclops_in_process("status", "--json").stdout)["attempt"] == 1
+    assert "0 restarts in place, 1 with new processes" in ncclops_in_process("status").stdout
+
+
 def test_an_agent_that_was_killed_is_reported(
     start_agent: Start, ncclops_in_process: Ncclops
 ) -> None:

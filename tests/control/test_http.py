@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import socket
 import threading
@@ -83,6 +84,14 @@ def read_all(client: socket.socket) -> bytes:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     server = Server(Limits())
+    yield server
+    server.close()
+    assert server.failures == []
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[Server]:
+    server = Server(Limits(request_s=60, connections=4))
     yield server
     server.close()
     assert server.failures == []
@@ -251,6 +260,36 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected(hasty: Server) 
     assert hasty.send(GOOD).startswith(b"HTTP/1.1 200 OK")
     for client in stuck:
         client.close()
+
+
+def test_silent_clients_keep_nobody_out(crowded: Server) -> None:
+    """They have a minute, unless others want their places."""
+    slow = [crowded.connect() for _ in range(64)]
+    for client, beginning in zip(
+        slow, itertools.cycle((b"", b"G", GOOD[:-2], POST[:-1])), strict=False
+    ):
+        client.sendall(beginning)
+    for _ in range(20):
+        assert crowded.send(GOOD).startswith(b"HTTP/1.1 200 OK")
+    for client in slow:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (
+            b"POST /control HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"x" * 500_000,
+            b"413",
+        ),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\n" + b"X-Long: " + b"x" * 500_000, b"431"),
+    ],
+)
+def test_a_refusal_reaches_a_client_that_is_still_sending(
+    server: Server, data: bytes, code: bytes
+) -> None:
+    for _ in range(20):
+        assert server.send(data, end=False)[9:12] == code
 
 
 def test_more_clients_than_places_wait_their_turn(hasty: Server) -> None:

@@ -11,7 +11,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
+from http.client import HTTPConnection
 from pathlib import Path
 
 import psutil
@@ -176,7 +178,7 @@ def test_a_command_that_is_none_is_refused_with_its_fault(
 
 def test_what_goes_into_the_record_is_one_plain_line(shared: Agent) -> None:
     shared.command({"action": "stop", "reason": "too\nslow\x1b[31m\x00", "by": " a \t b "})
-    assert shared.asked.calls == [("stop", "too slow [31m", "a b")]
+    assert shared.asked.calls == [("stop", r"too slow\x00", "a b")]
 
 
 def test_an_agent_that_refuses_says_why(shared: Agent) -> None:
@@ -243,6 +245,27 @@ def test_over_tcp_it_listens_on_loopback(start_agent: Start) -> None:
     change.add_header("Authorization", f"Bearer {agent.token}")
     with urllib.request.urlopen(change, timeout=LIMIT_S) as response:
         assert response.status == 202
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_who_comes_over_the_network_calls_it_by_its_name(start_agent: Start, tokens: bool) -> None:
+    """A web page that has its own name resolved to 127.0.0.1 reads nothing."""
+    agent = start_agent(tcp=True, token_for_reads=tokens)
+
+    def status(host: str, path: str = "/status", token: str | None = agent.token) -> int:
+        headers = {"Host": host} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        with closing(HTTPConnection("127.0.0.1", agent.tcp_port, timeout=LIMIT_S)) as connection:
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+
+    assert status("evil.example.com") == status(f"evil.example.com:{agent.tcp_port}") == 421
+    assert {status(host) for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80")} == {
+        200
+    }
+    assert status("localhost", token=None) == (401 if tokens else 200)
+    assert status("localhost", "/metrics", token="wrong") == (403 if tokens else 200)
+    assert status("localhost", "/healthz", token=None) == 200
+    assert agent.request("GET", "/status", headers={"Host": "anything"})[0].status == 200
 
 
 def test_with_the_agent_the_server_goes(agent: Agent) -> None:

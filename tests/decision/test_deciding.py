@@ -17,6 +17,8 @@ from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.record.event_values import GpuFault
+from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 PLAN = RetryPlan(lane="generic", rules=default_rules(), granted=0)
@@ -29,6 +31,9 @@ MISTAKE = Classification(
 )
 REFUSED = Classification(
     class_="bootstrap", confidence=0.9, summary="refused", retry_policy="retry-once-lazy"
+)
+HARDWARE = Classification(
+    class_="gpu-hardware", confidence=0.9, summary="broken", retry_policy="replace-node"
 )
 SIGINT = StopRequest(reason="SIGINT", grace=timedelta(seconds=9), signum=signal.SIGINT)
 DRAIN = StopRequest(reason="drain", grace=timedelta(seconds=9))
@@ -68,6 +73,7 @@ def lost(name: str, why: str = "silent for 30s", **more: Any) -> NodeEnd:
 
 
 WELL = node(ending(0), ending(1))
+BROKEN = GpuFault(rank=1, node="n0", gpu=3, uuid="GPU-5", device="GPU 3 (GPU-5)", what="Xid 79")
 SPARED = node(ending(0), killed(1), failed=False)
 WORST = failed(ending(0, 1), ending(1, asked_to_stop=True))
 CANNOT = CannotStart.of(NcclopsError("cannot start attempt 1: no file"))
@@ -82,12 +88,26 @@ ALL_GAVE_UP = node(
 # how one node ended, the job's rules, outcome, exit code, and what the reason says
 ROWS = {
     "all exited 0": (WELL, RULES, "completed", 0, "2 workers exited 0"),
+    "killed when the script had ended": (
+        node(ending(0), killed(1, finished=True)),
+        RULES,
+        "completed",
+        0,
+        "rank 1 was killed by SIGKILL, after the script had ended well; 1 worker exited 0",
+    ),
     "a rank was lost, the others finished": (
         SPARED,
         IN_PLACE,
         "completed",
         0,
-        "1 worker exited 0; rank 1 was killed by SIGKILL, the others went on",
+        "rank 1 was killed by SIGKILL, the others went on; 1 worker exited 0",
+    ),
+    "a rank was ended, the others finished": (
+        replace(SPARED, why_ended={1: "hard timeout: its abort has not returned"}),
+        IN_PLACE,
+        "completed",
+        0,
+        "rank 1 was killed by SIGKILL (hard timeout: its abort has not returned), the others went",
     ),
     "a rank was lost where all are needed": (
         replace(SPARED, failed=True, fatal=True),
@@ -114,13 +134,20 @@ ROWS = {
     ),
     "a worker did not end at all": (failed(ending(0, None)), RULES, "failed", 1, "did not end"),
     "stopped by a signal": (replace(WELL, stop=SIGINT), RULES, "interrupted", 130, "by SIGINT"),
-    "stopped by a command": (replace(WELL, stop=DRAIN), RULES, "stopped", 0, "stopped: drain"),
+    "stopped by a command": (replace(WELL, stop=DRAIN), RULES, "stopped", 0, "requested: drain"),
     "stopped by a command, and by force": (
         replace(WELL, stop=DRAIN, endings=(ending(0), killed(1))),
         RULES,
         "stopped",
         1,
-        "stopped: drain; rank 1 did not exit cleanly",
+        "requested: drain; rank 1 did not exit cleanly",
+    ),
+    "stopped by a signal, and a rank failed meanwhile": (
+        replace(WORST, stop=SIGINT),
+        RULES,
+        "interrupted",
+        130,
+        "stopped by SIGINT; rank 0 failed meanwhile (exited with code 1)",
     ),
     "asked to stop after the failure": (
         replace(WORST, stopping=True),
@@ -177,6 +204,20 @@ ROWS = {
     "no receipt where it failed anyhow": (WORST, RECEIPT, "failed", 1, "rank 0 exited"),
     "the job's store was lost, after all had finished": (
         replace(WELL, cut_off="the job's store is lost"),
+        RULES,
+        "completed",
+        0,
+        "2 workers exited 0",
+    ),
+    "the workers' store had ended, and a worker failed": (
+        replace(WORST, store_ended="was killed by SIGKILL"),
+        RULES,
+        "failed",
+        1,
+        "the store server was killed by SIGKILL; rank 0 exited with code 1",
+    ),
+    "the workers' store had ended, after which they finished": (
+        replace(WELL, store_ended="was killed by SIGKILL"),
         RULES,
         "completed",
         0,
@@ -244,7 +285,7 @@ class TestNodes:
         assert on([WELL, other]).reason == "4 workers exited 0 on 2 nodes"
         assert on([other, WORST]).reason == "rank 0 exited with code 1 on n0"
         assert on([WELL, replace(other, stop=SIGINT)]).reason == "stopped by SIGINT on n1"
-        assert on([WELL, replace(other, stop=DRAIN)]).reason == "stopped on n1: drain"
+        assert on([WELL, replace(other, stop=DRAIN)]).reason == "requested on n1: drain"
         hung = failed(killed(3), name="n1", hang="rank 3: stale")
         assert on([WELL, hung]).reason == "hang: rank 3: stale on n1"
         orphan = replace(other, stop=SIGINT, launcher_lost=True)
@@ -267,7 +308,7 @@ class TestNodes:
         decision = on([WELL, lost("n1")], IN_PLACE)
         assert decision.outcome == "completed"
         assert decision.reason == (
-            "2 workers exited 0 on 1 node; n1 was lost: silent for 30s, the others went on"
+            "n1 was lost: silent for 30s, the others went on; 2 workers exited 0 on 1 node"
         )
 
     def test_the_ranks_that_were_lost_are_named_for_all_nodes(self) -> None:
@@ -373,6 +414,44 @@ class TestRetry:
         assert decision.following is None
         assert "no other node can take its place" in decision.reason
 
+    @pytest.mark.parametrize("end", [ALL_GAVE_UP, WORST, failed(ending(1, 1), found=HARDWARE)])
+    def test_others_go_on_without_the_node_that_has_a_broken_gpu(self, end: NodeEnd) -> None:
+        broken, spare = replace(end, gpu_faults=(BROKEN,)), node(name="n1", idle=True)
+        rules = replace(C10D, retry=replace(PLAN, granted=1), nodes_needed=2)
+        decision = on([WELL, broken, spare], rules)
+        assert decision.following is not None
+        assert decision.following.reason.endswith(f"; {BROKEN}")
+        assert decision.replaced == (1,)
+
+    @pytest.mark.parametrize(
+        ("others", "more", "rules"),
+        [
+            ([WELL], {}, C10D),  # too few
+            ([WELL, lost("n2")], {}, C10D),
+            ([WELL, WELL], {}, STATIC),  # places are fixed
+            ([WELL, WELL], {"hosts_store": True}, C10D),  # no node can do without it
+        ],
+    )
+    def test_where_they_cannot_the_job_ends(
+        self, others: list[NodeEnd], more: dict[str, Any], rules: JobRules
+    ) -> None:
+        broken = replace(WORST, gpu_faults=(BROKEN,), **more)
+        rules = replace(rules, retry=replace(PLAN, granted=1), nodes_needed=2)
+        decision = on([broken, *others], rules)
+        assert decision.following is None
+        assert decision.replaced == ()
+
+    @pytest.mark.parametrize("end", [replace(ALL_GAVE_UP, progressed=True), WORST])
+    @pytest.mark.parametrize("rules", [STATIC, replace(C10D, nodes_needed=2)])
+    def test_no_process_is_started_on_a_broken_gpu(self, end: NodeEnd, rules: JobRules) -> None:
+        """Whoever asks for it: the workers, the policy or the operator."""
+        rules = replace(rules, retry=replace(PLAN, granted=3))
+        assert on([end, WELL], rules).following is not None
+        broken = on([replace(end, gpu_faults=(BROKEN,)), WELL], rules)
+        assert broken.following is None
+        assert broken.gpu_faults == (BROKEN,)
+        assert broken.reason.endswith("GPU 3 (GPU-5) on node n0: Xid 79; replace node n0")
+
     @pytest.mark.parametrize(
         "end",
         [
@@ -393,3 +472,59 @@ class TestRetry:
         decision = on([WORST, replace(WELL, name="n1", progressed=True)])
         assert decision.attempt is not None
         assert decision.attempt.progressed
+
+
+def test_many_ranks_that_end_alike_take_no_more_words_than_two() -> None:
+    many = node(ending(0), *(killed(rank) for rank in range(1, 512)))
+    assert on([many], replace(RULES, losses_allowed=True)).reason == (
+        "ranks 1-511 were killed by SIGKILL, the others went on; 1 worker exited 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("near", "told"),
+    [
+        (
+            Story(what="rank 2 never came: it was in load", rank=2),
+            "rank 2 never came: it was in load",
+        ),
+        (Story(what="rank 3 left", rank=3), "rank 2 never came"),
+        (None, "rank 2 never came"),
+    ],
+)
+def test_the_node_of_the_rank_that_began_it_tells_the_story(near: Story | None, told: str) -> None:
+    """The node that failed first has no stacks of another node's ranks."""
+    far = failed(ending(0, 1), story=Story(what="rank 2 never came", rank=2), failed_first=True)
+    other = failed(ending(2, 1), ending(3, 1), name="n1", story=near)
+    story = on([far, other]).story
+    assert story is not None
+    assert story.what == told
+
+
+@pytest.mark.parametrize(("confidence", "rank"), [(0.5, 2), (0.3, 0)])
+def test_the_class_is_that_of_the_node_whose_rank_began_it(confidence: float, rank: int) -> None:
+    """Its peers end as surely, and their logs do not say why."""
+    error = Story(what="rank 2 raised ValueError", rank=2)
+    peer = failed(
+        ending(0, 1), story=error, failed_first=True, found=replace(MISTAKE, confidence=0.3)
+    )
+    began = failed(
+        ending(2, 1), name="n1", story=error, found=replace(MISTAKE, confidence=confidence)
+    )
+    assert on([peer, began]).reason.startswith(f"rank {rank} ")
+
+
+def test_a_start_that_failed_has_no_story() -> None:
+    told = Story(what="rank 0 raised", rank=0)
+    refused = node(name="n0", failed=True, fatal=True, cannot_start=CANNOT, story=told)
+    assert on([refused]).story is None
+
+
+def test_where_a_rank_only_waited_the_node_that_knows_for_whom_tells_it() -> None:
+    waited = Story(what="rank 2 timed out", rank=2, waited=True, class_="watchdog-timeout")
+    absent = Story(what="rank 1 did not come", rank=1)
+    ends = [failed(ending(2, 1), name="n1", story=waited, failed_first=True), WELL]
+    assert on(ends).story == waited
+    story = on([*ends, node(ending(4), name="n2", story=absent)]).story
+    assert story is not None
+    assert (story.what, story.class_) == ("rank 1 did not come", "watchdog-timeout")

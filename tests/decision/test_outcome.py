@@ -1,28 +1,15 @@
-"""What is shown of the first failure, and the verdict as a document."""
+"""The verdict as a document."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ncclops.decision.outcome import headline
 from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord, WorkerEnding
 
 
 def ending(rank: int, exit_code: int | None = 0, **more: Any) -> WorkerEnding:
     defaults = {"pid": 100 + rank, "signal": None, "seconds": 1.0}
     return WorkerEnding(rank=rank, exit_code=exit_code, **(defaults | more))
-
-
-def test_the_headline_names_rank_and_signal_and_what_it_often_means() -> None:
-    failure = FirstFailure.of(
-        ending(3, None, signal="SIGKILL"),
-        message=None,
-        tail=["last line"],
-        log="r/3.log",
-        host="n1",
-    )
-    assert "rank 3 was killed by SIGKILL after 1.0s" in headline(failure)
-    assert "out-of-memory" in headline(failure)
 
 
 def test_the_document_carries_the_failure_flat() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.lanes import GLOO, IN_SCRIPT, Lane
 from tests.launch.conftest import Background, background  # noqa: F401 - a fixture
 
 # Generous: a deadline says "stuck", not "slow".
@@ -21,7 +22,7 @@ PROFILE = """
 description = "For tests: hangs are found within seconds."
 kind = "lane"
 nodes = "any"
-extends = "local-cpu"
+extends = "{lane}"
 [timeouts]
 soft = "{soft}"
 hard = "{hard}"
@@ -32,15 +33,18 @@ stop_grace = "2s"
 # Seven reductions in a function of its own; FAULT=kind:rank happens once, before the last one. Of
 # several faults each happens after the restart that the one before has led to, and not before its
 # snapshots are written, which goes on beside the training for a moment.
-TRAINING = """
+TRAINING = (
+    IN_SCRIPT
+    + """
 import ctypes, glob, os, select, signal, sys, time
 import torch, torch.distributed as dist
 faults, before = os.environ["FAULT"].split(), len(glob.glob("faulted*"))
 kind, victim = faults[before].split(":") if before < len(faults) else ("none", "-1")
-dist.init_process_group("gloo")
+dist.init_process_group(**lane)
 
 def reduce_gradients():
-    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(gradients := torch.ones(4, device=device))
+    gradients.sum().item()  # a GPU's rank waits here
 
 def load_batch():
     if kind == "raise": raise RuntimeError("out of the blue")
@@ -59,10 +63,18 @@ for step in range(7):
 print("finished", flush=True)
 dist.destroy_process_group()
 """
+)
 LINE_OF = {
     name: number
     for number, line in enumerate(TRAINING.splitlines(), 1)
-    for name in ("raise Runtime", "time.sleep", "sleep(1000)", "string_at", "dist.all_reduce")
+    for name in (
+        "raise Runtime",
+        "time.sleep",
+        "sleep(1000)",
+        "string_at",
+        "dist.all_reduce",
+        ".item",
+    )
     if name in line
 }
 
@@ -73,9 +85,9 @@ def write_training(directory: Path) -> Path:
     return path
 
 
-def write_profile(directory: Path, soft: str, hard: str) -> Path:
+def write_profile(directory: Path, soft: str, hard: str, lane: Lane = GLOO) -> Path:
     path = directory / "forensics.toml"
-    path.write_text(PROFILE.format(soft=soft, hard=hard))
+    path.write_text(PROFILE.format(lane=lane.profile, soft=soft, hard=hard))
     return path
 
 
@@ -85,9 +97,9 @@ def training(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def profile(tmp_path: Path) -> Callable[[str, str], Path]:
+def profile(tmp_path: Path, lane: Lane) -> Callable[[str, str], Path]:
     """``profile(soft, hard)`` writes a profile with these timeouts."""
-    return partial(write_profile, tmp_path)
+    return partial(write_profile, tmp_path, lane=lane)
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

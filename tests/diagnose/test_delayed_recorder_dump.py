@@ -15,6 +15,7 @@ from ncclops import flight
 from ncclops.record import snapshot_files
 from tests.conftest import CompletedText, clean_environ
 from tests.diagnose.conftest import read
+from tests.lanes import IN_SCRIPT, Lane, lanes
 
 Ncclops = Callable[..., CompletedText]
 
@@ -22,14 +23,17 @@ RANKS = 3
 BEFORE = 600  # reductions: more than is dumped at once
 # Rank 2 fails while the others wait. Then the recorder is filled over and over, for as long as it
 # takes the rest to be written and more, or the job is done at once.
-TRAINING = """
-import glob, os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
+TRAINING = (
+    IN_SCRIPT
+    + """
+import glob, sys, time
+import torch.distributed as dist
+dist.init_process_group(**lane)
 first = not os.path.exists("faulted")
 
 def reduce_gradients():
-    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(gradients := torch.ones(4, device=device))
+    gradients.sum().item()  # a GPU's rank waits here
 
 for step in range(BEFORE):
     reduce_gradients()
@@ -42,23 +46,27 @@ if first:
 own, _ = dist.new_subgroups(1)
 deadline = time.time() + float(os.environ["GO_ON_S"])
 while time.time() < deadline:
-    dist.all_reduce(torch.ones(4), group=own)
+    dist.all_reduce(torch.ones(4, device=device), group=own)
 dist.destroy_process_group()
 """.replace("BEFORE", str(BEFORE))
+)
 WAITED_IN = next(
     number
     for number, line in enumerate(TRAINING.splitlines(), 1)
-    if line == "    dist.all_reduce(torch.ones(4))"
+    if line.startswith("    dist.all_reduce(gradients")
 )
 
 
+@lanes("gloo", "nccl-eager")
 @pytest.mark.slow
 @pytest.mark.parametrize("go_on_s", ["0", "2"])
-def test_the_ring_goes_on_meanwhile(ncclops: Ncclops, tmp_path: Path, go_on_s: str) -> None:
+def test_the_ring_goes_on_meanwhile(
+    ncclops: Ncclops, tmp_path: Path, go_on_s: str, lane: Lane
+) -> None:
     """Whether the job ends before the rest is due, or pushes 30,000 records into the ring."""
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
-    options = ("--profile", "local-cpu", "--nproc-per-node", str(RANKS), "--run-dir", "run")
+    options = ("--profile", lane.profile, "--nproc-per-node", str(RANKS), "--run-dir", "run")
     done = ncclops("launch", *options, script, env={"GO_ON_S": go_on_s})
     assert done.returncode == 0, done.stderr
     incident = tmp_path / "run" / "incidents" / "0"

@@ -59,19 +59,23 @@ def test_a_run_that_completed_has_nothing_wrong(tmp_path: Path) -> None:
 
 
 def test_a_failure_without_an_incident_is_placed_by_its_traceback(tmp_path: Path) -> None:
-    first = {"rank": 1, "host": "n0", "message": "torch.OutOfMemoryError", "tail": TRACEBACK}
+    said = {"message": "torch.OutOfMemoryError", "tail": TRACEBACK, "exit_code": 1}
+    first = {"rank": 1, "host": "n0", **said}
     run = run_with(tmp_path, failed(first_failure=first))
     log = run / "ranks" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text("\n".join(TRACEBACK))
     found = diagnose(run)
+    assert found.story is not None
     assert (found.rank, found.host, found.is_bad) == (1, "n0", True)
     assert str(found.frame) == "/home/user/train.py:12 in step"
-    assert found.what == "rank 1 exited with code 1: torch.OutOfMemoryError"
+    assert found.what == (
+        "rank 1 on n0 exited with code 1: torch.OutOfMemoryError at /home/user/train.py:12 in step"
+    )
     assert found.classification is not None  # by the logs: the verdict says nothing of it
     assert found.classification["class"] == "gpu-oom"
     assert found.classification["evidence"][0]["line"] == 4
-    assert found.next_steps[-1] == f"read what rank 1 wrote: {log}"
+    assert (found.story.log, found.story.log_host) == (str(log), None)
     assert found.next_command == f"ncclops classify {found.run_dir}"
 
 
@@ -160,13 +164,13 @@ def test_a_real_failure_names_rank_line_operation_and_proof(
     text = ncclops_in_process("diagnose", failed_run).stdout
     for words in (
         ": failed\n",
-        "  rank      1",
+        "rank 1 on ",
+        "  code      ",
         "train.py:",
-        "  proof     ",
-        "not retried (fix-code)",
+        "user-error is not retried",
     ):
         assert words in text
-    assert text.splitlines()[-1] == f"more: {page['next_command']}"
+    assert text.splitlines()[-1] == f"  next      {page['next_command']}"
 
 
 def test_of_a_team_that_the_agent_ends_there_is_an_incident_too(

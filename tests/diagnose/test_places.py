@@ -40,4 +40,4 @@ def test_what_a_rank_waits_for_in_our_own_loop_is_shown() -> None:
         Frame(loop, 480, "RestartLoop._next_message"),
         Frame(loop, 237, "RestartLoop._await_abort"),
     )
-    assert places._doing(frames) == "out of the script, by an exception"
+    assert places.doing(frames) == "out of the script, by an exception"

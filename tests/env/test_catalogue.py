@@ -110,7 +110,7 @@ def test_the_nearest_name(written: str, meant: str) -> None:
 
 
 def test_nothing_is_near_a_strange_name() -> None:
-    assert nearest_names("HELLO_WORLD_OF_MINE") == []
+    assert nearest_names("HELLO_WORLD_OF_MINE") == ()
     assert not is_covered("HELLO_WORLD_OF_MINE")
 
 

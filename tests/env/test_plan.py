@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ncclops.errors import UsageError
 from ncclops.profiles import Entry, EntryCondition, Profile
 from tests.env.conftest import make_profile
 
+NEVER = EntryCondition(restart=frozenset())
 FILL = {"run_dir": "/runs/1", "rank_dir": "/runs/1/ranks/0"}
 
 
@@ -191,3 +193,42 @@ def test_applying_what_the_rows_say_gives_the_environment_of_the_plan() -> None:
             by_hand[row["name"]] = row["after"]
     assert result.apply(environ, FILL) == by_hand
     assert result.to_json()["schema"] == "ncclops.env-diff/1"
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"),
+    [("none", True), ("NONE", True), ("aws-ofi", False), (None, False), ("", False)],
+)
+def test_a_condition_on_the_operators_value(value: str | None, holds: bool) -> None:
+    when = EntryCondition(value=("no*e", "lo"))
+    of = profile(X=(entry("unset", when=when),))
+    result = plan(of, {} if value is None else {"X": value})
+    assert bool(result.changes) == holds
+
+
+def test_a_scope_takes_all_its_variables_but_those_that_are_named() -> None:
+    scope = Entry("unset", "one node.", "profile p")
+    of = replace(
+        profile(NCCL_IB_TC=entry("set", "7"), NCCL_IB_SL=entry("unset", when=NEVER)),
+        scopes={"between_nodes": scope},
+    )
+    environ = {
+        "NCCL_IB_TC": "1",
+        "NCCL_IB_SL": "1",
+        "NCCL_IB_HCA": "mlx5",
+        "UCX_TLS": "rc",
+        "UCX_UNKNOWN": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    asked = Overrides(keep=frozenset({"UCX_TLS"}), set={"FI_PROVIDER": "tcp"})
+    rows = {row.name: row for row in plan(of, environ, asked).changes}
+    assert {name: (row.action, row.after) for name, row in rows.items()} == {
+        "NCCL_IB_TC": ("set", "7"),
+        "NCCL_IB_HCA": ("unset", None),
+        "UCX_UNKNOWN": ("unset", None),
+        "UCX_TLS": ("keep", "rc"),
+        "FI_PROVIDER": ("set", "tcp"),
+    }
+    assert rows["NCCL_IB_HCA"].reason.startswith("one node. Which HCAs")
+    assert rows["NCCL_IB_HCA"].source == "profile p"
+    assert rows["UCX_TLS"].reason == "--keep on the command line; profile p would unset it"

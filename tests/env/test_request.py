@@ -1,11 +1,12 @@
-"""``--set``, ``--unset`` and ``--keep`` as values."""
+"""``--set``, ``--unset`` and ``--keep`` as values; the profile that a request means."""
 
 from __future__ import annotations
 
 import pytest
 
-from ncclops.env.request import parse_overrides
-from ncclops.errors import UsageError
+from ncclops.env import plan_environment
+from ncclops.env.request import parse_overrides, resolve_profile
+from ncclops.errors import ProfileError, UsageError
 
 
 def test_assignments_and_names() -> None:
@@ -33,3 +34,29 @@ def test_what_is_no_variable_is_named_with_its_option(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         parse_overrides(*given)
+
+
+@pytest.mark.parametrize(
+    ("default", "refs", "name"),
+    [
+        ("local-cpu", [], "local-cpu"),
+        (" local-cpu , expert-parallel,", [], "local-cpu+expert-parallel"),
+        ("local-cpu", ["regional-compile"], "local-cpu+regional-compile"),
+        ("single-node-h200", ["local-cpu"], "local-cpu"),
+    ],
+)
+def test_a_variable_names_the_profile_where_no_lane_is_named(
+    default: str, refs: list[str], name: str
+) -> None:
+    said: list[str] = []
+    environ = {"NCCLOPS_PROFILE": default}
+    assert resolve_profile(refs, environ=environ, say=said.append).name == name
+    assert [line for line in said if "by NCCLOPS_PROFILE" in line] == said
+    assert bool(said) == ("local-cpu" not in refs)
+    assert plan_environment(refs, environ=environ).profile == name
+
+
+def test_a_default_profile_that_is_not_there_is_refused_by_the_variables_name() -> None:
+    environ = {"NCCLOPS_PROFILE": "local-cp"}
+    with pytest.raises(ProfileError, match=r"^NCCLOPS_PROFILE: unknown .* mean local-cpu\?"):
+        resolve_profile([], environ=environ, say=print)

@@ -15,6 +15,11 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **functi
     return cudaSuccess;
 }
 
+API cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                        enum cudaDriverEntryPointQueryResult *result) {
+    return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, result);
+}
+
 API CUresult cuInit(unsigned flags) {
     ENTER_DRIVER_QUERY();
     (void)flags;

@@ -13,6 +13,16 @@ from pathlib import Path
 
 from tests.fakegpu.place import Place
 
+# Before torch's watchdog ends a process it waits for a dump, and looks up the symbols of its stack
+# in a library of 460 MB.
+QUICK = {
+    "TORCH_DISABLE_ADDR2LINE": "1",
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}
+
 
 @dataclass(frozen=True)
 class Event:

@@ -198,7 +198,7 @@ def messages() -> list[float]:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _sum_over(group: dist.ProcessGroup | None) -> float:
+def sum_over(group: dist.ProcessGroup | None) -> float:
     """Of the ranks' numbers in the world."""
     tensor = torch.full((1,), float(dist.get_rank()), device="cuda")
     dist.all_reduce(tensor, group=group)
@@ -210,7 +210,7 @@ def groups(eager: bool) -> list[float]:
     rank = begin(eager=eager)
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    found = [_sum_over(None), _sum_over(halves[rank // 2]), _sum_over(pairs[rank % 2])]
+    found = [sum_over(None), sum_over(halves[rank // 2]), sum_over(pairs[rank % 2])]
     dist.destroy_process_group()
     return found
 
@@ -219,7 +219,7 @@ def split() -> float:
     """Odd and even ranks, from the world's communicator."""
     begin(eager=True)
     part = dist.split_group(split_ranks=[[0, 2], [1, 3]])
-    found = _sum_over(part)
+    found = sum_over(part)
     dist.destroy_process_group()
     return found
 
@@ -229,7 +229,7 @@ def mixed() -> tuple[float, float, str]:
     begin("cpu:gloo,cuda:nccl")
     tensor = torch.full((1,), float(dist.get_rank() + 1))
     dist.all_reduce(tensor)
-    of_gpus = _sum_over(None)
+    of_gpus = sum_over(None)
     found = float(tensor), of_gpus, dist.get_backend_config()
     dist.destroy_process_group()
     return found
@@ -238,11 +238,11 @@ def mixed() -> tuple[float, float, str]:
 def shrink(excluded: int) -> float | None:
     """The world without a rank that is not there any more when it is made."""
     rank = begin(eager=True)
-    _sum_over(None)
+    sum_over(None)
     if rank == excluded:
         os._exit(0)
     small = dist.shrink_group([excluded], shrink_flags=1)
-    return _sum_over(small)
+    return sum_over(small)
 
 
 def one_process() -> list[float]:
@@ -287,8 +287,8 @@ def hang_until_aborted(kind: str, go: Path) -> str:
     """A collective in which rank 1 does not take part, or does so as another; ended by an abort."""
     rank = begin()
     group, second = dist.new_group([0, 1]), dist.new_group([0, 1])
-    _sum_over(group)
-    _sum_over(second)
+    sum_over(group)
+    sum_over(second)
     tensor = torch.zeros(8 if kind == "size" and rank == 1 else 4, device="cuda")
     work = None
     if kind == "order" and rank == 1:
@@ -314,7 +314,7 @@ def abort_of_init(go: Path) -> str:
         wait_for(go)
         return ""
     errors: list[str] = []
-    thread = threading.Thread(target=lambda: errors.append(message(lambda: _sum_over(None))))
+    thread = threading.Thread(target=lambda: errors.append(message(lambda: sum_over(None))))
     thread.start()
     wait_for(go)
     abort_all()
@@ -327,12 +327,12 @@ def revoke() -> str:
     rank = begin(eager=True)
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
     nccl = ctypes.CDLL("libnccl.so.2")  # torch 2.13 does not call it yet
-    _sum_over(None)
+    sum_over(None)
     if rank == 0:
         dist.all_reduce(torch.zeros(4, device="cuda"), async_op=True)
     assert nccl.ncclCommRevoke(ctypes.c_void_p(backend._comm_ptr()), 0) == 0
     torch.cuda.synchronize()
-    return message(lambda: _sum_over(None))
+    return message(lambda: sum_over(None))
 
 
 def groups_in_other_order() -> None:
@@ -341,7 +341,7 @@ def groups_in_other_order() -> None:
     made = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     note("groups made")
     for group in made if rank == 0 else reversed(made):
-        _sum_over(group)
+        sum_over(group)
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -350,14 +350,14 @@ def groups_in_other_order() -> None:
 def first_collective() -> str:
     """The error of a communicator that cannot be made."""
     begin()
-    return message(lambda: _sum_over(None))
+    return message(lambda: sum_over(None))
 
 
 def on_one_gpu() -> str:
     """All ranks on GPU 0, as when a program forgets to choose."""
     dist.init_process_group("nccl", timeout=MINUTE)
     torch.cuda.set_device(0)
-    found = message(lambda: _sum_over(None))
+    found = message(lambda: sum_over(None))
     dist.barrier(group=dist.new_group(backend="gloo"))
     return found
 
@@ -369,7 +369,7 @@ def pair(over: Path) -> str:
     if rank == 0:  # it has the store
         wait_for(over)
         return ""
-    found = message(lambda: _sum_over(group))
+    found = message(lambda: sum_over(group))
     over.touch()
     return found
 
@@ -377,7 +377,7 @@ def pair(over: Path) -> str:
 def steps(count: int) -> list[str]:
     """The errors of collectives that are waited for one by one."""
     begin()
-    found = [message(lambda: _sum_over(None)) for _ in range(count)]
+    found = [message(lambda: sum_over(None)) for _ in range(count)]
     note("done")
     return found
 
@@ -385,11 +385,11 @@ def steps(count: int) -> list[str]:
 def wait_for_a_peer(never: Path, timeout: timedelta = MINUTE) -> None:
     """Rank 0 waits in a collective for rank 1, which is killed; its watchdog ends it."""
     rank = begin(timeout=timeout)
-    _sum_over(None)
+    sum_over(None)
     note("together")
     if rank == 1:
         wait_for(never)
-    _sum_over(None)
+    sum_over(None)
 
 
 def records_of_a_hang(go: Path) -> list[tuple[Any, ...]]:

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#undef cudaGetDeviceProperties
-
 API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     ENTER_QUERY();
     int gpu = device_gpu(device);

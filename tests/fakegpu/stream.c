@@ -330,14 +330,20 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptur
     return cudaSuccess;
 }
 
+#if CUDART_VERSION >= 13000
+#define EDGES , const cudaGraphEdgeData **edges
+#else
+#define EDGES
+#endif
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                          unsigned long long *id, cudaGraph_t *graph,
-                                         const cudaGraphNode_t **nodes,
-                                         const cudaGraphEdgeData **edges, size_t *count) {
+                                         const cudaGraphNode_t **nodes EDGES, size_t *count) {
     if (id != NULL) *id = 0;
     if (graph != NULL) *graph = NULL;
     if (nodes != NULL) *nodes = NULL;
+#if CUDART_VERSION >= 13000
     if (edges != NULL) *edges = NULL;
+#endif
     if (count != NULL) *count = 0;
     return cudaStreamIsCapturing(stream, status);
 }

@@ -14,18 +14,7 @@ from ncclops.classify import classify_paths
 from ncclops.testing import JobFactory
 from tests.fakegpu import nccl_programs as programs
 from tests.fakegpu.gpus import REAL
-from tests.fakegpu.host import Host, until
-
-# Before torch's watchdog ends a process it waits for a dump, and looks up the symbols of its stack
-# in a library of 460 MB.
-QUICK = {
-    "TORCH_DISABLE_ADDR2LINE": "1",
-    "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
-}
-
+from tests.fakegpu.host import QUICK, Host, until
 
 # --- at the start ---------------------------------------------------------------------------------
 
@@ -114,8 +103,11 @@ def test_the_watchdog_sees_that_a_peer_has_died(
     assert re.search(rf"NCCL WARN {LOST[transport]}", log)
     assert "remote process exited or there was a network error, NCCL version 2.29.7" in log
     assert re.search(rf"Last error:\n{LOST[transport]}", log)
+    verdict = classify_paths([result.ranks[0].log]).verdict
     if transport == "ib":
-        assert classify_paths([result.ranks[0].log]).verdict.signature == "ib-retries-exceeded"
+        assert verdict.signature == "ib-retries-exceeded"
+    else:
+        assert (verdict.class_, verdict.retry_policy) == ("peer-exit", "none")
 
 
 def test_a_peer_of_the_same_host_dies_without_an_error(
@@ -134,10 +126,21 @@ def test_a_peer_of_the_same_host_dies_without_an_error(
     assert host.events("nccl-error") == []
 
 
-def test_a_rule_fails_one_communicator(ncclops_job: JobFactory, host: Host, tmp_path: Path) -> None:
-    host.set("comm:1/2 rank=0 nth=2 error=ncclRemoteError")
+@pytest.mark.parametrize(
+    ("error", "kind", "retry"),
+    [
+        ("ncclRemoteError", "peer-exit", "none"),
+        ("ncclSystemError", "network-transport", "fix-config"),
+        ("ncclInternalError", "network-transport", "none"),
+    ],
+)
+def test_an_error_that_the_watchdog_sees_is_no_time_out(
+    ncclops_job: JobFactory, host: Host, tmp_path: Path, error: str, kind: str, retry: str
+) -> None:
+    """A rule fails one communicator; the log is that of the whole run."""
+    host.set(f"comm:1/2 rank=0 nth=2 error={error}")
     args = (tmp_path / "never",)
-    env = host.environment | QUICK
+    env = host.environment | QUICK | {"NCCL_DEBUG": "INFO"}
     with ncclops_job(programs.wait_for_a_peer, world_size=2, args=args, env=env) as job:
         job.start().wait_for("together", count=2)
         host.wait_for("nccl-error")
@@ -145,7 +148,11 @@ def test_a_rule_fails_one_communicator(ncclops_job: JobFactory, host: Host, tmp_
         result = job.wait()
     assert result.ranks[0].exit_code == -signal.SIGABRT
     (event,) = host.events("nccl-error")
-    assert (event.rank, event.fields["comm"], event.fields["error"]) == (0, "1/2", "6")
+    assert (event.rank, event.fields["comm"]) == (0, "1/2")
+    log = result.ranks[0].log
+    assert "failure detected by watchdog" in log.read_text()
+    verdict = classify_paths([log]).verdict
+    assert (verdict.class_, verdict.retry_policy, verdict.rank) == (kind, retry, 0)
 
 
 def test_a_kernel_that_never_ends_holds_up_the_abort(

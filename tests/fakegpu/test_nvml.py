@@ -34,6 +34,7 @@ HEALTHY = {
     "ecc_corrected": 0,
     "ecc_uncorrected": 0,
     "temperature_c": 38,
+    "processes": 0,
     "recovery_action": 0,
     "remap_failed": False,
     "links_down": [],
@@ -56,7 +57,7 @@ def health(gpu: int) -> dict[str, Any]:
     links = _devices.read_links(gpu)
     return {
         **asdict(gpu_readings.read_gpu(gpu)),
-        "recovery_action": reading.recovery_action,
+        "recovery_action": reading.action,
         "remap_failed": reading.remap_failed,
         "links_down": [link for link, active in links.items() if not active],
         "links": len(links),

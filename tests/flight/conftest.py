@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import clean_environ
 from tests.fakegpu.host import fake_host
 from tests.fakegpu.place import Place
-from tests.restart.conftest import profile_environment
+from tests.lanes import profile_environment
 
 LIMIT_S = 150
 # As profiles have it; torch 2.7 to 2.10 record nothing by default.
@@ -29,30 +29,32 @@ EIGHT = (
     "sleeping", "larger_shape", "larger_dtype", "other_op", "other_order", "two_groups",
     "killed_inside", "holding_the_gil", "data_loader",
 )  # fmt: skip
-JOBS = [(name, 4) for name in FOUR] + [(name, 8) for name in EIGHT]
-
-
-# Gloo alone has a monitored barrier. Collectives of two groups run beside each other on the fake
-# GPU, in whatever order they were called.
-ON_NCCL = [(n, 4) for n in FOUR if n not in ("monitored", "two_groups", "circle_of_pairs")]
+BACKENDS = {"gloo": "gloo", "nccl": "nccl", "mixed": "cpu:gloo,cuda:nccl"}
+JOBS = {
+    "gloo": [(name, 4) for name in FOUR] + [(name, 8) for name in EIGHT],
+    # Gloo alone has a monitored barrier. Once communicators exist, it is the device that waits.
+    "nccl": [(name, 4) for name in FOUR if name != "monitored"]
+    + [(name, 4) for name in ("two_groups_again", "circle_of_pairs_again")],
+    # Groups over CPUs and GPUs, and so with two recorders.
+    "mixed": [(name, 4) for name in ("sleeping", "sleeping_on_cpu", "other_device", "healthy")],
+}
 
 
 def run_jobs(
     folder: Path,
-    jobs: Iterable[tuple[str, int]],
-    backend: str,
+    jobs: Iterable[tuple[str, str, int]],
     environment: Mapping[str, str],
     python: str | Path = sys.executable,
 ) -> None:
-    """Leave ``<scenario>-<world>/`` of each job in ``folder``."""
+    """Leave ``<lane>/<scenario>-<world>/`` of each job in ``folder``."""
     requests = []
-    for scenario, world in jobs:
-        out = folder / f"{scenario}-{world}"
-        out.mkdir()
-        request = {"name": out.name, "scenario": scenario, "world": world, "out": str(out)}
+    for lane, scenario, world in jobs:
+        out = folder / lane / f"{scenario}-{world}"
+        out.mkdir(parents=True)
+        request = {"scenario": scenario, "world": world, "out": str(out), "backend": BACKENDS[lane]}
         requests.append(json.dumps(request | {"silent": scenario == "holding_the_gil"}) + "\n")
     zygote = subprocess.run(
-        [python, Path(__file__).parent / "zygote.py", backend],
+        [python, Path(__file__).parent / "zygote.py"],
         input="".join(requests),
         env=clean_environ(environment),
         capture_output=True,
@@ -66,15 +68,16 @@ def run_jobs(
 def hangs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``<scenario>-<world>/`` of each job: a run's incident, pickles and JSON."""
     folder = tmp_path_factory.mktemp("hangs")
-    run_jobs(folder, JOBS, "gloo", RECORDER)
-    return folder
+    run_jobs(folder, [("gloo", *job) for job in JOBS["gloo"]], RECORDER)
+    return folder / "gloo"
 
 
 @pytest.fixture(scope="session")
-def nccl_hangs(fake_gpu_place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of the jobs on NCCL."""
-    folder = tmp_path_factory.mktemp("nccl-hangs")
+def gpu_hangs(fake_gpu_place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the jobs with GPUs, each lane in a directory."""
+    folder = tmp_path_factory.mktemp("gpu-hangs")
     with fake_host(fake_gpu_place, folder) as host:
+        jobs = [(lane, *job) for lane in ("nccl", "mixed") for job in JOBS[lane]]
         environment = host.environment | profile_environment(folder)
-        run_jobs(folder, ON_NCCL, "nccl", environment, fake_gpu_place.python)
+        run_jobs(folder, jobs, environment, fake_gpu_place.python)
     return folder

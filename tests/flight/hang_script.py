@@ -108,6 +108,49 @@ def circle_of_pairs(rank: int, world: int, about_to: Ready) -> None:
     dist.all_reduce(ones(2), group=pairs[rank - 1])
 
 
+def two_groups_again(rank: int, world: int, about_to: Ready) -> None:
+    """The communicators are there already: no call waits, the device does."""
+    one = dist.new_group(group_desc="dp")
+    other = dist.new_group(group_desc="tp")
+    for group in (one, other):
+        dist.all_reduce(ones(2), group=group)
+    about_to()
+    if rank == odd_rank(world):
+        dist.all_reduce(ones(2), group=other)  # HERE
+        dist.all_reduce(ones(2), group=one)
+    else:
+        dist.all_reduce(ones(2), group=one)
+        dist.all_reduce(ones(2), group=other)
+
+
+def circle_of_pairs_again(rank: int, world: int, about_to: Ready) -> None:
+    pairs = [dist.new_group(sorted((r, (r + 1) % world)), group_desc=f"p{r}") for r in range(world)]
+    own, others = pairs[rank], pairs[rank - 1]
+    for group in (own, others) if rank % 2 else (others, own):
+        dist.all_reduce(ones(2), group=group)
+    about_to()
+    dist.all_reduce(ones(2), group=own)  # HERE
+    dist.all_reduce(ones(2), group=others)
+
+
+def other_device(rank: int, world: int, about_to: Ready) -> None:
+    """One rank has its gradient on the CPU: the same call, and another backend of the group."""
+    about_to()
+    if rank == odd_rank(world):
+        dist.all_reduce(torch.ones(4))  # HERE
+    else:
+        dist.all_reduce(ones(4))
+
+
+def sleeping_on_cpu(rank: int, world: int, about_to: Ready) -> None:
+    """The others wait in the group's Gloo."""
+    dist.all_reduce(ones(4))
+    about_to()
+    if rank == odd_rank(world):
+        time.sleep(FOREVER_S)  # HERE
+    dist.all_reduce(torch.ones(4))
+
+
 def killed_inside(rank: int, world: int, about_to: Ready) -> None:
     if rank == odd_rank(world):
         work = dist.all_reduce(ones(4), async_op=True)

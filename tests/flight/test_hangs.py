@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ncclops.flight import analyze
 from ncclops.flight.report import FlightReport
 from ncclops.record.snapshot_files import FLIGHT
-from tests.flight.conftest import JOBS, ON_NCCL
+from tests.flight.conftest import JOBS
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,10 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...] | None, bool]] = {
     "other_order": ("order-mismatch", None, True),
     "two_groups": ("cross-group-deadlock", None, True),
     "circle_of_pairs": ("cross-group-deadlock", (0, 1, 2, 3), True),
+    "two_groups_again": ("cross-group-deadlock", None, True),
+    "circle_of_pairs_again": ("cross-group-deadlock", (0, 1, 2, 3), True),
+    "other_device": ("cross-group-deadlock", None, True),
+    "sleeping_on_cpu": ("never-arrived", None, True),
     "killed_inside": ("rank-died", None, False),
     "holding_the_gil": ("never-arrived", None, True),
     "data_loader": ("never-arrived", None, True),
@@ -56,9 +61,17 @@ WITHOUT_STACKS = {
     },
     # The killed rank had begun its collective, which ended; one that waits for a communicator to
     # come up has recorded nothing of it.
-    "nccl": {"holding_the_gil": "rank-died", "killed_inside": "none", "chain": "none"},
+    "nccl": {
+        "holding_the_gil": "rank-died",
+        "killed_inside": "none",
+        "chain": "none",
+        "two_groups": "none",
+        "circle_of_pairs": "none",
+    },
+    # torch's file is NCCL's recorder alone.
+    "mixed": {"sleeping_on_cpu": "none", "other_device": "never-arrived"},
 }
-ON_BOTH = [("gloo", *job) for job in JOBS] + [("nccl", *job) for job in ON_NCCL]
+ON_ALL = [(lane, *job) for lane, jobs in JOBS.items() for job in jobs]
 
 
 def line_of(scenario: str) -> int:
@@ -69,8 +82,8 @@ def line_of(scenario: str) -> int:
     return marked[0] + 1
 
 
-def kind_of(scenario: str, backend: str) -> str:
-    if (backend, scenario) == ("nccl", "other_dtype"):
+def kind_of(scenario: str, lane: str) -> str:
+    if (lane, scenario) == ("nccl", "other_dtype"):
         return "dtype-mismatch"  # the odd rank stays, as the others do
     return EXPECTED[scenario][0]
 
@@ -85,19 +98,20 @@ def check(report: FlightReport, scenario: str, world: int, kind: str) -> None:
 
 
 @pytest.fixture
-def jobs(request: pytest.FixtureRequest, backend: str) -> Path:
-    """The directory of all jobs on ``backend``."""
-    found: Path = request.getfixturevalue({"gloo": "hangs", "nccl": "nccl_hangs"}[backend])
-    return found
+def jobs(request: pytest.FixtureRequest, lane: str) -> Path:
+    """The directory of all jobs on ``lane``."""
+    if lane == "gloo":
+        return cast(Path, request.getfixturevalue("hangs"))
+    return cast(Path, request.getfixturevalue("gpu_hangs")) / lane
 
 
-@pytest.mark.parametrize(("backend", "scenario", "world"), ON_BOTH)
+@pytest.mark.parametrize(("lane", "scenario", "world"), ON_ALL)
 def test_an_incident_names_rank_kind_and_line(
-    jobs: Path, backend: str, scenario: str, world: int
+    jobs: Path, lane: str, scenario: str, world: int
 ) -> None:
     """A run's incident, as collected in the worker: dumps, stacks, groups."""
     report = analyze(jobs / f"{scenario}-{world}")
-    check(report, scenario, world, kind_of(scenario, backend))
+    check(report, scenario, world, kind_of(scenario, lane))
     if EXPECTED[scenario][2]:
         frame = report.to_json()["verdict"]["frame"]
         assert frame is not None
@@ -105,31 +119,38 @@ def test_an_incident_names_rank_kind_and_line(
         assert frame["line"] == line_of(scenario), report.sentence
 
 
-@pytest.mark.parametrize(("backend", "scenario", "world"), ON_BOTH)
+@pytest.mark.parametrize(("lane", "scenario", "world"), ON_ALL)
 def test_a_recorder_that_is_dumped_after_the_abort_shows_the_same(
-    jobs: Path, backend: str, scenario: str, world: int
+    jobs: Path, lane: str, scenario: str, world: int
 ) -> None:
     """Its groups are gone by then, and what was pending has ended. NCCL's is dumped before."""
     early, late = (analyze(jobs / f"{scenario}-{world}" / where) for where in (".", "late"))
-    check(late, scenario, world, kind_of(scenario, backend))
+    check(late, scenario, world, kind_of(scenario, lane))
     assert late.sentence == early.sentence
     verdict = late.to_json()["verdict"]
     assert not EXPECTED[scenario][2] or verdict["frame"]["line"] == line_of(scenario)
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
-@pytest.mark.parametrize(("backend", "scenario", "world"), [job for job in ON_BOTH if job[2] == 4])
+@pytest.mark.parametrize(("lane", "scenario", "world"), [job for job in ON_ALL if job[2] == 4])
 def test_bare_dumps_name_rank_and_kind(
-    jobs: Path, backend: str, scenario: str, world: int, form: str
+    jobs: Path, lane: str, scenario: str, world: int, form: str
 ) -> None:
     """torch's own files alone: no stacks, and no record of which rank is in which group."""
-    kind = WITHOUT_STACKS[backend].get(scenario, kind_of(scenario, backend))
+    kind = WITHOUT_STACKS[lane].get(scenario, kind_of(scenario, lane))
     check(analyze(jobs / f"{scenario}-{world}" / form), scenario, world, kind)
 
 
-def test_nccls_recorder_has_the_states_and_sizes_of_operations(nccl_hangs: Path) -> None:
+def test_a_group_over_two_devices_is_named_with_the_backend(gpu_hangs: Path) -> None:
+    """Which is all that the two sides differ in: each counts its own operations."""
+    said = analyze(gpu_hangs / "mixed" / "other_device-4").sentence
+    assert "of group default_pg (0-3) over nccl" in said
+    assert "of group default_pg (0-3) over gloo" in said
+
+
+def test_nccls_recorder_has_the_states_and_sizes_of_operations(gpu_hangs: Path) -> None:
     """Of two steps that all made, and of one in which rank 2 is missing."""
-    folder = nccl_hangs / "sleeping-4" / "incidents" / "0"
+    folder = gpu_hangs / "nccl" / "sleeping-4" / "incidents" / "0"
     dumps = [json.loads((folder / f"rank{rank}" / FLIGHT).read_text()) for rank in (0, 2)]
     waiting, culprit = (dump["dump"]["entries"] for dump in dumps)
     step = [

@@ -1,10 +1,10 @@
 """Imports torch once and forks jobs: a line of JSON a job on stdin, a line back when it is done.
 
-A job's ranks make a process group over the backend that is the argument, run a function of
-`hang_script`, and are looked at once all are as far as they get: snapshots as a run's incident has
-them in `<out>/incidents/0`, torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`.
-Then all abort their groups, as a restart does, and the snapshots whose recorder was left for later
-are completed, in `<out>/late/incidents/0`. Then they are killed.
+A job's ranks make a process group over its backend, run a function of `hang_script`, and are
+looked at once all are as far as they get: snapshots as a run's incident has them in
+`<out>/incidents/0`, torch's own pickles in `<out>/pickle` and its JSON in `<out>/json`. Then all
+abort their groups, as a restart does, and the snapshots whose recorder was left for later are
+completed, in `<out>/late/incidents/0`. Then they are killed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ torch.set_num_threads(1)
 # on a busy machine too.
 SETTLE_S = 3.0
 LIMIT_S = 60
-BACKEND = sys.argv[1]
-RECORDER = "nccl" if BACKEND == "nccl" else "fr"
 
 
 def main() -> None:
@@ -60,7 +58,6 @@ def main() -> None:
 
 def _start(job: dict[str, Any]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
     """Fork the ranks; each has a pipe to say that it is ready and one for the command to look."""
-    out = Path(job["out"])
     pids, pipes = {}, {}
     for rank in range(job["world"]):
         ready, ready_w = os.pipe()
@@ -70,7 +67,7 @@ def _start(job: dict[str, Any]) -> tuple[dict[int, int], dict[int, tuple[int, in
             os.setsid()  # so that what it starts can be ended with it
             os.close(ready)
             os.close(look)
-            _Rank(job["scenario"], rank, job["world"], out, ready_w, look_r).run()
+            _Rank(job, rank, ready_w, look_r).run()
         os.close(ready_w)
         os.close(look_r)
         pids[rank], pipes[rank] = pid, (ready, look)
@@ -123,7 +120,7 @@ def _finish(
         for end in pipes[rank]:
             os.close(end)
     with lock:
-        sys.stdout.write(json.dumps({"job": job["name"], "dead": dead}) + "\n")
+        sys.stdout.write(json.dumps({"job": job["out"], "dead": dead}) + "\n")
         sys.stdout.flush()
 
 
@@ -153,12 +150,11 @@ def _ended(pid: int) -> str | None:
 class _Rank:
     """One rank's process; never returns from :meth:`run`."""
 
-    def __init__(
-        self, scenario: str, rank: int, world: int, out: Path, ready: int, look: int
-    ) -> None:
-        self._scenario, self._rank, self._world, self._out = scenario, rank, world, out
-        self._ready, self._look = ready, look
-        self._folder = out / "incidents" / "0" / f"rank{rank}"
+    def __init__(self, job: dict[str, Any], rank: int, ready: int, look: int) -> None:
+        self._scenario, self._world, self._out = job["scenario"], job["world"], Path(job["out"])
+        self._backend, self._has_gpu = job["backend"], "nccl" in job["backend"]
+        self._rank, self._ready, self._look = rank, ready, look
+        self._folder = self._out / "incidents" / "0" / f"rank{rank}"
 
     def run(self) -> None:
         try:
@@ -168,11 +164,11 @@ class _Rank:
             faults = (logs / "stderr.log").open("w")
             os.dup2(faults.fileno(), 1)
             os.dup2(faults.fileno(), 2)
-            if BACKEND == "nccl":
+            if self._has_gpu:
                 torch.cuda.set_device(self._rank)
                 hang_script.device = f"cuda:{self._rank}"
             dist.init_process_group(
-                BACKEND,
+                self._backend,
                 init_method=f"file://{self._out / 'store'}",
                 rank=self._rank,
                 world_size=self._world,
@@ -184,7 +180,7 @@ class _Rank:
             with contextlib.suppress(RuntimeError):
                 getattr(hang_script, self._scenario)(self._rank, self._world, self._about_to)
                 self._about_to()
-                if BACKEND == "nccl":
+                if self._has_gpu:
                     torch.cuda.synchronize()
             time.sleep(hang_script.FOREVER_S)
         except BaseException:  # noqa: BLE001 - into the log
@@ -205,10 +201,11 @@ class _Rank:
         snapshot, late = RankSnapshot(who, since_ns=0), RankSnapshot(who, since_ns=0)
         snapshot.take(LIMIT_S)
         late.take_before_abort(LIMIT_S)
+        recorder = "nccl" if self._has_gpu else "fr"
         with naming_frames():
             dumps = (
-                ("pickle", f"comm_lib_trace_rank_{self._rank}", _torchs_dump("trace")),
-                ("json", f"trace_{self._rank}.json", _torchs_dump("trace_json")),
+                ("pickle", f"comm_lib_trace_rank_{self._rank}", _torchs_dump(recorder, "trace")),
+                ("json", f"trace_{self._rank}.json", _torchs_dump(recorder, "trace_json")),
             )
         for kind, name, data in dumps:
             (self._out / kind).mkdir(exist_ok=True)
@@ -224,8 +221,8 @@ class _Rank:
         (self._out / f"late{self._rank}").touch()
 
 
-def _torchs_dump(form: str) -> Any:
-    return getattr(torch._C._distributed_c10d, f"_dump_{RECORDER}_{form}")()
+def _torchs_dump(recorder: str, form: str) -> Any:
+    return getattr(torch._C._distributed_c10d, f"_dump_{recorder}_{form}")()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.health.evidence import Kind, Reading, Sample, Tracker
+from ncclops.health.evidence import WARMUP_PHASE, Kind, Reading, Sample, Tracker
 from ncclops.health.hang import HangLimits, HangVerdict, assess, judge
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 
@@ -43,7 +44,8 @@ def inside(rank: int = 0, *, collectives: int = 7) -> Sample:
 
 
 def verdict(*samples: Sample, world_size: int | None = None) -> HangVerdict:
-    return judge(samples, LIMITS, world_size=world_size or len(samples))
+    findings = [assess(sample, LIMITS) for sample in samples]
+    return judge(findings, world_size=world_size or len(samples))
 
 
 def test_one_stale_receipt_is_never_enough() -> None:
@@ -62,7 +64,9 @@ def test_the_same_operation_on_all_ranks_is_a_hang_although_all_spin() -> None:
     result = verdict(inside(0), inside(1, collectives=6), inside(2))
     assert result.hung
     assert result.culprits == (1,), "the one that has come least far"
-    assert "step counter and collective counters stale for more than 10m" in result.reason
+    assert "step counter and main thread and collective counters stale for more than 10m" in (
+        result.reason
+    )
 
 
 def test_ranks_that_wait_for_one_at_work_are_not_hung() -> None:
@@ -96,13 +100,16 @@ def test_an_idle_rank_whose_interpreter_runs_has_the_long_window() -> None:
 
 def test_outside_a_collective_counters_that_move_with_steps_are_one_kind() -> None:
     """A recompile whose CPU time cannot be read leaves step, collectives and GPU still."""
-    compiles = sample(0, ages=ages(VERY_STALE, cpu=None, interpreter=FRESH), in_collective=False)
+    running = ages(VERY_STALE, cpu=None, interpreter=FRESH, main_thread=FRESH)
+    compiles = sample(0, ages=running, in_collective=False)
     assert assess(compiles, LIMITS).state == "unclear"
     assert not verdict(compiles, inside(1)).hung
 
 
 def test_an_idle_service_is_not_taken_for_a_hung_training() -> None:
-    idle = sample(ages=ages(VERY_STALE, step=None, interpreter=FRESH), in_collective=False)
+    """As far as it is not known what its main thread does: nothing restarts in place."""
+    silent = ages(VERY_STALE, step=None, interpreter=FRESH, main_thread=None)
+    idle = sample(ages=silent, in_collective=False)
     assert assess(idle, LIMITS).state == "unclear"
     assert not verdict(idle).hung
 
@@ -125,6 +132,63 @@ def test_compile_and_declared_phases_have_windows_of_their_own() -> None:
     result = verdict(sample(**phase, phase_age=timedelta(minutes=40)), inside(1))
     assert not result.hung
     assert "rank 0: in checkpoint, declared for up to 1h" in result.reason
+
+
+def test_a_short_limit_is_not_for_an_idle_rank_whose_main_thread_runs() -> None:
+    """An evaluation that was not declared, which waits for something again and again."""
+    limits = LIMITS.at_most(timedelta(minutes=1))
+    idle = ages(STALE, interpreter=FRESH, main_thread=FRESH)
+    assert assess(sample(ages=idle, in_collective=False), limits).state == "working"
+    blocked = ages(STALE, interpreter=FRESH)
+    assert assess(sample(ages=blocked, in_collective=False), limits).state == "stuck"
+
+
+def test_until_warm_up_is_over_the_window_is_that_of_a_compile() -> None:
+    silent = ages(timedelta(minutes=80), step=None, interpreter=FRESH)
+    ranks = [sample(n, ages=silent, warming_up=True, in_collective=False) for n in range(2)]
+    waits = sample(2, ages=silent, warming_up=True, in_collective=None)
+    assert not verdict(*ranks, waits).hung, "it may be compiling in other processes"
+    for_good = ages(timedelta(minutes=91), interpreter=FRESH)
+    hangs = sample(1, ages=for_good, warming_up=True, in_collective=False)
+    assert verdict(ranks[0], hangs, waits).culprits == (1,)
+
+
+def test_nobody_compiles_where_all_wait_in_a_collective() -> None:
+    def waits(rank: int) -> Sample:
+        silent = ages(VERY_STALE, step=None, cpu=FRESH, gpu=FRESH)
+        return sample(rank, ages=silent, warming_up=True, in_collective=True, collectives=1)
+
+    assert verdict(waits(0), waits(1)).hung
+    compiles = sample(1, ages=ages(VERY_STALE), warming_up=True, in_collective=False)
+    assert not verdict(waits(0), compiles).hung
+
+
+def test_a_rank_that_waits_outside_collectives_may_wait_for_one_in_a_declared_phase() -> None:
+    saves = sample(
+        0,
+        phase="checkpoint",
+        phase_age=timedelta(minutes=40),
+        phase_limit=timedelta(hours=1),
+        ages=ages(VERY_STALE),
+    )
+    polls = sample(1, ages=ages(VERY_STALE, interpreter=FRESH), in_collective=False)
+    assert not verdict(saves, polls).hung
+    frozen = sample(1, ages=ages(VERY_STALE), in_collective=False)
+    assert verdict(saves, frozen).culprits == (1,), "it waits for nobody"
+
+
+def test_ranks_may_wait_for_one_that_has_declared_its_compile() -> None:
+    compiles = sample(
+        0,
+        ages=ages(VERY_STALE),
+        warming_up=True,
+        phase=WARMUP_PHASE,
+        phase_age=timedelta(minutes=80),
+    )
+    polls = sample(1, ages=ages(VERY_STALE, interpreter=FRESH), in_collective=False)
+    assert not verdict(compiles, polls).hung
+    late = replace(compiles, ages=ages(timedelta(minutes=95)), phase_age=timedelta(minutes=95))
+    assert verdict(replace(late, in_collective=False), inside(1)).culprits == (0,)
 
 
 def test_a_phase_that_outlasts_its_limit_is_evidence() -> None:
@@ -229,15 +293,15 @@ def simulation() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_no_false_kill_and_no_missed_hang_in_a_thousand_histories(simulation: ModuleType) -> None:
-    scores = simulation.simulate(1000, seed=0)
-    ours = scores["two kinds of evidence"]
+def test_no_false_kill_and_no_missed_hang_in_hundreds_of_histories(simulation: ModuleType) -> None:
+    scores = simulation.simulate(250, seed=0)
+    ours = scores[simulation.OURS]
     assert ours.false_kills == []
     assert ours.missed == []
-    assert len(ours.delays_s) > 400, "the histories do hang"
+    assert sum(map(len, ours.delays_s.values())) == ours.hanging > 100, "the histories do hang"
     # That they are hard enough shows in what one timer makes of them.
-    assert len(scores["one timer, 10 minutes"].false_kills) > 400
-    assert len(scores["one timer, 120 minutes"].missed) > 400
+    assert len(scores["one timer, 10 minutes"].false_kills) > 100
+    assert len(scores["one timer, 120 minutes"].missed) > 100
 
 
 def test_every_kind_of_history_is_among_them(simulation: ModuleType) -> None:
@@ -258,4 +322,4 @@ def test_the_script_prints_a_table(tmp_path: Path) -> None:
             timeout=LIMIT_S,
         )
         assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["two kinds of evidence"]["false_kills"] == 0
+    assert json.loads(done.stdout)["ours, everything that acts"]["false_kills"] == 0

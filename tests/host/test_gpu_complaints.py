@@ -42,6 +42,27 @@ def test_nothing_is_complained_of_where_nothing_is_known() -> None:
     assert GpuHealth(device=0).complaints() == []
 
 
+def test_what_all_gpus_of_a_machine_show_is_no_cause() -> None:
+    capped = replace(BUSY, sm_clock_mhz=1500, throttle_reasons=("software power cap",))
+    slow = replace(capped, sm_clock_mhz=1005, processes=2)
+    others = [replace(capped, processes=1), capped]
+    assert gpu_readings.what_differs([slow, slow], others) == [
+        "SM clock 1005 MHz, others 1500",
+        "2 processes on it, 1 on others",
+    ]
+    assert gpu_readings.what_differs([slow], []) == [
+        "slowed by software power cap",
+        "SM clock 1005 of 1980 MHz",
+    ]
+
+
+def test_what_one_reading_in_three_shows_is_no_cause() -> None:
+    once = replace(BUSY, throttle_reasons=("sync boost",))
+    assert gpu_readings.what_differs([BUSY, once, BUSY], [BUSY]) == []
+    assert gpu_readings.what_differs([once, once, BUSY], [BUSY]) == ["slowed by sync boost"]
+    assert gpu_readings.what_differs([], [BUSY]) == []
+
+
 def test_the_gpu_of_a_rank_follows_cuda_visible_devices() -> None:
     assert gpu_readings.visible_device(3, {}) == 3
     assert gpu_readings.visible_device(1, {"CUDA_VISIBLE_DEVICES": "4, 6"}) == 6

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ import psutil
 import pytest
 
 from tests.conftest import LIMIT_S, clean_environ
+from tests.lanes import Lane, LaneProcess
 
 QUICK_PROFILE = """
 description = "For tests: a short time between SIGTERM and SIGKILL."
 kind = "lane"
 nodes = "any"
-extends = "local-cpu"
+extends = "{lane}"
 [timeouts]
 stop_grace = "2s"
 """
@@ -55,11 +55,14 @@ class Run:
     def stderr(self, rank: int) -> str:
         return (self.path / "ranks" / str(rank) / "stderr.log").read_text()
 
+    def worker_log(self, rank: int) -> str:
+        return (self.path / "ranks" / str(rank) / "worker.log").read_text()
+
 
 @pytest.fixture
-def quick_profile(tmp_path: Path) -> Path:
+def quick_profile(tmp_path: Path, lane: Lane) -> Path:
     path = tmp_path / "quick.toml"
-    path.write_text(QUICK_PROFILE)
+    path.write_text(QUICK_PROFILE.format(lane=lane.profile))
     return path
 
 
@@ -90,8 +93,10 @@ Background = subprocess.Popen[Any]  # text or bytes, as the test has it with its
 
 
 @pytest.fixture
-def background(starts_processes: None, tmp_path: Path) -> Iterator[Callable[..., Background]]:
-    """``background("launch", ...)`` starts the command line and leaves it running.
+def background(
+    starts_processes: None, tmp_path: Path, lane_process: LaneProcess
+) -> Iterator[Callable[..., Background]]:
+    """``background("launch", ...)`` starts the command line on the lane and leaves it running.
 
     Whatever the test does to it, nothing of it is left afterwards.
     """
@@ -100,9 +105,9 @@ def background(starts_processes: None, tmp_path: Path) -> Iterator[Callable[...,
 
     def start(*arguments: str | Path, **streams: Any) -> Background:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ncclops", *map(str, arguments)],
+            [lane_process.python, "-m", "ncclops", *map(str, arguments)],
             cwd=tmp_path,
-            env=clean_environ({"TEST_MARK": mark}),
+            env=clean_environ(lane_process.environment | {"TEST_MARK": mark}),
             **({"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams),
         )
         started.append(process)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from ncclops.agent.team_stop import Way, find_way
 from ncclops.record.progress import Progress, Warmup
 from tests.conftest import LIMIT_S
+from tests.fakegpu.host import Host
+from tests.lanes import IN_SCRIPT, Lane, lanes
 from tests.launch.conftest import Background, Run
 
 Script = Callable[[str], Path]
@@ -23,15 +26,17 @@ Start = Callable[..., Background]
 
 RANKS = 3
 # Each rank writes down where it is: before and after each collective.
-TRAINING = """
+TRAINING = (
+    IN_SCRIPT
+    + """
 import os, random, sys, time
 import torch, torch.distributed as dist
 from ncclops import receipt
 reports = sys.argv[1] == "reports"
-dist.init_process_group("gloo")
+dist.init_process_group(**lane)
 rank, log = dist.get_rank(), open(f"log-{os.environ['RANK']}", "w", buffering=1)
 uneven = random.Random(rank)
-model = torch.nn.Linear(8, 8)
+model = torch.nn.Linear(8, 8, device=device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if reports:
     @receipt.on_stop
@@ -39,10 +44,10 @@ if reports:
         dist.barrier()  # collectives still work
         log.write(f"{n} saved\\n")
 for n in range(10**9):
-    model(torch.ones(4, 8)).sum().backward()
+    model(torch.ones(4, 8, device=device)).sum().backward()
     for part in range(3):
         log.write(f"{n} {part} in\\n")
-        dist.all_reduce(torch.ones(1000))
+        dist.all_reduce(torch.ones(1000, device=device))
         log.write(f"{n} {part} out\\n")
     if uneven.random() < 0.1:
         time.sleep(0.01)
@@ -52,6 +57,7 @@ for n in range(10**9):
     if n == 5 and rank == 0:
         open("trains", "w").close()
 """
+)
 
 
 def burn() -> None:
@@ -88,9 +94,11 @@ def last_lines(tmp_path: Path) -> set[str]:
     return {(tmp_path / f"log-{rank}").read_text().splitlines()[-1] for rank in range(RANKS)}
 
 
-def start_training(start: Start, script: Path, *arguments: str, **options: Any) -> Background:
+def start_training(
+    start: Start, lane: Lane, script: Path, *arguments: str, **options: Any
+) -> Background:
     return start(
-        *("launch", "--profile", "local-cpu", "--nproc-per-node", str(RANKS), "--run-dir", "run"),
+        *("launch", "--profile", lane.profile, "--nproc-per-node", str(RANKS), "--run-dir", "run"),
         *arguments[:-1],
         script,
         arguments[-1],
@@ -100,24 +108,29 @@ def start_training(start: Start, script: Path, *arguments: str, **options: Any) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("restart", "reports"),
+    ("lane", "restart", "reports"),
     [
-        ("in-process", "reports"),
-        ("none", "reports"),
-        ("process", "reports"),
-        ("in-process", "silent"),
-        ("none", "silent"),
+        ("gloo", "in-process", "reports"),
+        ("gloo", "none", "reports"),
+        ("gloo", "process", "reports"),
+        ("gloo", "in-process", "silent"),
+        ("gloo", "none", "silent"),
+        ("nccl", "in-process", "reports"),
+        ("nccl", "none", "silent"),
+        ("nccl-eager", "in-process", "silent"),
     ],
+    indirect=["lane"],
 )
 def test_all_ranks_end_at_the_same_point_and_none_within_a_collective(
     background: Start,
     script: Script,
     tmp_path: Path,
     load: Callable[[], None],
+    lane: Lane,
     restart: str,
     reports: str,
 ) -> None:
-    launcher = start_training(background, script(TRAINING), "--restart", restart, reports)
+    launcher = start_training(background, lane, script(TRAINING), "--restart", restart, reports)
     wait_for(tmp_path / "trains")
     load()  # now, and not while torch is imported
     launcher.send_signal(signal.SIGTERM)
@@ -132,21 +145,84 @@ def test_all_ranks_end_at_the_same_point_and_none_within_a_collective(
     assert run.named("stop-forced") == []
 
 
-def test_where_no_point_comes_groups_are_aborted_before_processes_are_signalled(
-    background: Start, script: Script, tmp_path: Path, quick_profile: Path
+@lanes("nccl")
+def test_no_rank_leaves_before_its_gpu_has_done_what_others_wait_for(
+    background: Start, script: Script, tmp_path: Path, lane: Lane, host: Host
 ) -> None:
-    """Neither steps nor optimizers: a script that only evaluates, say."""
+    """Rank 1's GPU is 20 steps behind its host; rank 0 saves what both have reduced.
+
+    torch's watchdog would have the process wait at its end; with blocking wait there is none.
+    """
+    host.set("device:allreduce rank=1 delay=0.1")
     source = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-while True:
-    dist.all_reduce(torch.ones(1000))
-    open("trains", "w").close()
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group(**lane)
+@receipt.on_stop
+def save():
+    if dist.get_rank() == 0: print("saved", gradients.sum().item(), flush=True)
+done = []
+for n in range(10**9):
+    dist.all_reduce(gradients := torch.ones(8, device=device))
+    done.append(torch.cuda.current_stream().record_event())
+    if n >= 20: done[n - 20].synchronize()
+    receipt.step(n)
+    if n == 5: open("trains", "w").close()
 """
     launcher = background(
-        *("launch", "--profile", quick_profile, "--nproc-per-node", "2", "--run-dir", "run"),
-        script(source),
+        *("launch", "--profile", lane.profile, "--nproc-per-node", "2", "--run-dir", "run"),
+        *("--restart", "none", "--set", "TORCH_NCCL_BLOCKING_WAIT=1"),
+        script(IN_SCRIPT + source),
     )
+    wait_for(tmp_path / "trains")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    assert run.named("stop-forced") == []
+    assert [worker["exit_code"] for worker in run.verdict["workers"]] == [0, 0]
+    assert run.stdout(0) == "saved 16.0\n"
+
+
+@lanes("gloo", "nccl")
+@pytest.mark.parametrize(
+    ("each_time", "grace", "reason"),
+    [
+        ("", "2s", "the grace time is over"),
+        ('print("step", n, "loss 1.0", flush=True)', "1h", "no rank reports steps"),
+    ],
+    ids=["silent", "prints steps and hangs"],
+)
+def test_where_no_point_comes_groups_are_aborted_before_processes_are_signalled(
+    background: Start,
+    script: Script,
+    tmp_path: Path,
+    quick_profile: Path,
+    each_time: str,
+    grace: str,
+    reason: str,
+) -> None:
+    """Neither steps nor optimizers: a script that only evaluates, say, or updates by itself.
+
+    Of one that prints steps it is known: it is not waited for (``stop_grace`` is an hour), also
+    where it hangs.
+    """
+    profile = quick_profile.read_text().replace("2s", grace)
+    quick_profile.write_text(profile)
+    source = f"""
+import time, torch.distributed as dist
+dist.init_process_group(**lane)
+for n in range(10**9):
+    dist.all_reduce(torch.ones(1000, device=device))
+    {each_time}
+    if n == 5: open("trains", "w").close()
+    if n == 5 and dist.get_rank() == 1 and {bool(each_time)}: time.sleep(1000)
+"""
+    with (tmp_path / "said").open("w") as said_there:
+        launcher = background(
+            *("launch", "--profile", quick_profile, "--nproc-per-node", "2", "--run-dir", "run"),
+            script(IN_SCRIPT + source),
+            stderr=said_there,
+        )
     wait_for(tmp_path / "trains")
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
@@ -154,9 +230,13 @@ while True:
     names = [record["event"] for record in run.events]
     assert names.index("stop-requested") < names.index("stop-forced")
     assert run.named("stop-forced")[0]["ranks"] == [0, 1]
+    assert run.named("stop-forced")[0]["reason"].startswith(reason)
     recorded = [(tmp_path / f"run/ranks/{rank}/worker.jsonl").read_text() for rank in range(2)]
     assert all('"groups-aborted"' in lines for lines in recorded)
     assert "did not exit cleanly" in run.verdict["reason"]
+    said = (tmp_path / "said").read_text()
+    assert said.count("with `ncclops.receipt.step(n)` in its loop a script ends after a step") == 1
+    assert "to end after" not in said, "there is no step or update to name"
 
 
 def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Progress:
@@ -168,6 +248,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
         started_ns=0,
         step_ns=0,
         tick_ns=0,
+        main_ns=None,
         warmup=Warmup.OVER,
         warmup_ns=0,
         phase=None,
@@ -206,3 +287,12 @@ def test_how_ranks_can_be_stopped(
     seen: list[Progress | None], grouped: bool, handles: bool, way: Way
 ) -> None:
     assert find_way(seen, grouped=grouped, handles_sigterm=handles) is way
+
+
+def test_ranks_that_have_printed_steps_come_to_no_first_one() -> None:
+    """Unless they have restarted in place: then a first one may still come."""
+    ways = [
+        find_way([replace(page(), iteration=n)], grouped=True, handles_sigterm=False, trains=True)
+        for n in range(2)
+    ]
+    assert ways == [Way.NONE, Way.EITHER]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def test_a_script_that_only_prints_is_watched_and_judged(
     }
     receipt = run.verdict["receipt"]
     assert receipt["verdict"] == "healthy"
-    assert receipt["rules"][3]["evidence"].startswith("ranks/0/stdout.log:9: peak memory")
+    # Both ranks reported the same; which was read first is chance.
+    assert re.match(r"ranks/[01]/stdout.log:9: peak memory", receipt["rules"][3]["evidence"])
     checked = ncclops("receipt", "check", run.path, "--json")
     assert f'"steps": {receipt["steps"]}' in checked.stdout, "the same from the files"
 

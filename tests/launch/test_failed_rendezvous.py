@@ -48,15 +48,24 @@ def wait_for(output: Path, words: str) -> None:
         time.sleep(0.05)
 
 
-def test_jobs_of_different_sizes_are_not_begun(
+def test_jobs_of_different_sizes_or_scripts_are_not_begun(
     background: Start, ncclops: Ncclops, tmp_path: Path
 ) -> None:
-    """Else the workers of one node would wait for ranks that the other one never starts."""
+    """Else the workers of one node would wait for ranks that the other one never starts, or train
+    with those of another job."""
     port, output = free_port(), tmp_path / "output"
     first = start_and_wait_for(background, output, "1/2 nodes", of_two(0, port))
     second = ncclops(*of_two(1, port, nnodes="3"))
     assert second.returncode == 1
     assert "--nnodes 3 here, but 2 on" in second.stderr
+    another = [*of_two(1, port)[:-3], "true"]
+    another[another.index("node-1")] = "another"
+    third = ncclops(*another)
+    assert third.returncode == 1
+    where = f": process {first.pid}, since 2"
+    assert "true here, but job none in this store runs sh on " in third.stderr
+    assert where in third.stderr
+    assert "run directory node-0: " in third.stderr  # as seen from here
     first.send_signal(signal.SIGTERM)
     assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert "stopping before any worker runs" in output.read_text()
@@ -136,9 +145,11 @@ def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_
         ]
         return start_and_wait_for(background, tmp_path / f"output-{number}", words, command)
 
-    agents = [node(0, "1/2 nodes"), node(1, "of 2: "), node(2, "2/2 nodes")]
+    agents = [node(0, "1/2 nodes"), node(1, "of 2: "), node(2, "waits to be needed")]
     go.touch()
     assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0, 0]
     output = (tmp_path / "output-2").read_text()
     assert "stopped after" in output
     assert "this node in reserve was not needed" in output
+    assert "they have begun, and this node waits to be needed (job job of " in output
+    assert f", run directory {tmp_path / 'node-0'}; another job needs its own --rdzv-id" in output

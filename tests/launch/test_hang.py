@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CompletedText
+from tests.lanes import IN_SCRIPT, Lane, lanes
 from tests.launch.conftest import Run
 
 Ncclops = Callable[..., CompletedText]
@@ -17,7 +18,7 @@ OnlyRun = Callable[[], Run]
 # The timeouts of the restart core stay at their minutes: what acts within seconds is the watch.
 IMPATIENT = """
 description = "For tests: short windows."
-extends = "local-cpu"
+extends = "{lane}"
 [timeouts]
 stop_grace = "3s"
 [watch]
@@ -30,7 +31,7 @@ import ctypes, os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from ncclops import receipt
-dist.init_process_group("gloo")
+dist.init_process_group(**lane)
 rank = dist.get_rank()
 
 def once(name):
@@ -46,20 +47,21 @@ def burn(seconds):
         sum(range(1000))
 
 for n in range(12):
-    if n == 6 and os.environ["RANK"] == "{rank}" and once("faulted"):
-        {fault}
-    dist.all_reduce(torch.ones(10))
+    if n == AT and os.environ["RANK"] == "VICTIM" and once("faulted"):
+        FAULT
+    dist.all_reduce(torch.ones(10, device=device))
     receipt.step(n)
 receipt.end()
-print("ended", dist.get_world_size())
-dist.destroy_process_group()
+world_size = dist.get_world_size()
+dist.destroy_process_group()  # NCCL waits only here
+print("ended", world_size)
 """
 
 
 @pytest.fixture
-def impatient(tmp_path: Path) -> Path:
+def impatient(tmp_path: Path, lane: Lane) -> Path:
     path = tmp_path / "impatient.toml"
-    path.write_text(IMPATIENT)
+    path.write_text(IMPATIENT.format(lane=lane.profile))
     return path
 
 
@@ -67,12 +69,14 @@ def impatient(tmp_path: Path) -> Path:
 def train(
     ncclops: Ncclops, script: Script, only_run: OnlyRun, impatient: Path
 ) -> Callable[..., tuple[CompletedText, Run]]:
-    """``train(fault, restart=…)`` runs two ranks, one of which does ``fault`` before step 6."""
+    """``train(fault, restart=…)`` runs two ranks, one of which does ``fault`` before a step."""
 
-    def run(fault: str, restart: str = "in-process", rank: int = 1) -> tuple[CompletedText, Run]:
+    def run(
+        fault: str, restart: str = "in-process", rank: int = 1, at: int = 6
+    ) -> tuple[CompletedText, Run]:
         options = ("--profile", impatient, "--nproc-per-node", "2", "--restart", restart)
-        path = script(TRAINING.format(fault=fault, rank=rank))
-        done = ncclops("launch", *options, path)
+        source = TRAINING.replace("FAULT", fault).replace("VICTIM", str(rank))
+        done = ncclops("launch", *options, script(IN_SCRIPT + source.replace("AT", str(at))))
         return done, only_run()
 
     return run
@@ -81,6 +85,7 @@ def train(
 Train = Callable[..., tuple[CompletedText, Run]]
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_interrupted_and_comes_along(train: Train) -> None:
     done, run = train("time.sleep(600)")
@@ -97,6 +102,7 @@ def test_a_rank_that_sleeps_is_interrupted_and_comes_along(train: Train) -> None
     assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.slow
 def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -> None:
     done, run = train("ctypes.PyDLL(None).sleep(600)")
@@ -109,6 +115,7 @@ def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -
     assert "rank 1 was killed by SIGKILL, the others went on" in run.verdict["reason"]
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
@@ -118,6 +125,7 @@ def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
 
 
+@lanes("gloo", "nccl-eager")
 @pytest.mark.slow
 def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
     train: Train,
@@ -134,6 +142,22 @@ def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
     (fault,) = run.named("fault")
     assert (fault["rank"], fault["cause"].startswith("hung: ")) == (1, True)
     assert run.named("stop-forced")[0]["reason"] == "rank 1 hangs"
+    story = verdict["story"]
+    assert (story["rank"], story["class"], story["tried"]) == (1, "watchdog-timeout", [])
+    assert "time.sleep(600)" in story["code"][-1]["text"]
+    assert story["operation"].startswith("all_reduce")
+    assert story["stopped"]
+    assert story["next_command"].startswith("ncclops incident ")
+
+
+@lanes("gloo", "nccl")
+@pytest.mark.slow
+def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train) -> None:
+    done, run = train("time.sleep(10)", at=0)
+    assert done.returncode == 0, done.stderr
+    assert run.named("hang") == []
+    assert run.named("restart") == []
+    assert run.verdict["receipt"]["verdict"] == "healthy"
 
 
 @pytest.mark.slow

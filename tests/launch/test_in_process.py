@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CompletedText
+from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Run
 
 Ncclops = Callable[..., CompletedText]
@@ -15,24 +16,28 @@ Script = Callable[..., Path]
 OnlyRun = Callable[[], Run]
 
 # Trains a running sum; FAULT=kind:rank happens once, at step 3, on the rank of the first start.
-TRAINING = """
-import os, signal, sys, time
-import torch, torch.distributed as dist
+TRAINING = (
+    IN_SCRIPT
+    + """
+import signal, sys, time
+import torch.distributed as dist
 kind, victim = os.environ["FAULT"].split(":")
-dist.init_process_group("gloo")
+dist.init_process_group(**lane)
 first = not os.path.exists("faulted")
-total = torch.zeros(1)
+total = torch.zeros(1, device=device)
 for step in range(6):
-    dist.all_reduce(share := torch.tensor([1.0 / dist.get_world_size()]))
+    dist.all_reduce(share := torch.ones(1, device=device) / dist.get_world_size())
     total += share
     if step == 3 and first and dist.get_rank() == int(victim):
         open("faulted", "w").close()
         if kind == "raise": raise RuntimeError("out of the blue")
         if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
         if kind == "exit": sys.exit(5)
+if dist.get_world_size() == 2: time.sleep(2)  # the launcher shows another rank by then
 print("total", round(total.item(), 3), "of", dist.get_world_size(), "pid", os.getpid(), flush=True)
 dist.destroy_process_group()
 """
+)
 
 
 def launch(
@@ -65,6 +70,7 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
     assert list((run.path / "incidents").iterdir())
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.parametrize(("fault", "how"), [("kill:0", "SIGKILL"), ("exit:1", "code 5")])
 def test_a_rank_that_is_lost_does_not_end_the_job(
     fault: str, how: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
@@ -73,7 +79,8 @@ def test_a_rank_that_is_lost_does_not_end_the_job(
     done = ncclops("launch", "--nproc-per-node", "3", script(TRAINING), env={"FAULT": fault})
     assert done.returncode == 0, done.stderr
     run = only_run()
-    assert how in run.verdict["reason"]
+    assert how in run.verdict["reason"].partition(";")[0], "the loss comes first"
+    assert f"ncclops: completed without rank {fault[-1]} after" in done.stderr
     survivors = {0, 1, 2} - {int(fault[-1])}
     for rank in survivors:
         assert run.stdout(rank).startswith("total 6.0 of 2 ")
@@ -135,14 +142,14 @@ def test_the_same_failure_again_and_again_ends_in_new_processes_and_then_in_a_st
         "import os, time\n"
         "if os.environ['RANK'] == '1': time.sleep(300)\n"
         "print('started', flush=True)\n"
-        "raise ValueError('always')\n"
+        "raise RuntimeError('CUDA out of memory')\n"
     )
     done = launch(ncclops, script(source), nproc=2)
     assert done.returncode == 1
     assert only_run().stdout(0) == "started\n" * 3 + "started\n", "once more in a new process"
     first, second = only_run().named("escalation")
     assert (first["to"], second["to"]) == ("respawn", "stop")
-    assert "3 times in a row at the same place without a new step" in first["reason"]
+    assert "3 times at the same place without a new step" in first["reason"]
     assert "again in new processes" in second["reason"]
 
 
@@ -238,7 +245,7 @@ class TestRetry:
         done = launch(ncclops, script(source), "--restart", "process", nproc=1)
         assert done.returncode == 1
         assert only_run().verdict["attempts"] == 2
-        assert "class: bootstrap" in done.stderr
+        assert "class    bootstrap (" in done.stderr
 
     def test_a_job_that_the_scheduler_starts_again_gets_no_second_retry(
         self, ncclops: Ncclops, script: Script, tmp_path: Path

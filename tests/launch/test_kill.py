@@ -222,12 +222,14 @@ def test_children_that_outlive_their_worker_end_with_the_run(
 def test_losing_the_store_is_reported_and_ends_no_worker(
     background: Callable[..., Background], script: Script, tmp_path: Path
 ) -> None:
-    """Groups that are up go on without it. (Only the in-process restart cannot.)"""
+    """Groups that are up go on without it. (Only the in-process restart cannot.) Of a failure that
+    comes after it the verdict names the store."""
     path = script(
         "import os, time\n"
         "open('ready', 'w').close()\n"
         "while not os.path.exists('go'):\n"
         "    time.sleep(0.05)\n"
+        "raise SystemExit('the script went on')\n"
     )
     options = ["--restart", "process", "--nproc-per-node", "1", "--run-dir", "run"]
     agent = background("launch", *options, path)
@@ -241,5 +243,10 @@ def test_losing_the_store_is_reported_and_ends_no_worker(
     run = Run(tmp_path / "run")
     wait_until(lambda: bool(run.named("fault")), "the loss was reported")
     (tmp_path / "go").touch()
-    assert agent.wait(LIMIT_S) == 0
-    assert run.named("fault")[0]["cause"] == "store-lost"
+    assert agent.wait(LIMIT_S) == 1
+    lost = run.named("fault")[0]
+    assert (lost["cause"], lost["why"]) == ("store-lost", "was killed by SIGKILL")
+    assert "the script went on" in run.stderr(0)
+    store_first = "the store server was killed by SIGKILL; rank 0"
+    assert run.verdict["reason"] == f"{store_first} exited with code 1"
+    assert run.verdict["story"]["what"].startswith(store_first)

@@ -202,7 +202,8 @@ class TestFailure:
         )
         done = ncclops("launch", "--nproc-per-node", "2", script(source))
         assert done.returncode == 1
-        assert "rank 1 exited with code 1" in done.stderr
+        (headline,) = [line for line in done.stderr.splitlines() if "failed after" in line]
+        assert "rank 1 on " in headline
         assert "KeyError: 'no such column'" in done.stderr
         assert "ranks/1/stderr.log" in done.stderr
         assert "ncclops/worker" not in done.stderr, "frames of ours in the user's traceback"
@@ -216,7 +217,9 @@ class TestFailure:
         source = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
         done = ncclops("launch", "--nproc-per-node", "1", script(source))
         assert done.returncode == 1
-        assert "rank 0 was killed by SIGSEGV" in done.stderr
+        (headline,) = [line for line in done.stderr.splitlines() if "failed after" in line]
+        assert "rank 0 on " in headline
+        assert "SIGSEGV" in headline
         verdict = only_run().verdict
         assert verdict["first_failure"]["signal"] == "SIGSEGV"
         assert verdict["classification"]["class"] == "process-crash"
@@ -379,13 +382,6 @@ class TestBadInput:
         assert done.returncode == 2
         assert port in done.stderr
 
-    def test_a_run_is_never_overwritten(self, ncclops: Ncclops, script: Script) -> None:
-        options = [*WITHOUT_RESTART, "--run-dir", "mine", "--nproc-per-node", "1", script("")]
-        assert ncclops("launch", *options).returncode == 0
-        again = ncclops("launch", *options)
-        assert again.returncode == 2
-        assert "already holds a run" in again.stderr
-
 
 class TestOutput:
     def test_a_hundred_megabytes_and_long_lines_arrive_whole(
@@ -513,23 +509,26 @@ class TestReceipt:
         assert (verdict["outcome"], verdict["exit_code"]) == ("no-receipt", 4)
 
     def test_a_mistake_of_ncclops_is_recorded_and_is_no_missing_receipt(
-        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
     ) -> None:
-        """A directory where a rank's record is expected: nothing that the judge is prepared for."""
-        spoil = (
-            "import os\nos.makedirs(os.environ['NCCLOPS_RUN_DIR'] + '/ranks/99/receipt.jsonl')\n"
+        """Made by what Python runs first in each process."""
+        (tmp_path / "mistake").mkdir()
+        (tmp_path / "mistake" / "sitecustomize.py").write_text(
+            "from ncclops.receipts import judge\n"
+            "judge.judge = lambda facts: facts.no_such_attribute\n"
         )
         options = [*WITHOUT_RESTART, "--require-receipt", "--nproc-per-node", "1"]
-        done = ncclops("launch", *options, script(spoil + TRAINER))
+        path = os.pathsep.join([str(tmp_path / "mistake"), clean_environ()["PYTHONPATH"]])
+        done = ncclops("launch", *options, script(TRAINER), env={"PYTHONPATH": path})
         assert done.returncode == 70, done.stderr
         run = only_run()
         assert (run.verdict["outcome"], run.verdict["receipt"]) == ("no-receipt", None)
         assert "the receipt could not be judged" in run.verdict["reason"]
         error = run.named("internal-error")[0]
         assert error["doing"] == "judging the receipt"
-        assert "IsADirectoryError" in error["error"]
+        assert error["error"].startswith("AttributeError: ")
         log = (run.path / "agent.log").read_text()
         assert "Traceback" in log
-        assert "IsADirectoryError" in log
+        assert "AttributeError" in log
         assert "internal error in judging the receipt" in done.stderr
         assert "Traceback" not in done.stderr

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ncclops.diagnose import diagnose
+from ncclops.diagnose.incident_report import report_incident
 from tests.conftest import CompletedText, run_ncclops
 from tests.fakegpu.host import Host
 from tests.fakegpu.place import Place
@@ -33,12 +37,22 @@ def fail():
     if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
     if kind == "hang": time.sleep(1000)
     if kind == "gil": ctypes.PyDLL(None).sleep(1000)
+    if kind == "exit": os._exit(3)
+    if kind.endswith("Error"): set_rules(f"comm:* rank={victim} times=1 error={kind}")
     if kind == "nccl": set_rules(f"comm:* rank={victim} times=1 error=ncclRemoteError")
     if kind == "lost":
         set_rules(f"gpu {victim} lost=1 xid=79", f"device:* rank={victim} error=cudaErrorUnknown")
+    if kind == "ecc":
+        set_rules(
+            f"gpu {victim} ecc_uncorrected=2 xid=95",
+            f"device:* rank={victim} error=cudaErrorECCUncorrectable",
+        )
     if kind == "abort":
         set_rules("ncclCommAbort rank=0 times=1 hang=forever")
         raise RuntimeError("an abort hangs")
+    if kind == "held":
+        while not os.path.exists("held"): time.sleep(0.01)
+        raise RuntimeError("an abort hangs, and holds the main thread")
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
     set_rules()  # what struck the first processes is over
@@ -52,9 +66,19 @@ if world == 4:  # pairs of tensor parallelism, and pipelines across them
     for members in ([0, 1], [2, 3], [0, 2], [1, 3]):
         group = dist.new_group(members)
         groups += [group] if rank in members else []
+if kind == "pair" and rank == int(victim):
+    time.sleep(1)  # the others come into NCCL
+    open(f"faulted{before}", "w").close()
+    raise RuntimeError("before the pairs are made")
+if kind == "pair":
+    for group in groups:
+        dist.all_reduce(torch.ones(1, device=device), group=group)
 begin, loss = torch.load("checkpoint") if os.path.exists("checkpoint") else (0, 8.0)
 weight = torch.tensor([loss], device=device)
 for step in range(begin, STEPS):
+    if kind == "held" and rank == 0 and step == 2 + 2 * before:
+        set_rules("ncclCommAbort rank=0 hang=forever", "device:allreduce rank=0 hang=forever")
+        open("held", "w").close()
     if step == 2 + 2 * before and rank == int(victim):
         fail()
     gradient = weight * 0.25
@@ -81,7 +105,7 @@ def launch(fake_gpu_place: Place, host: Host, tmp_path: Path) -> Callable[..., C
     script.write_text(TRAINING)
 
     def run(*options: str, **variables: str) -> CompletedText:
-        environment = host.environment | {"NCCLOPS_FREED_WITHIN_S": "5"} | variables
+        environment = host.environment | variables
         arguments = ["launch", "--run-dir", "run", *options, str(script)]
         python = fake_gpu_place.python
         return run_ncclops(tmp_path, *arguments, env=environment, python=python, limit_s=300)
@@ -92,6 +116,38 @@ def launch(fake_gpu_place: Place, host: Host, tmp_path: Path) -> Callable[..., C
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
+
+
+def name_of(gpu: int) -> str:
+    """What people find a fake GPU by."""
+    uuid = f"GPU-66616b65-6770-7500-0000-{gpu:012}"
+    return f"GPU {gpu} ({uuid}, PCI 0000:{gpu + 1:02x}:00.0)"
+
+
+HOST = socket.gethostname()
+ECC = (
+    f"{name_of(1)} on node {HOST}: uncorrectable ECC error encountered, Xid 95 (uncontained memory"
+    f" error), 2 uncorrectable ECC errors; replace node {HOST}"
+)
+
+
+def check_names(run: Run, done: CompletedText, faults: dict[int, str]) -> None:
+    """All that a person reads of the run names the GPUs of these ranks, and the node."""
+    said = [f"rank {rank}: {fault}" for rank, fault in faults.items()]
+    assert done.stderr.splitlines()[-1].endswith("; ".join(["", *said]).lstrip())
+    events = {event["rank"]: event["fault"] for event in run.named("gpu-fault")}
+    assert list(events.values()) == run.verdict["gpu_faults"]
+    assert list(events) == list(faults)
+    for rank, fault in events.items():
+        words = f"{fault['device']} on node {fault['node']}: {fault['what']}"
+        assert f"{words}; replace node {fault['node']}" == faults[rank]
+    diagnosis = diagnose(run.path)
+    report = report_incident(run.path, None)
+    for rank, fault in events.items():
+        assert faults[rank] in diagnosis.what
+        assert report.sentence.startswith(f"rank {rank}: {faults[rank]}; ")
+        advice = f"replace node {HOST}: rank {rank}'s {fault['device']}"
+        assert advice == diagnosis.next_steps[0] == report.next_steps[0]
 
 
 def blames(run: Run) -> list[tuple[str, int]]:
@@ -113,10 +169,13 @@ def test_faults_of_all_kinds_one_after_the_other(
     assert done.returncode == 0, done.stderr
     assert "driver 580.95.05 | GPU 8 × NVIDIA H200" in done.stderr
     assert "profile single-node-h200 (chosen: 1 node, 8 GPUs)" in done.stderr
-    assert blames(run) == [
+    found = blames(run)
+    # The agent and the restart core see it in the same second, with a soft timeout this short.
+    assert found[2] in [("hung", 3), ("soft-timeout", 3)]
+    assert found == [
         ("exception", 1),
         ("nccl-error", 2),
-        ("soft-timeout", 3),
+        found[2],
         ("exception", 1),
         ("died", 3),
         ("died", 0),
@@ -127,8 +186,23 @@ def test_faults_of_all_kinds_one_after_the_other(
     assert run.verdict["attempts"] == 1
     assert run.verdict["ranks_lost"] == [0, 3]
     assert "finished without ranks 0, 3" in done.stderr
+    assert "rank 3 was killed by SIGTERM (hard timeout: no Python thread" in done.stderr
     assert [run.stdout(rank) for rank in (1, 2)] == [f"{LOSS} of 2\n"] * 2
-    assert "abort is not done after" in run.stderr(0)
+    assert "abort is not done after" in run.worker_log(0)
+    # The others wait for rank 0's abort, longer than a hang takes.
+    (hung_abort,) = (each["ts"] for each in run.named("restart") if each["iteration"] == 4)
+    assert not [each for each in run.named("hang") if 0 < hung_abort - each["ts"] < 5]
+
+
+def test_an_abort_that_hangs_ends_its_rank_long_before_the_hard_timeout(
+    launch: Callable[..., CompletedText], run: Run
+) -> None:
+    done = launch("--nproc-per-node", "3", "--timeout", "abort=2s", FAULT="held:1")
+    assert done.returncode == 0, done.stderr
+    assert blames(run) == [("exception", 1)]
+    assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (1, [0])
+    assert [run.stdout(rank) for rank in (1, 2)] == [f"{LOSS} of 2\n"] * 2
+    assert "rank 0 was killed by SIGTERM (the abort of its process groups has not" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["lazily", "eagerly"])
@@ -143,31 +217,91 @@ def test_a_communicator_that_does_not_come_up_costs_no_rank(
     (retry,) = run.named("retry")
     assert retry["reason"].startswith("new processes: rank 0 waited in NCCL")
     assert retry["changes"]["NCCLOPS_NCCL_INIT"] == "lazy"
-    assert retry["reason"] + " (NCCLOPS_NCCL_INIT=lazy, NCCLOPS_BOOTSTRAP_BARRIER=skipped)\n" in (
-        done.stderr
-    )
+    assert retry["reason"] + "\n" in (done.stderr)
+    assert "watchdog acts after" not in run.stderr(0), "no timeout is in the way"
     assert blames(run)[0] == ("exception", 1)
     assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (2, [])
     assert [run.stdout(rank) for rank in (0, 1)] == [f"{LOSS} of 2\n"] * 2
 
 
+def test_a_communicator_that_never_comes_up_costs_no_rank(
+    launch: Callable[..., CompletedText], run: Run, host: Host
+) -> None:
+    """One rank hangs in ncclCommInitRank, and the others with it: none is left to tell of it."""
+    host.set("ncclCommInitRank* rank=1 times=1 hang=forever")
+    done = launch("--nproc-per-node", "3", "--timeout", "soft=6s", "--timeout", "hard=60s")
+    assert done.returncode == 0, done.stderr
+    (retry,) = run.named("retry")
+    assert "waited in NCCL for a communicator that did not come up" in retry["reason"]
+    assert retry["changes"]["NCCLOPS_NCCL_INIT"] == "lazy"
+    assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (2, [])
+    assert [run.stdout(rank) for rank in (0, 1, 2)] == [f"{LOSS} of 3\n"] * 3
+
+
+def test_exceptions_while_others_are_in_nccl_cost_no_rank(
+    launch: Callable[..., CompletedText], run: Run, host: Host
+) -> None:
+    """The same exception is raised in the new processes, too, and mended by a restart in place."""
+    done = launch("--nproc-per-node", "4", FAULT="pair:0 pair:3")
+    assert done.returncode == 0, done.stderr
+    (retry,) = run.named("retry")
+    assert "waited in NCCL for a communicator that did not come up" in retry["reason"]
+    assert ("exception", 0) in blames(run)
+    assert ("exception", 3) in blames(run)
+    assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (2, [])
+    assert [run.stdout(rank) for rank in range(4)] == [f"{LOSS} of 4\n"] * 4
+
+
 @pytest.mark.parametrize(
-    ("error", "what", "kind"),
+    ("fault", "cause", "kind", "retry"),
     [
-        ("cudaErrorIllegalAddress", "an illegal memory access was encountered", "cuda-error"),
-        ("cudaErrorECCUncorrectable", "uncorrectable ECC error encountered", "gpu-hardware"),
+        # In its first collective: the end of the start or, by the lines around it, still its part.
+        ("ncclRemoteError:1", (1, False), "peer-exit|bootstrap", "none|retry-once-lazy"),
+        ("ncclSystemError:1", (1, True), "network-transport", "fix-config"),
+        ("ncclInternalError:1", (1, False), "network-transport", "none"),
+        ("exit:1", (1, True), "peer-exit", "none"),
+        ("kill:1", (1, True), "host-oom", "fix-config"),
     ],
 )
-def test_a_corrupted_context_leads_to_new_processes(
-    launch: Callable[..., CompletedText], run: Run, host: Host, error: str, what: str, kind: str
+def test_what_a_whole_run_is_classified_as(
+    launch: Callable[..., CompletedText],
+    run: Run,
+    fault: str,
+    cause: tuple[int, bool],
+    kind: str,
+    retry: str,
 ) -> None:
-    host.set(f"device:allreduce rank=1 nth=3 error={error}")
+    """Ranks that torch's watchdog ends, not ours; the log is NCCL's whole one."""
+    done = launch(
+        *("--nproc-per-node", "2", "--restart", "none"),
+        FAULT=fault,
+        FAKEGPU_NCCL_TRANSPORT="socket",
+        NCCL_DEBUG="INFO",
+        TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="1000",  # the watchdog waits a minute otherwise
+    )
+    assert done.returncode == 1, done.stderr
+    classification = run.verdict["classification"]
+    assert re.fullmatch(kind, classification["class"])
+    assert re.fullmatch(retry, classification["retry"]["policy"])
+    assert classification["rank"] == cause[0]
+    if classification["class"] != "bootstrap":
+        assert classification["rank_began_it"] == cause[1]
+
+
+def test_a_corrupted_context_leads_to_new_processes(
+    launch: Callable[..., CompletedText], run: Run, host: Host
+) -> None:
+    host.set("device:allreduce rank=1 nth=3 error=cudaErrorIllegalAddress")
     done = launch("--nproc-per-node", "2")
     assert done.returncode == 0, done.stderr
     (retry,) = run.named("retry")
-    assert retry["reason"] == f"new processes: the CUDA context of rank 1 is corrupted: {what}"
+    what = "an illegal memory access was encountered"
+    reason = f"the CUDA context of rank 1 is corrupted: {what}, on {name_of(1)} on {HOST}"
+    assert retry["reason"] == f"new processes: {reason}"
+    assert f"the CUDA context on {name_of(1)} on {HOST} is lost" in run.stderr(1)
     (classified,) = run.named("classified")
-    assert (classified["class"], classified["rank"]) == (kind, 1)
+    assert (classified["class"], classified["rank"]) == ("cuda-error", 1)
+    assert run.verdict["gpu_faults"] == []
     assert blames(run)[0] == ("exception", 1)
     assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (2, [])
     assert [run.stdout(rank) for rank in (0, 1)] == [f"{LOSS} of 2\n"] * 2
@@ -182,4 +316,54 @@ def test_a_gpu_that_is_lost_costs_its_rank_alone(
     assert run.verdict["attempts"] == 1
     assert run.verdict["ranks_lost"] == [1]
     assert [run.stdout(rank) for rank in (0, 2)] == [f"{LOSS} of 2\n"] * 2
-    assert "HealthCheckError: GPU: the GPU does not answer: GPU is lost" in run.stderr(1)
+    lost = "the GPU does not answer: GPU is lost"
+    assert f"GpuUnusable: {name_of(1)} on {HOST}: {lost}" in run.stderr(1)
+    what = f"Xid 79 (GPU has fallen off the bus), {lost}"
+    check_names(run, done, {1: f"{name_of(1)} on node {HOST}: {what}; replace node {HOST}"})
+    (xid,) = run.named("xid")
+    assert (xid["rank"], xid["xid"], xid["device"]) == (1, 79, name_of(1))
+
+
+def test_a_gpu_with_an_ecc_error_costs_its_rank_alone(
+    launch: Callable[..., CompletedText], run: Run
+) -> None:
+    done = launch("--nproc-per-node", "3", FAULT="ecc:1")
+    assert done.returncode == 0, done.stderr
+    assert run.verdict["attempts"] == 1
+    assert run.verdict["ranks_lost"] == [1]
+    assert [run.stdout(rank) for rank in (0, 2)] == [f"{LOSS} of 2\n"] * 2
+    check_names(run, done, {1: ECC})
+
+
+@pytest.mark.parametrize("how", ["process", "in-process, all ranks are needed"])
+def test_no_process_is_started_on_a_broken_gpu_again(
+    launch: Callable[..., CompletedText], run: Run, tmp_path: Path, how: str
+) -> None:
+    options = ["--nproc-per-node", "2", "--max-restarts", "2", "--restart", how.partition(",")[0]]
+    if "needed" in how:
+        profile = tmp_path / "all.toml"
+        profile.write_text(
+            'description = "For tests: no rank may be missing."\nkind = "lane"\nnodes = "any"\n'
+            'extends = "single-node-h200"\n[restarts]\nmin_world_size = 0\n'
+        )
+        options += ["--profile", str(profile)]
+    done = launch(*options, FAULT="ecc:1")
+    assert done.returncode == 1, done.stderr
+    assert run.verdict["attempts"] == 1
+    assert run.named("retry") == []
+    assert run.verdict["classification"]["class"] == "gpu-hardware"
+    check_names(run, done, {1: ECC})
+    assert run.verdict["reason"].endswith(ECC)
+
+
+def test_without_nvml_the_gpu_has_the_number_that_the_rank_was_given(
+    launch: Callable[..., CompletedText], run: Run, host: Host
+) -> None:
+    host.set(
+        "nvmlInit* error=NVML_ERROR_DRIVER_NOT_LOADED",
+        "device:allreduce rank=1 nth=3 error=cudaErrorECCUncorrectable",
+    )
+    done = launch("--nproc-per-node", "2", "--restart", "process", CUDA_VISIBLE_DEVICES="3,5")
+    assert done.returncode == 1, done.stderr
+    what = "uncorrectable ECC error encountered"
+    check_names(run, done, {1: f"GPU 5 on node {HOST}: {what}; replace node {HOST}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from ncclops.agent.layout import Shown, Target
 from ncclops.errors import UsageError
 from ncclops.launch.options import (
+    check_attached,
     check_target,
     parse_nproc,
     parse_shown,
     target_of,
+    with_attached,
 )
+from ncclops.timeouts import settle
 
 EVERYONE = frozenset(range(4))
 NOBODY: frozenset[int] = frozenset()
@@ -114,3 +118,22 @@ class TestTarget:
             check_target(Target("function", "train.py:mian"))
         with pytest.raises(UsageError, match=r"gone.py does not exist"):
             check_target(Target("function", "gone.py:main"))
+
+
+def test_only_a_rank_of_this_node_gets_its_standard_input() -> None:
+    check_attached(3, nproc=2, nodes=2, node=1)
+    check_attached(3, nproc=2, nodes=2, node=None)  # not known before they meet
+    with pytest.raises(UsageError, match=r"--attach-stdin 4: the ranks are 0 to 3"):
+        check_attached(4, nproc=2, nodes=2, node=1)
+    with pytest.raises(UsageError, match=r"runs on node 0, and this is node 1: give the option th"):
+        check_attached(1, nproc=2, nodes=2, node=1)
+    shown = with_attached(Shown(frozenset({0}), frozenset()), 3, nproc=2)
+    assert shown == Shown(frozenset({0, 1}), frozenset({1}))
+
+
+def test_no_timeout_of_a_profile_holds_where_a_person_may_stop_a_rank() -> None:
+    day = timedelta(days=1)
+    short = {name: timedelta(minutes=1) for name in ("soft", "compile", "stop_grace")}
+    assert settle.attended(short) == {"process_group": day, "stop_grace": timedelta(minutes=1)}
+    timeouts = settle.settle(settle.attended(short))
+    assert (timeouts.process_group, timeouts.steady) == (day, None)

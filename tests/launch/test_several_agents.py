@@ -14,23 +14,27 @@ import pytest
 from ncclops.control import client
 from ncclops.status.model import RunStatus
 from tests.conftest import LIMIT_S, CompletedText, free_port
+from tests.lanes import GLOO, IN_SCRIPT, Lane, lanes
 from tests.launch.conftest import Background, Run
 
 pytestmark = pytest.mark.slow
 
-TRAIN = """
-import os, time
-import torch, torch.distributed as dist
+TRAIN = (
+    IN_SCRIPT
+    + """
+import time
+import torch.distributed as dist
 from ncclops import receipt
-dist.init_process_group("gloo")
+dist.init_process_group(**lane)
 log = open(f"log-{os.environ['RANK']}", "w", buffering=1)
 for n in range(10**9):
     log.write(f"{n} in\\n")
-    dist.all_reduce(torch.ones(100))
+    dist.all_reduce(torch.ones(100, device=device))
     log.write(f"{n} out\\n")
     time.sleep(0.02)
     receipt.step(n)
 """
+)
 
 
 class Job:
@@ -61,21 +65,28 @@ class Job:
 Start = Callable[..., Background]
 
 
-def start_agents(start: Start, train: Path, port: int, *options: str) -> list[Background]:
+def start_agents(
+    start: Start, train: Path, port: int, *options: str, lane: Lane = GLOO
+) -> list[Background]:
     """Those of two nodes with two ranks each, which meet at ``port``."""
+    profile = "multi-host-h200" if lane.needs_gpus else lane.profile
     return [
         start(
-            *("launch", "--profile", "local-cpu", "--run-dir", f"node-{number}"),
+            *("launch", "--profile", profile, "--run-dir", f"node-{number}"),
             *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"),
-            *("--master-addr", "127.0.0.1", "--master-port", str(port), *options, train),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *("--set", f"NCCL_HOSTID=node-{number}"),  # their ranks have the same GPUs
+            *(*options, train),
         )
         for number in range(2)
     ]
 
 
 @pytest.fixture
-def job(background: Start, script: Callable[[str], Path], tmp_path: Path) -> Iterator[Job]:
-    agents = start_agents(background, script(TRAIN), free_port())
+def job(
+    background: Start, script: Callable[[str], Path], tmp_path: Path, lane: Lane
+) -> Iterator[Job]:
+    agents = start_agents(background, script(TRAIN), free_port(), lane=lane)
     job = Job(tmp_path, agents)
     job.until(job.trains)
     yield job
@@ -83,6 +94,7 @@ def job(background: Start, script: Callable[[str], Path], tmp_path: Path) -> Ite
         agent.terminate()
 
 
+@lanes("gloo", "nccl")
 def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
     job: Job, ncclops: Callable[..., CompletedText]
 ) -> None:

@@ -28,6 +28,14 @@ def test_a_program_that_fails_is_a_failure(ncclops: Ncclops, only_run: OnlyRun) 
     assert only_run().verdict["first_failure"]["rank"] == 1
 
 
+def test_a_key_on_the_command_line_is_not_recorded(ncclops: Ncclops, only_run: OnlyRun) -> None:
+    sh = ("--no-python", "sh", "-c", 'test "${#2}" = 12', "sh")
+    command = ("launch", "--nproc-per-node", "1", *sh, "--hub-token", "abc123def456")
+    assert ncclops(*command).returncode == 0  # the program gets it as it is
+    for path in filter(Path.is_file, only_run().path.rglob("*")):
+        assert b"abc123def456" not in path.read_bytes(), path
+
+
 def test_a_worker_that_ends_well_because_we_stopped_it_has_not_finished_the_job(
     ncclops: Ncclops, script: Script
 ) -> None:
@@ -83,9 +91,16 @@ def test_what_lies_in_the_current_directory_shadows_nothing(
 
 
 @pytest.mark.slow
-def test_closed_streams_are_no_reason_to_fail(script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(closed: str, script: Script, tmp_path: Path) -> None:
+    source = (
+        "from torch import distributed\n"
+        "distributed.init_process_group('gloo')\n"
+        "distributed.barrier()\n"
+        "distributed.destroy_process_group()\n"
+    )
     launch = f"{sys.executable} -m ncclops launch --restart none --nproc-per-node 1"
-    command = f"{launch} {script('print(1)')} >&- 2>&-"
+    command = f"{launch} {script(source)} {closed}"
     done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean_environ(), timeout=LIMIT_S)
     assert done.returncode == 0
 

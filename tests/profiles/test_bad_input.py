@@ -41,6 +41,15 @@ BAD = {
     ),
     "not a table": ('env.X = "1"', r"env\.X: must be a table in braces, not '1'"),
     "bad variable": ('env."A-B" = { set = "1", why = "w" }', "'A-B' cannot be the name"),
+    "an unknown scope": (
+        'scopes.between_node = { unset = true, why = "w" }',
+        r"scopes\.between_node: cannot be 'between_node'; write 'between_nodes'",
+    ),
+    "a scope without a reason": ("scopes.between_nodes = { unset = true }", "why: is missing"),
+    "holding without scrub": (
+        'env.X = { unset = true, holding = ["a"], why = "w" }',
+        "holding and unless_holding go with scrub",
+    ),
     "bad parameter name": ("parameters.A = 1", "parameter 'A': use lower-case"),
     "bad kind": ('kind = "line"', "kind: cannot be 'line'; write 'lane' or 'overlay'"),
     "bad mode": (
@@ -77,6 +86,15 @@ BAD = {
         'env.X = { set = "1", follows = "Y", why = "w" }',
         r"env\.X: follows goes with default",
     ),
+    "deep": ("retry.rows = " + "{a = " * 5000, "not valid TOML: it is nested too deeply"),
+    "a key of many parts": ("a." * 100_000 + "a = 1", "line 2 has more than 300 dots"),
+    "a number of many digits": (f"growth.x = {'9' * 5000}", "not valid TOML: .*4300 digits"),
+    "an endless duration": (
+        f'timeouts.soft = "{"9" * 5000}s"',
+        r"timeouts\.soft: .* is longer than any duration",
+    ),
+    "a long name": (f'extends = "{"x" * 5000}"', r"extends: unknown profile 'xxx"),
+    "large": (f'env.X = {{ set = "{"x" * (1 << 20)}", why = "w" }}', "it is larger than 1 MiB"),
     "empty scrub": ('env.X = { scrub = [], why = "w" }', r"env\.X\.scrub: must not be empty"),
 }
 
@@ -103,6 +121,18 @@ def test_a_loop_is_named(tmp_path: Path) -> None:
         )
     with pytest.raises(ProfileError, match=r"c\.toml: extends: .* loop: a -> b -> c -> a$"):
         load_profiles([str(tmp_path / "a.toml")])
+
+
+@pytest.mark.parametrize(("levels", "parents"), [(60, 1), (40, 2)])
+def test_what_profiles_extend_is_bounded(tmp_path: Path, levels: int, parents: int) -> None:
+    """Two parents that both extend the same two, and so on, are on billions of ways."""
+    for level in range(levels):
+        extends = [f"./{level + 1}-{n}.toml" for n in range(parents)]
+        for n in range(parents):
+            text = f'description = "d"\nextends = {extends if level + 1 < levels else []}\n'
+            (tmp_path / f"{level}-{n}.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"extends: more than 50 profiles in a row, or 1000 in"):
+        load_profiles([str(tmp_path / "0-0.toml")])
 
 
 @pytest.mark.parametrize("make", ["missing", "directory", "binary"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ncclops.errors import ProfileError
-from ncclops.profiles import choose_profile, list_profiles, load_profiles, with_lane
+from ncclops.profiles import choose_profile, files, list_profiles, load_profiles, with_lane
 
 
 @pytest.fixture
@@ -32,12 +33,24 @@ def value(name: str, *refs: str) -> str | None:
     return load_profiles(refs).env[name][0].value
 
 
-def test_a_name_is_found_in_the_project_then_the_user_directory_then_the_shipped_set(
-    project: Path, tmp_path: Path
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in place of /etc/ncclops/profiles."""
+    directory = tmp_path / "etc" / "ncclops" / "profiles"
+    monkeypatch.setattr(files, "SITE", directory)
+    return directory
+
+
+def test_a_name_is_found_in_the_project_then_with_the_user_the_site_and_ncclops(
+    project: Path, tmp_path: Path, site: Path
 ) -> None:
     user = tmp_path / "config" / "ncclops" / "profiles"
     entry = 'env.X = {{ set = "{}", why = "w" }}'
     assert load_profiles(["local-cpu"]).sources[-1].endswith("profiles/local-cpu.toml")
+    write(site, "local-cpu", entry.format("site"))
+    assert value("X", "local-cpu") == "site"
+    origins = {summary.name: summary.origin for summary in list_profiles()}
+    assert (origins["local-cpu"], origins["base"]) == ("site", "shipped")
     write(user, "local-cpu", entry.format("user"))
     assert value("X", "local-cpu") == "user"
     write(project / "profiles", "local-cpu", entry.format("project"))
@@ -59,6 +72,17 @@ def test_a_project_profile_may_extend_the_shipped_one_of_its_own_name(project: P
     profile = load_profiles(["single-node-h200"])
     assert profile.env["X"][0].value == "1"
     assert profile.env["NCCL_NET"][0].action == "unset"
+
+
+def test_profiles_of_one_name_may_extend_each_other_down_to_the_shipped_one(
+    project: Path, tmp_path: Path, site: Path
+) -> None:
+    user = tmp_path / "config" / "ncclops" / "profiles"
+    for letter, directory in zip("PUS", (project / "profiles", user, site), strict=True):
+        entry = f'env.{letter} = {{ set = "1", why = "w" }}'
+        write(directory, "local-cpu", f'extends = "local-cpu"\n{entry}')
+    profile = load_profiles(["local-cpu"])
+    assert {"P", "U", "S", "GLOO_SOCKET_IFNAME"} <= profile.env.keys()
 
 
 def test_a_child_replaces_a_variable_whole_and_keeps_the_others(project: Path) -> None:
@@ -177,11 +201,22 @@ def test_overlays_alone_are_put_on_the_chosen_lane() -> None:
     )
 
 
-def test_with_a_lane_named_this_host_is_not_looked_at() -> None:
-    def choose() -> str:
-        raise AssertionError("asked for a lane")
+def nobody() -> str:
+    raise AssertionError("asked for a lane")
 
-    assert with_lane(["base", "debug-bootstrap"], choose) == ("base", "debug-bootstrap")
+
+def test_with_a_lane_named_this_host_is_not_looked_at() -> None:
+    refs = ("base", "debug-bootstrap")
+    assert with_lane(refs, nobody, default=nobody) == refs
+
+
+def test_a_default_stands_in_where_no_lane_is_named() -> None:
+    lane = partial(with_lane, choose=nobody, default=lambda: ["base", "expert-parallel"])
+    assert lane(()) == ("base", "expert-parallel")
+    assert lane(["debug-bootstrap"]) == ("base", "expert-parallel", "debug-bootstrap")
+    assert lane(["expert-parallel"]) == ("base", "expert-parallel")
+    overlay = with_lane([], lambda: "base", default=lambda: ["expert-parallel"])
+    assert overlay == ("base", "expert-parallel")
 
 
 def test_a_lane_says_when_the_number_of_nodes_is_wrong() -> None:
@@ -190,3 +225,13 @@ def test_a_lane_says_when_the_number_of_nodes_is_wrong() -> None:
         load_profiles(["single-node-h200"]).require_nodes(2)
     with pytest.raises(ProfileError, match="is for several nodes and the job has one"):
         load_profiles(["multi-host-h200"]).require_nodes(1)
+
+
+def test_a_child_takes_a_scope_back_or_gives_its_own_reason(project: Path) -> None:
+    directory = project / "profiles"
+    scope = '[scopes.between_nodes]\nunset = {}\nwhy = "{}"'
+    write(directory, "open", 'extends = "single-node-h200"\n' + scope.format("false", "two rails"))
+    write(directory, "own", 'extends = "single-node-h200"\n' + scope.format("true", "ours"))
+    assert load_profiles(["open"]).scopes == {}
+    assert load_profiles(["own"]).scopes["between_nodes"].source == "profile own"
+    assert load_profiles(["single-node-h200"]).scopes["between_nodes"].action == "unset"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,23 @@ SINGLE_NODE_UNSETS = (
     "NCCL_IB_TC",
     "NCCL_NVLS_CHUNKSIZE",
     "NCCL_P2P_NET_CHUNKSIZE",
+)
+# By the catalogue's scope, or by the family of a name that it does not have.
+OF_A_FABRIC = (
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_SL",
+    "NCCL_IB_TIMEOUT",
+    "NCCL_IB_OF_THE_FUTURE",
+    "NCCL_COLLNET_ENABLE",
+    "NCCL_FASTRAK_IFNAME",
+    "OFI_NCCL_PROTOCOL",
+    "UCX_TLS",
+    "UCX_RNDV_THRESH",
+    "UCX_NET_DEVICES",
+    "FI_PROVIDER",
+    "FI_EFA_USE_DEVICE_RDMA",
 )
 SINGLE_NODE_SETS = {"NCCL_NET_PLUGIN": "none", "NCCL_IB_DISABLE": "1", "NCCL_IBEXT_DISABLE": "1"}
 
@@ -108,9 +126,10 @@ def test_what_the_operator_exported_beats_a_default() -> None:
 def test_the_single_node_sanitiser_runs_whatever_was_exported() -> None:
     poison = dict.fromkeys(SINGLE_NODE_UNSETS, "leaked")
     poison |= dict.fromkeys(SINGLE_NODE_SETS, "leaked")
+    poison |= dict.fromkeys(OF_A_FABRIC, "leaked")
     poison["LD_LIBRARY_PATH"] = "/usr/local/cuda/lib64:/usr/local/gib/lib64:/home/me/lib"
     result = after("single-node-h200", environ=poison)
-    assert not set(SINGLE_NODE_UNSETS) & set(result)
+    assert not {*SINGLE_NODE_UNSETS, *OF_A_FABRIC} & set(result)
     assert SINGLE_NODE_SETS.items() <= result.items()
     assert result["LD_LIBRARY_PATH"] == "/usr/local/cuda/lib64:/home/me/lib"
 
@@ -124,6 +143,8 @@ def test_the_single_node_sanitiser_runs_whatever_was_exported() -> None:
         ("/opt/hpcx-v2.18/nccl_rdma_sharp_plugin/lib", True),
         ("/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", True),
         ("/opt/aws-ofi-nccl/lib", True),
+        ("/opt/aws-ofi-nccl/install/lib", True),
+        ("/opt/hpcx/sharp/lib", True),
         ("/usr/local/nvidia/lib64", False),  # the driver's own libraries on some clouds
         ("/opt/amazon/efa/lib", False),  # libfabric; other programs link it
         ("/opt/hpcx/ompi/lib", False),
@@ -135,12 +156,72 @@ def test_only_vendor_network_directories_are_scrubbed(entry: str, scrubbed: bool
     assert result["LD_LIBRARY_PATH"] == ("/keep" if scrubbed else f"/keep:{entry}")
 
 
+@pytest.mark.parametrize(
+    ("files", "scrubbed"),
+    [
+        (["libnccl-net.so"], True),
+        (["libnccl-net-ofi.so.1", "libfabric.so.1"], True),
+        (["libnccl-tuner.so"], True),
+        (["libfabric.so.1"], False),
+        (["libnccl.so.2"], False),
+        # What an installer has put beside the driver, or into an environment's own directory.
+        (["libnccl-net.so", "libcuda.so.1"], False),
+        (["libnccl-net.so", "libstdc++.so.6"], False),
+        ([], False),
+    ],
+)
+def test_a_directory_is_scrubbed_by_the_plugin_in_it(
+    tmp_path: Path, files: list[str], scrubbed: bool
+) -> None:
+    directory = tmp_path / "efa" / "lib"
+    directory.mkdir(parents=True)
+    for name in files:
+        (directory / name).touch()
+    path = f"/keep:{directory}:{tmp_path}/missing:"
+    (row,) = (
+        row
+        for row in plan("single-node-h200", environ={"LD_LIBRARY_PATH": path}).changes
+        if row.name == "LD_LIBRARY_PATH"
+    )
+    assert row.after == (f"/keep:{tmp_path}/missing:" if scrubbed else path)
+    assert (f"{directory} holds" in row.reason) == any("-" in name for name in files)
+    assert ("and stays, since" in row.reason) == (len(files) == 2 and not scrubbed)
+
+
+def test_what_is_no_setting_of_a_fabric_stays_on_one_node() -> None:
+    own = {"FI_API_KEY": "x", "NCCL_DEBUG": "WARN", "NCCL_TOPO_FILE": "/t.xml", "MASTER_PORT": "1"}
+    assert own.items() <= after("single-node-h200", environ=own).items()
+
+
+SINGLE_NODE_LEFTOVERS = {
+    "NCCL_NET_PLUGIN": "none",
+    "NCCL_NET": "socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_COMM_ID": "127.0.0.1:5000",
+}
+
+
+def test_multi_host_takes_out_what_a_single_node_shell_has_left() -> None:
+    left = after("single-node-h200", environ={"NCCL_SOCKET_IFNAME": "lo"}) | SINGLE_NODE_LEFTOVERS
+    result = after("multi-host-h200", environ=left)
+    assert not SINGLE_NODE_LEFTOVERS.keys() & result.keys()
+    assert (result["NCCL_IB_DISABLE"], result["NCCL_IBEXT_DISABLE"]) == ("0", "0")
+    sockets = after("multi-host-h200-socket", environ=left)
+    assert (sockets["NCCL_NET"], sockets["NCCL_NET_PLUGIN"]) == ("Socket", "none")
+    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_COMM_ID"} & sockets.keys()
+
+
 def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
     fabric = {
         "NCCL_NET": "gIB",
         "NCCL_NET_PLUGIN": "/usr/local/gib/lib64/libnccl-net.so",
         "NCCL_IB_TC": "52",
         "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_COMM_ID": "10.0.0.1:5000",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
+        "UCX_TLS": "rc",
         "LD_LIBRARY_PATH": "/usr/local/gib/lib64",
     }
     leaked = {"NCCL_IB_DISABLE": "1", "NCCL_IBEXT_DISABLE": "1"}
@@ -244,9 +325,13 @@ def test_a_plain_single_node_lane_leaves_torchs_group_timeout() -> None:
 
 
 @pytest.mark.parametrize("lane", ["single-node-h200", "multi-host-h200", "local-cpu"])
-def test_the_flight_recorder_is_on_under_both_names(lane: str) -> None:
+def test_the_flight_recorder_is_on_under_the_names_that_torch_reads(lane: str) -> None:
+    old, new = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
+    before = after(lane, torch="2.7.1")
+    assert before[new] == before[old] == "2000"
     result = after(lane)
-    assert result["TORCH_FR_BUFFER_SIZE"] == result["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert result[new] == "2000"
+    assert old not in result  # torch 2.8 and later print a warning for it, on each rank
     assert result["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"].startswith("/r/0/")
     mine = after(lane, environ={"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"})
     assert mine["TORCH_FR_BUFFER_SIZE"] == "9"

@@ -86,6 +86,23 @@ def test_what_is_missing_decides(log: str, verdict: str) -> None:
     assert receipt_of(log).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    "log", [first_lines(6), without("peak memory"), without("training finished")]
+)
+def test_no_rate_is_stated_that_the_rules_do_not_carry(log: str) -> None:
+    receipt = receipt_of(log)
+    assert receipt.facts.steady_rate is not None
+    assert (receipt.steady_rate, receipt.rate_unit) == (None, None)
+    assert receipt.to_record().steady_rate is None
+
+
+def test_a_warm_up_that_ended_is_not_said_to_be_under_way() -> None:
+    ended, begun = receipt_of(first_lines(2)), receipt_of("compile_warmup started\n")
+    assert (ended.verdict, begun.verdict) == ("compile-stall", "compile-stall")
+    assert ended.meaning == "warm-up is over, and no step followed"
+    assert "before compile warm-up was over" in begun.meaning
+
+
 def test_a_broken_rule_shows_the_line_that_breaks_it() -> None:
     only_step_0 = receipt_of(first_lines(3))
     contaminated = only_step_0.rules[1]

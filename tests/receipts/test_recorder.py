@@ -19,6 +19,7 @@ from ncclops.record import progress, shared_page
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import Warmup
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
+from tests.lanes import IN_SCRIPT, LaneProcess, lanes
 from tests.receipts.conftest import Rank, worker_environ
 
 Report = Callable[[str], CompletedText]
@@ -243,8 +244,10 @@ print(seen)
 def test_a_declared_phase_is_seen_and_left_out_of_the_rate(report: Report, rank0: Rank) -> None:
     done = report("""
 import os, time
+from datetime import timedelta
 from pathlib import Path
 from ncclops import receipt
+from ncclops.receipts import recorder
 from ncclops.record import progress
 from ncclops.record.paths import RunPaths
 look = lambda: progress.read(RunPaths(Path(os.environ["NCCLOPS_RUN_DIR"])).rank(0).progress)
@@ -260,11 +263,18 @@ with receipt.phase("checkpoint", limit="30m"):
 print(look().phase)
 receipt.step(4)
 receipt.step(5)
+with receipt.phase("evaluation"):
+    recorder.current().begin_restart(timedelta(minutes=9))
+    print(look().phase, look().phase_limit)
+recorder.current().begin_iteration(1)
+print(look().phase)
 """)
-    assert done.stdout.split("\n")[:4] == [
+    assert done.stdout.split("\n")[:6] == [
         "checkpoint 0:30:00 True",
         "upload",
         "checkpoint",
+        "None",
+        "restart in place 0:09:00",
         "None",
     ], done.stderr
     disturbed = [record["step"] for record in rank0.named("step") if "phase_s" in record]
@@ -286,10 +296,10 @@ def test_a_loss_that_is_no_number_stays_valid_json(report: Report, rank0: Rank) 
     assert rank0.named("step")[0]["loss"] == "nan"
 
 
-def train(run_dir: Path) -> subprocess.CompletedProcess[str]:
-    """``TRAINING`` as a worker of the run in ``run_dir``, to its end."""
+def train(run_dir: Path, program: str = TRAINING) -> subprocess.CompletedProcess[str]:
+    """``program`` as a worker of the run in ``run_dir``, to its end."""
     return subprocess.run(
-        [sys.executable, "-c", TRAINING],
+        [sys.executable, "-c", program],
         env=worker_environ(run_dir),
         capture_output=True,
         text=True,
@@ -308,13 +318,11 @@ def test_a_run_directory_that_cannot_be_written_does_not_stop_training(tmp_path:
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
-    """/dev/full takes the place of the record: every write fails."""
-    run_dir = tmp_path / "run"
-    (run_dir / "ranks" / "0").mkdir(parents=True)
-    (run_dir / "ranks" / "0" / "receipt.jsonl").symlink_to("/dev/full")
-    done = train(run_dir)
+    """Files may have no more than one page here."""
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    done = train(tmp_path, f"{full}\n{TRAINING.replace('range(4)', 'range(400)')}")
     assert done.returncode == 0
-    assert done.stderr.count("receipts are no longer written: No space left on device") == 1
+    assert done.stderr.count("receipts are no longer written: File too large") == 1
 
 
 def test_without_shared_memory_the_page_is_a_file(
@@ -375,3 +383,29 @@ def ticks(run_dir: Path) -> int:
     page = progress.read(RunPaths(run_dir).rank(0).progress)
     assert page is not None
     return page.tick_ns
+
+
+@pytest.mark.slow
+@lanes("nccl")
+def test_the_peak_memory_of_a_rank_with_a_gpu_is_the_gpus(
+    rank0: Rank, lane_process: LaneProcess
+) -> None:
+    """As torch has allocated it; what was freed since is in it."""
+    source = """
+from ncclops import receipt
+gradients = torch.ones(2**28, dtype=torch.uint8, device=device)
+del gradients
+torch.ones(2**20, dtype=torch.uint8, device=device)
+receipt.peak_memory()
+"""
+    environment = worker_environ(rank0.run_dir) | lane_process.environment | {"LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [lane_process.python, "-c", IN_SCRIPT + source],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (memory,) = rank0.named("peak-memory")
+    assert (memory["source"], memory["gib"]) == ("cuda", 0.25)

@@ -90,7 +90,10 @@ def refused(read: Callable[[], object], *, naming: Path) -> None:
 
 
 # What later versions have added, by kind.
-ADDED: dict[str, dict[str, Any]] = {"verdict": {"ranks_lost": []}}
+ADDED: dict[str, dict[str, Any]] = {
+    "run": {"launcher": None},
+    "verdict": {"ranks_lost": [], "gpu_faults": [], "slow_ranks": [], "story": None},
+}
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -98,6 +101,10 @@ def test_a_document_of_the_first_version_is_written_again_as_it_was(name: str) -
     document, kind = real(name), kind_of(name)
     again = kind.to_json(kind.parse(document, Path(name)))
     added = ADDED.get(name.partition("-")[0], {})
+    if document.get("first_failure"):
+        document["first_failure"]["caused_by"] = None
+    for worker in document.get("workers", []):
+        worker["finished"] = False
     assert json.dumps(again) == json.dumps(document | added)  # in the same order, too
 
 

@@ -18,6 +18,7 @@ from tests.conftest import LIMIT_S, clean_environ
 EVERYTHING = """
 from datetime import timedelta
 from ncclops import receipt
+from ncclops.receipts.pace import Unit, summary
 from ncclops.receipts.recorder import current
 
 with receipt.compile_warmup():
@@ -31,6 +32,7 @@ receipt.step(0, tokens=5, loss=float("nan"), busy=timedelta(seconds=0.1))
 with receipt.phase("checkpoint"):
     receipt.step(1)
 receipt.peak_memory()
+current().note_pace(summary([Unit("step", n, 5.0 + n, 2.0, 0.5) for n in range(10)], 10))
 current().begin_iteration(1)
 receipt.step(2)
 receipt.end()

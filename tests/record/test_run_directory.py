@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ncclops.errors import UsageError
-from ncclops.record.events import BootstrappedEvent, FaultEvent, StepEvent
+from ncclops.record import event_log
+from ncclops.record.events import BootstrappedEvent, EventsLostEvent, FaultEvent, StepEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.run_record import RunRecord
 from ncclops.record.verdict_record import VerdictRecord
@@ -38,6 +41,55 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
     create(tmp_path / "run").write_run(RunRecord())
     with pytest.raises(UsageError, match="already holds a run"):
         create(tmp_path / "run")
+
+
+def test_of_several_that_want_one_directory_at_once_one_gets_it(tmp_path: Path) -> None:
+    for attempt in range(20):
+        barrier, path = threading.Barrier(8), tmp_path / str(attempt)
+
+        def take(_: int, barrier: threading.Barrier = barrier, path: Path = path) -> bool:
+            barrier.wait()
+            try:
+                create(path)
+            except UsageError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(take, range(8))) == 1
+
+
+def test_a_second_job_of_several_nodes_takes_no_directory_of_one_that_has_ended(
+    tmp_path: Path,
+) -> None:
+    first = RunDirectory.create(exact=tmp_path, parent=None, node="n0", several=True)
+    beside = RunDirectory.create(exact=tmp_path, parent=None, node="n1", several=True)
+    assert beside.path == first.paths.of_node("n1")
+    first.paths.verdict.touch()
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunDirectory.create(exact=tmp_path, parent=None, node="n2", several=True)
+
+
+def test_what_is_written_in_the_background_is_counted_where_it_is_lost(tmp_path: Path) -> None:
+    run, said = create(tmp_path / "run"), list[str]()
+    run.write_in_background(said.append)
+    for step in range(100):
+        run.add(StepEvent(step=step))
+    run.flush()
+    run.paths.events.rename(tmp_path / "before")
+    run.paths.events.mkdir()
+    for step in range(100):
+        run.add(StepEvent(step=step))
+    run.flush()
+    run.paths.events.rmdir()
+    (tmp_path / "before").rename(run.paths.events)
+    run.add(StepEvent(step=100))
+    run.flush()
+    *steps, last, lost = event_log.read(run.paths.events)
+    assert [event.step for event in steps if isinstance(event, StepEvent)] == list(range(100))
+    assert isinstance(last, StepEvent) and last.step == 100
+    assert isinstance(lost, EventsLostEvent) and lost.count == 100
+    assert len(said) == 1 and "cannot write" in said[0]
 
 
 def test_ids_differ_within_a_second(tmp_path: Path) -> None:
@@ -75,3 +127,4 @@ def test_a_full_disk_is_reported_once_and_does_not_end_the_run(
     assert run.paths.events.stat().st_size == size
     assert not run.paths.verdict.exists()
     assert capfd.readouterr().err.count("cannot write") == 1
+    assert run.verdict_problem == "File too large"

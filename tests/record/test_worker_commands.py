@@ -16,7 +16,8 @@ from ncclops.record.worker_commands import (
     WorkerCommand,
 )
 
-LIMITS = st.none() | st.timedeltas(timedelta(0), timedelta(days=365))
+LIMIT = st.timedeltas(timedelta(0), timedelta(days=365))
+LIMITS = st.none() | LIMIT
 COMMANDS = st.one_of(
     st.builds(AbortCommand),
     st.builds(
@@ -24,7 +25,7 @@ COMMANDS = st.one_of(
         reason=st.text(st.characters(codec="utf-8")),
         hung=st.none() | st.integers(0, 2**31),
     ),
-    st.builds(TightenCommand, process_group=LIMITS, soft=LIMITS, hard=LIMITS),
+    st.builds(TightenCommand, process_group=LIMIT, soft=LIMITS, hard=LIMITS),
 )
 
 

@@ -20,6 +20,7 @@ from ncclops.redaction.redactor import (
 # A line, and the part of it that must not be in a ticket.
 SECRETS = [
     ("WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567", "0123456789abcdef"),
+    ("wandb login 0123456789abcdef0123456789abcdef01234567", "0123456789abcdef"),
     ("export HF_TOKEN='hf_abcdefghijklmnopqrst'", "hf_abcdefg"),
     ("srun train.py --hub-token abc123def456 --lr 3e-4", "abc123def456"),
     ("Authorization: Bearer abcdefgh12345678", "abcdefgh12345678"),
@@ -38,6 +39,7 @@ SECRETS = [
 ]
 HARMLESS = [
     "step 00005 loss 2.31 tok/s 812,000 tokens/s=12345.6",
+    "commit 0123456789abcdef0123456789abcdef01234567",
     "tokens: 4096, max_tokens=2048, n_token=512000",
     "tokenizer=meta-llama/Llama-3-8B",
     "pad_token: <|endoftext|>",

@@ -232,6 +232,16 @@ def test_broken_records_are_passed_over(run_dir: Path) -> None:
     assert "rank 2 1.50" in page
 
 
+def test_half_of_a_character_is_no_reason_to_fail(
+    ncclops_in_process: Ncclops, run_dir: Path
+) -> None:
+    path = run_dir / "verdict.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"reason": "\udc80"}))
+    result = ncclops_in_process("report", run_dir, "-o", run_dir / "page.html")
+    assert result.returncode == 0, result.stderr
+    assert "\\udc80" in (run_dir / "page.html").read_text()
+
+
 def test_a_heat_map_stays_small() -> None:
     steps = {
         rank: [StepTime(step=n, seconds=1.0, at=0.0, counts=True) for n in range(100, 5000)]

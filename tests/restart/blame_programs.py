@@ -81,6 +81,41 @@ def beginning(worker: Worker) -> Any:
     return worker.wrap(main, **{**HANG, "hard_timeout": seconds(20)})()
 
 
+def waiting_on_the_device(worker: Worker) -> Any:
+    """Rank 1 hangs. The main threads of the others wait for their GPUs, which wait for it: ``how``
+    says in what."""
+    how = worker.parameters["how"]
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        # Between each two ranks a communicator, before anything hangs.
+        received = worker.ones()
+        for first, second in ((0, 1), (1, 2)):
+            if worker.rank == first:
+                dist.send(received, second)
+            elif worker.rank == second:
+                dist.recv(received, first)
+        received.item()
+        for _ in range(4):  # more collectives than messages
+            step(worker)
+        if call.iteration == 0:
+            if worker.rank == 1:
+                time.sleep(600)
+            if how == "a message":
+                dist.recv(received, 1)
+                received.item()
+            else:
+                dist.all_reduce(received)
+                dist.destroy_process_group()
+        step(worker)
+        return worker.finish(call)
+
+    limits = {"hard_timeout": seconds(20)}
+    if worker.rank == 1 and how == "a message":  # the others are the first to exceed theirs
+        limits["soft_timeout"] = seconds(5)
+    return worker.wrap(main, **{**HANG, **limits})()
+
+
 def reporting_late(worker: Worker) -> Any:
     """Rank 1 skips a step. Rank 2, which waits, records its soft timeout only on its way to the
     barrier. Rank 0 waits, too, and with ``fails`` fails as soon as that timeout is reported."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import pytest
 
 from ncclops import testing
-from ncclops.env import Overrides, PlanContext, compute_plan
-from ncclops.profiles import load_profiles
 from ncclops.testing._fork_server import ForkServer
 from tests.cluster.hosts import why_not
 from tests.conftest import free_port
 from tests.fakegpu.host import Host
+from tests.lanes import GLOO, Lane, profile_environment
+from tests.lanes import LANES as LANES
+from tests.lanes import lanes as any_lanes
 
 # Generous: a deadline says "stuck", not "slow".
 DEADLINE_S = 100.0
@@ -44,46 +44,9 @@ def print_logs(directory: Path) -> None:
         print(f"--- {path.name}", path.read_text(errors="replace")[-4000:], sep="\n")
 
 
-@dataclass(frozen=True)
-class Lane:
-    """The backend of a job's groups. ``eager``: communicators are made with the default group."""
-
-    backend: str
-    eager: bool = False
-
-    @property
-    def needs_gpus(self) -> bool:
-        return "nccl" in self.backend
-
-    @property
-    def marks(self) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.gpu] if self.needs_gpus else []
-
-
-GLOO = Lane("gloo")
-LANES = {
-    "gloo": GLOO,
-    "gloo by device": Lane("cpu:gloo"),
-    "gloo twice": Lane("cpu:gloo,cuda:gloo"),
-    "nccl": Lane("nccl"),
-    "nccl-eager": Lane("nccl", eager=True),
-    "mixed": Lane("cpu:gloo,cuda:nccl"),
-}
-
-
-def profile_environment(directory: Path) -> dict[str, str]:
-    """What a profile of the main lane sets for torch where ranks restart in place."""
-    context = PlanContext(restart="in-process", torch="2.13.0")
-    plan = compute_plan(load_profiles(["single-node-h200"]), {}, Overrides(), context)
-    places = {"run_dir": str(directory), "rank_dir": str(directory)}
-    of_torch = ("TORCH_NCCL_", "TORCH_FR_", "PYTORCH_")
-    return {k: v for k, v in plan.apply({}, places).items() if k.startswith(of_torch)}
-
-
 def lanes(*names: str) -> pytest.MarkDecorator:
-    """The test runs once on each of these lanes, with the same program."""
-    each = [pytest.param(LANES[name], marks=LANES[name].marks, id=name) for name in names]
-    return pytest.mark.parametrize("lane", each, indirect=True)
+    """As ``tests.lanes.lanes``; with GPUs, they run on real ones as well."""
+    return any_lanes(*names, marks=(pytest.mark.gpu,))
 
 
 class Job:
@@ -170,12 +133,6 @@ class Job:
 
 def _event(note: testing.Note) -> dict[str, Any]:
     return {"event": note.name, "rank": note.rank, "at": note.at, **note.fields}
-
-
-@pytest.fixture
-def lane(request: pytest.FixtureRequest) -> Lane:
-    """Gloo, unless the test is marked with ``lanes``."""
-    return getattr(request, "param", GLOO)
 
 
 @pytest.fixture

@@ -157,6 +157,37 @@ def connecting_while_another_thread_does(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def hanging_in_the_abort(worker: Worker) -> Any:
+    """Rank 2 raises; the abort hangs on the others, and rank 0 is where nothing interrupts it."""
+
+    def hang(state: FrozenState, _: str) -> FrozenState:
+        if worker.rank < 2:
+            threading.Event().wait()
+        return state
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0:
+            if worker.rank == 2:
+                raise ValueError("boom")
+            if worker.rank == 0:
+                lock, lock_mutex = (
+                    ctypes.create_string_buffer(64),
+                    ctypes.CDLL(None).pthread_mutex_lock,
+                )
+                lock_mutex(lock)
+                lock_mutex(lock)
+            time.sleep(600)
+        dist.barrier()
+        return worker.finish(call)
+
+    abort = callback_of(inprocess.abort.Abort, "abort", hang)
+    both = inprocess.Compose(abort, inprocess.abort.AbortTorchDistributed())
+    timeouts = {"soft": seconds(500), "hard": seconds(600), "barrier": seconds(1300)}
+    timing = {f"{name}_timeout": limit for name, limit in timeouts.items()}
+    return worker.wrap(main, abort=both, abort_timeout=seconds(1), **FAST, **timing)()
+
+
 def leaving_a_group_behind(worker: Worker) -> Any:
     """The abort finds no group, as when one is completed just after it has looked."""
 
@@ -494,6 +525,79 @@ def waiting_for_the_device(worker: Worker) -> Any:
     return worker.wrap(main, **FAST)()
 
 
+def making_a_pair(worker: Worker) -> Any:
+    """Ranks 0 and 1 make a communicator of their own in groups that have all been used, when rank
+    2 raises; where ``missing``, so does rank 1, and does not come to it."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        pair = dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            dist.all_reduce(worker.ones(), group=pair)
+        if call.iteration == 0:
+            fails = worker.rank == 2 or (worker.rank == 1 and worker.parameters["missing"])
+            if fails:
+                while not (worker.directory / "there").exists():
+                    time.sleep(0.01)
+                time.sleep(0.3)  # nothing announces that rank 0 is in NCCL
+                raise ValueError("boom")
+            (worker.directory / "there").touch()
+            move = dist.send if worker.rank == 0 else dist.recv
+            move(worker.ones(), 1 - worker.rank, group=pair)
+            dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def ending_groups(worker: Worker) -> Any:
+    """Rank 1 raises when the others are in the end of their groups."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        dist.new_group([0, 1, 2])
+        if call.iteration == 0 and worker.rank == 1:
+            while not (worker.directory / "there").exists():
+                time.sleep(0.01)
+            time.sleep(0.3)  # nothing announces that the others are in torch
+            raise ValueError("boom")
+        (worker.directory / "there").touch()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+class RecorderHook:
+    """In the place of the object that torch holds for each group from 2.15 on."""
+
+
+def recorder_hooks(worker: Worker) -> Any:
+    """Rank 1 raises; rank 0 looks at the flight recorder's hooks when the abort has begun."""
+    hooks: list[weakref.ref[Any]] = []
+
+    def main(call: inprocess.CallWrapper) -> str:
+        if call.iteration == 1:
+            worker.note("hooks", held=[hook() is not None for hook in hooks])
+        worker.join()
+        if call.iteration == 0:
+            world = dist.distributed_c10d._world
+            if not hasattr(world, "pg_flight_recorder_hooks"):
+                world.pg_flight_recorder_hooks = {dist.group.WORLD: RecorderHook()}
+            hooks.extend(map(weakref.ref, world.pg_flight_recorder_hooks.values()))
+            dist.barrier()
+            if worker.rank == 1:
+                raise ValueError("boom")
+            try:
+                while True:
+                    time.sleep(0.01)
+            finally:
+                assert not world.pg_flight_recorder_hooks
+                worker.note("hooks", held=[hook() is not None for hook in hooks])
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
 def told_by_nccl(worker: Worker) -> Any:
     """NCCL fails on rank 1, in the collective of iteration 0 for which both wait."""
 
@@ -503,6 +607,19 @@ def told_by_nccl(worker: Worker) -> Any:
         dist.all_reduce(total)
         total.item()
         worker.note("compiler", is_loaded="torch._inductor" in sys.modules)
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def meets_a_cuda_error(worker: Worker) -> Any:
+    """CUDA fails on rank 1, in the collective of iteration 0."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        total = worker.ones()
+        dist.all_reduce(total)
+        total.item()
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -39,6 +39,14 @@ def test_the_rank_that_began_is_the_cause(job: Job, how: str, cause: str) -> Non
 
 
 @pytest.mark.slow
+@lanes("nccl", "mixed")
+@pytest.mark.parametrize("how", ["a message", "the end of its groups"])
+def test_a_rank_whose_gpu_waits_is_not_the_cause(job: Job, how: str) -> None:
+    assert set(job.start(3, "blame_programs:waiting_on_the_device", how=how).wait().values()) == {0}
+    assert causes(job) == {("soft-timeout", 1)}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [True, False], ids=["late", "by another rank"])
 def test_a_rank_that_waited_is_not_the_cause_when_its_timeout_is_recorded(
     job: Job, fails: bool

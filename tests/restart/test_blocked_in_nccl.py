@@ -1,60 +1,81 @@
-"""A main thread that no abort frees: where it is, and for how long."""
+"""A main thread that no abort frees: where it is, and what becomes of its rank."""
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 from types import FrameType
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from ncclops.restart import _groups
-from ncclops.restart._monitor_link import Page, create_page_fd
+from ncclops.restart import _groups, blocked
+from tests.fakegpu.host import Host
+
+from .conftest import Job, lanes
+from .test_faults import causes, returned_from
 
 C10D = "/venv/torch/distributed/distributed_c10d.py"
 
 
-def frames(*calls: tuple[str, str]) -> FrameType:
-    """The innermost frame of a stack of (file, function), the outermost first."""
-    found: dict[str, Any] = {"look": sys._getframe}
+def frames(*calls: tuple[str, str], group: object = None) -> FrameType:
+    """The innermost frame of a stack of (file, function), outermost first. All use ``group``."""
+    found: dict[str, Any] = {"look": lambda _: sys._getframe(1)}
     for number, (file, name) in reversed(list(enumerate(calls))):
         inner = f"call{number + 1}" if number + 1 < len(calls) else "look"
-        code = f"def {name}():\n    return {inner}()\ncall{number} = {name}"
+        code = f"def {name}(group):\n    return {inner}(group)\ncall{number} = {name}"
         exec(compile(code, file, "exec"), found)
-    frame = found["call0"]()
+    frame = found["call0"](group)
     assert isinstance(frame, FrameType)
     return frame
 
 
 @pytest.mark.parametrize(
-    ("calls", "blocked"),
+    ("calls", "may_wait"),
     [
         ([("/work/train.py", "main"), (C10D, "all_reduce")], True),
         ([("/work/train.py", "main"), (C10D, "_new_process_group_helper")], True),
+        ([("/venv/torch/distributed/_functional.py", "f"), ("/venv/torch/_ops.py", "call")], True),
         ([("/work/train.py", "main"), ("/venv/torch/nn/linear.py", "forward")], False),
+        ([(C10D, "all_reduce"), ("/work/hook.py", "hook")], False),
         ([(C10D, "destroy_process_group")], False),
         ([("/venv/torch/distributed/checkpoint/filesystem.py", "write")], False),
     ],
 )
-def test_only_a_call_of_torch_distributed_that_nccl_holds(
-    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, str]], *, blocked: bool
+def test_only_a_call_of_torch_distributed_may_wait_for_peers(
+    calls: list[tuple[str, str]], *, may_wait: bool
 ) -> None:
-    frame = frames(*calls)
-    monkeypatch.setattr(_groups, "_without_communicator", True)
-    assert _groups.is_blocked_in_nccl(frame) == blocked
-    monkeypatch.setattr(_groups, "_without_communicator", False)
-    assert not _groups.is_blocked_in_nccl(frame), "an abort frees it"
+    assert blocked.is_in_collective(frames(*calls)) == may_wait
 
 
-def test_a_main_thread_that_has_moved_since_is_not_blocked() -> None:
-    descriptor = create_page_fd()
-    page = Page(descriptor)
-    page.main_beat = 100.0
-    assert page.blocked_s(150.0) == 0.0
-    page.blocked_since = 102.0
-    assert page.blocked_s(109.0) == 7.0
-    page.main_beat = 103.0
-    assert page.blocked_s(109.0) == 0.0
-    page.close()
-    os.close(descriptor)
+def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = dist.ProcessGroup(0, 2)
+    monkeypatch.setattr(_groups, "_members", {id(group): frozenset({1, 5})})
+    assert blocked.members(frames((C10D, "recv"), group=group)) == frozenset({1, 5})
+    assert blocked.members(frames((C10D, "recv"), group=dist.ProcessGroup(0, 2))) is None
+    assert blocked.members(frames((C10D, "_new_process_group_helper"))) is None
+    assert blocked.members(frames(("/work/train.py", "main"), group=group)) is None
+
+
+@lanes("nccl", "mixed")
+def test_a_rank_whose_peer_does_not_come_to_a_communicator_is_ended_and_no_cause(job: Job) -> None:
+    """Neither at the hard timeout, nor late: its group has a communicator, for other calls."""
+    codes = job.start(3, "fault_programs:making_a_pair", missing=True).wait()
+    assert codes == {0: -signal.SIGTERM, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [1, 2]
+    ((cause, culprit),) = causes(job)
+    assert cause == "exception"
+    assert culprit in (1, 2)
+    assert "it still waits in NCCL, which no abort ends" in job.monitor_log(0)
+
+
+@lanes("nccl")
+def test_ranks_that_are_just_making_a_communicator_are_left_to_it(job: Job, host: Host) -> None:
+    """All of them are there: it takes its time, as a large one may, and another rank has failed."""
+    host.set("ncclCommInitRankConfig rank=0 nth=3 delay=4")
+    codes = job.start(3, "fault_programs:making_a_pair", missing=False).wait()
+    assert codes == {0: 0, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [0, 1, 2]

@@ -53,6 +53,7 @@ def test_without_a_gpu_only_the_launcher_matters() -> None:
         ({}, (2, 7), {}, "pytorch#150690"),
         ({}, (2, 15), {}, "set LOCAL_RANK"),
         ({"TORCH_DIST_USE_NCCL2": "1"}, (2, 14), {}, "set LOCAL_RANK"),
+        ({"TORCH_DIST_USE_NCCL2": "no"}, (2, 15), {}, "set LOCAL_RANK"),
         ({}, (2, 13), {"nccl_version": (2, 21, 5)}, "NCCL 2.21.5 .* set NCCL_NET_PLUGIN=none"),
         ({}, (2, 13), {"nccl_timeout": timedelta(seconds=60)}, "longer timeout"),
         ({}, (2, 13), {"nccl_timeout": timedelta(seconds=90)}, "longer timeout"),

@@ -13,11 +13,13 @@ from torch._utils import ExceptionWrapper
 from ncclops.restart._process import release
 from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import (
+    Causes,
     ExceededTimeout,
     Fault,
     FaultKind,
     Raised,
     append_to_chain,
+    chain_of,
 )
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import describe
@@ -62,6 +64,25 @@ def test_an_exception_that_cannot_be_changed_is_chained_and_released() -> None:
     release([error])
     assert error.__cause__ is earlier
     assert error.__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    ("first_faulty", "linked"),
+    [(0, ["own"]), (1, ["own", "of rank 1"])],
+)
+def test_a_rank_that_failed_in_anothers_wake_leaves_with_both_exceptions(
+    first_faulty: int, linked: list[str]
+) -> None:
+    """As on NCCL, where a rank may raise when its peer has failed."""
+    causes = Causes(initial_rank=0)
+    own = ValueError("own")
+    causes.note(own)
+    faults = [fault_of(own, rank=0), fault_of(KeyError("of rank 1"), rank=1)]
+    causes.note_faults(faults if first_faulty == 0 else faults[::-1])
+    causes.note(limit := RestartAbort("no further restart"))
+    _, *links = chain_of(causes.with_root_cause(limit))
+    assert len(links) == len(linked)
+    assert all(text in str(link) for text, link in zip(linked, links, strict=True))
 
 
 class UnspeakableError(Exception):

@@ -66,6 +66,7 @@ def test_an_exception_in_the_first_line_of_the_next_iterations(job: Job) -> None
     assert returned_from(job, 3) == [0, 1]
 
 
+@lanes("gloo", "nccl", "nccl-eager")
 def test_too_many_faults_end_the_job_with_the_exceptions_chained(job: Job) -> None:
     codes = job.start(2, "raising", on=[1], at=list(range(9)), limit=2).wait()
     assert codes == {0: 1, 1: 1}

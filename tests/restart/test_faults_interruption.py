@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from torch import distributed as dist
 
@@ -65,6 +67,15 @@ def test_a_wait_on_a_store_ends_while_another_thread_was_connecting(job: Job) ->
 def test_a_group_that_the_abort_has_missed_does_not_fail_the_next_iteration(job: Job) -> None:
     assert set(job.start(2, "fault_programs:leaving_a_group_behind").wait().values()) == {0}
     assert iterations(job, 0) == iterations(job, 1) == [0, 1]
+
+
+def test_an_abort_that_hangs_costs_its_rank_where_it_holds_the_main_thread(job: Job) -> None:
+    """Long before the soft timeout."""
+    codes = job.start(3, "fault_programs:hanging_in_the_abort").wait()
+    assert codes == {0: -signal.SIGTERM, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [1, 2]
+    assert causes(job) == {("exception", 2)}
+    assert "the abort of its process groups has not returned for" in job.monitor_log(0)
 
 
 def test_each_rank_raises_in_the_first_line_again_and_again(job: Job) -> None:

@@ -22,6 +22,15 @@ def test_a_group_ends_while_its_worker_wants_the_gil() -> None:
     assert done.stdout == "went on\n", done.stderr
 
 
+def test_python_ends_with_a_group_whose_worker_wants_the_gil() -> None:
+    """Without us the process hangs, or is ended by SIGABRT."""
+    script = str(Path(__file__).with_name("group_left_at_exit.py"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=80
+    )
+    assert (done.returncode, done.stdout) == (0, "last line\n"), done.stderr
+
+
 def test_the_reducer_of_a_model_ends_a_group_whose_worker_wants_the_gil(job: Job) -> None:
     """It keeps the GIL while it does that, also in torch 2.13."""
     assert job.start(2, "group_programs:ending_with_a_reducer").wait() == {0: 0, 1: 0}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Job
-from .test_faults import causes
+from tests.fakegpu.host import Host
+
+from .conftest import Job, lanes
+from .test_faults import causes, returned_from
 from .test_faults_interruption import iterations
 
 
@@ -36,3 +38,19 @@ def test_a_group_that_connects_while_it_is_made_is_aborted(job: Job) -> None:
     assert set(job.start(2, "group_programs:connecting_eagerly").wait().values()) == {0}
     assert iterations(job, 0) == iterations(job, 1) == [0, 1]
     assert causes(job) == {("exception", 1)}
+
+
+@lanes("nccl", "nccl-eager", "mixed")
+@pytest.mark.parametrize("slow", ["ncclCommFinalize", "ncclCommDestroy"])
+def test_groups_that_are_just_ending_are_ended_once(job: Job, host: Host, slow: str) -> None:
+    """torch ends them in the main thread, slowly, while they are aborted."""
+    host.set(f"{slow} delay=1", "ncclCommAbort delay=1")
+    assert job.start(3, "fault_programs:ending_groups").wait() == {0: 0, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [0, 1, 2]
+
+
+@lanes("nccl")
+def test_hooks_of_the_flight_recorder_live_until_the_main_thread_is_out(job: Job) -> None:
+    """In torch 2.15 a collective crashes where one is dropped in another thread meanwhile."""
+    assert job.start(2, "fault_programs:recorder_hooks").wait() == {0: 0, 1: 0}
+    assert [event["held"] for event in job.events("hooks", 0)] == [[True], [False]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,11 +15,10 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from ncclops.host.nvml import visible_device
+from ncclops.host.nvml import Recovery, visible_device
 from ncclops.restart import health_check
 from ncclops.restart._devices import (
     Finding,
-    GpuReading,
     Health,
     Port,
     judge_gpu,
@@ -46,6 +46,8 @@ def state(iteration: int = 0, fault: BaseException | None = None) -> FrozenState
 
 
 FAULT = ValueError("loss is NaN")
+HOST = socket.gethostname()
+GPU_0 = f"GPU 0 (GPU-stub-0, PCI 0000:1a:00.0) on {HOST}"
 
 
 # --- faults ---------------------------------------------------------------------------------
@@ -95,18 +97,18 @@ def test_health_checks_compose() -> None:
 @pytest.mark.parametrize(
     ("reading", "health", "evidence"),
     [
-        (GpuReading(0, False), Health.HEALTHY, "no recovery"),
-        (GpuReading(0, None), Health.HEALTHY, "no recovery"),
-        (GpuReading(None, False), Health.HEALTHY, "no recovery"),
-        (GpuReading(None, None), Health.NOT_CHECKED, "no recovery state"),
-        (GpuReading(1, False), Health.UNHEALTHY, "GPU reset"),
-        (GpuReading(2, None), Health.UNHEALTHY, "node reboot"),
-        (GpuReading(99, None), Health.UNHEALTHY, "action 99"),
-        (GpuReading(0, True), Health.UNHEALTHY, "row"),
+        (Recovery(0, False), Health.HEALTHY, "no recovery"),
+        (Recovery(0, None), Health.HEALTHY, "no recovery"),
+        (Recovery(None, False), Health.HEALTHY, "no recovery"),
+        (Recovery(None, None), Health.NOT_CHECKED, "no recovery state"),
+        (Recovery(1, False), Health.UNHEALTHY, "GPU reset"),
+        (Recovery(2, None), Health.UNHEALTHY, "node reboot"),
+        (Recovery(99, None), Health.UNHEALTHY, "action 99"),
+        (Recovery(0, True), Health.UNHEALTHY, "row"),
     ],
 )
 def test_the_gpu_is_judged_by_what_the_driver_asks_for(
-    reading: GpuReading, health: Health, evidence: str
+    reading: Recovery, health: Health, evidence: str
 ) -> None:
     finding = judge_gpu(reading)
     assert finding.health is health
@@ -257,10 +259,10 @@ def test_a_check_that_hangs_in_the_driver_fails_with_its_deadline() -> None:
 
 def test_what_was_not_checked_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     check = Reporting(lambda: Finding(Health.NOT_CHECKED, "no eyes"), timedelta(seconds=30))
-    with caplog.at_level("INFO", logger="ncclops.restart"):
+    with caplog.at_level("DEBUG", logger="ncclops.restart"):
         check(state())
         check(state(1))
-    assert [record.message for record in caplog.records] == [
+    assert [record.message for record in caplog.records if record.levelname == "DEBUG"] == [
         "scripted health check: not checked: no eyes"
     ]
 
@@ -326,7 +328,7 @@ def test_the_gpus_recovery_action_is_asked_for_at_every_check(nvml: Path) -> Non
         NVML_STUB_REMAP="0",
     )
     assert before.startswith("healthy:")
-    assert after == "HealthCheckError: GPU: the driver asks for recovery of the GPU: GPU reset"
+    assert after == f"GpuUnusable: {GPU_0}: the driver asks for recovery of the GPU: GPU reset"
 
 
 @pytest.mark.slow
@@ -334,10 +336,13 @@ def test_the_gpus_recovery_action_is_asked_for_at_every_check(nvml: Path) -> Non
     ("env", "expected"),
     [
         ({"NVML_STUB_INIT": "9"}, "not checked: NVML is not available: Driver Not Loaded"),
-        ({"NVML_STUB_LOST": "15"}, "HealthCheckError: GPU: the GPU does not answer: GPU is lost"),
+        (
+            {"NVML_STUB_LOST": "15"},
+            f"GpuUnusable: GPU 0 on {HOST}: the GPU does not answer: GPU is l",
+        ),
         ({"NVML_STUB_LOST": "4"}, "not checked: NVML does not know GPU 0: Insufficient Perm"),
         ({}, "not checked: this driver reports no recovery state"),
-        ({"NVML_STUB_REMAP": "1"}, "HealthCheckError: GPU: a GPU memory row"),
+        ({"NVML_STUB_REMAP": "1"}, f"GpuUnusable: {GPU_0}: a GPU memory row"),
         ({"NVML_STUB_REMAP": "0"}, "healthy: "),
         ({"LOCAL_RANK": "9"}, "not checked: NVML does not know GPU 9"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-stub-2", "NVML_STUB_RECOVERY": "0"}, "healthy: "),

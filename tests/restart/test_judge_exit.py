@@ -90,3 +90,8 @@ def test_what_an_abort_does_to_a_rank_that_uses_its_groups(error: BaseException)
 
 def test_an_error_that_has_nothing_to_do_with_groups_does_not_follow_from_an_abort() -> None:
     assert not follows_from_abort(during(KeyError("group"), ValueError("the loss is not finite")))
+
+
+def test_an_interruption_says_what_it_is() -> None:
+    assert str(RankShouldRestart()) == "all ranks start again: let this exception pass"
+    assert str(RankShouldRestart("bad batch")) == "bad batch"

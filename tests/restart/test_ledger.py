@@ -202,3 +202,66 @@ def test_what_groups_of_earlier_iterations_have_left_is_found(
     assert sorted(found) == ["2/call0/0/outcome", "2/groups/a"]
     ledger.delete(found)
     assert ledger.outdated(10) == []
+
+
+def test_a_rank_is_waited_for_in_vain_when_it_has_left_the_function() -> None:
+    """By its number: rank 0 has gone in iteration 0, and the ranks 1 to 3 have been renumbered."""
+    store = PrefixStore("job", dist.HashStore())
+    ledger = Ledger(store, 4, PlannedAssigner(Compose(ShiftRanks())).planner)
+    for rank in range(4):
+        ledger.arrive(INITIAL, Arrival(rank, rank, 4), NOBODY)
+    ledger.record_gone(0, fault(0), NOBODY)
+    assert ledger.is_waited_for_in_vain(0, {0, 1})
+    assert not ledger.is_waited_for_in_vain(0, {1, 2})
+    for rank in (1, 2, 3):
+        ledger.arrive(0, Arrival(rank, rank, 4), NOBODY)
+    ledger.record_fault(1, fault(3, FaultKind.REQUESTED, iteration=1, gone=False))
+    assert not ledger.is_waited_for_in_vain(1, None)
+    ledger.arrive(1, Arrival(3, 2, 3), frozenset({0}))
+    assert ledger.is_waited_for_in_vain(1, {0, 2})
+    assert ledger.is_waited_for_in_vain(1, None)
+    assert not ledger.is_waited_for_in_vain(1, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished"),
+    [
+        pytest.param({1, 2}, {0}, id="all that are left"),
+        pytest.param({0, 1, 2}, set(), id="and the lost one as well"),
+        pytest.param({1}, None, id="one of two"),
+        pytest.param(set(), None, id="none"),
+    ],
+)
+def test_who_had_not_finished_when_none_of_them_is_left(
+    finished: set[int], unfinished: set[int] | None
+) -> None:
+    """Rank 0 is lost, and the ranks 1 and 2 are renumbered."""
+    ledger = Ledger(
+        PrefixStore("job", dist.HashStore()),
+        3,
+        PlannedAssigner(Compose(ActivateAllRanks(), ShiftRanks())).planner,
+    )
+    for rank in range(3):
+        ledger.arrive(INITIAL, Arrival(rank, rank, 3), NOBODY)
+    ledger.record_gone(0, fault(0), NOBODY)
+    for rank in finished:
+        ledger.record_completion(0, rank, 3, Fault.of_early_return(rank, rank, 0))
+    for rank in (1, 2):
+        ledger.arrive(0, Arrival(rank, rank, 3), NOBODY)
+    assert ledger.unfinished(0) == unfinished
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_vain"), [(FaultKind.EXCEPTION, True), (FaultKind.NCCL_ERROR, False)]
+)
+def test_a_rank_that_has_raised_has_left_the_function(kind: FaultKind, *, in_vain: bool) -> None:
+    ledger = Ledger(PrefixStore("job", dist.HashStore()), 2)
+    ledger.record_fault(0, fault(1, kind, gone=False))
+    assert ledger.is_waited_for_in_vain(0, None) == in_vain
+
+
+def test_all_are_waited_for_in_vain_when_one_was_silent() -> None:
+    """It may wait with the others, for what does not come."""
+    ledger = Ledger(PrefixStore("job", dist.HashStore()), 3)
+    ledger.record_fault(0, fault(1, FaultKind.SOFT_TIMEOUT, gone=False))
+    assert ledger.is_waited_for_in_vain(0, None)

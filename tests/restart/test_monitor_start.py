@@ -28,6 +28,7 @@ def _settings(rank: int, logfile: Path) -> MonitorProcessSettings:
         heartbeat_interval=_SECOND,
         heartbeat_timeout=30 * _SECOND,
         termination_grace_time=_SECOND,
+        abort_timeout=_SECOND,
         logfile=str(logfile),
         pidfile=None,
         incident_dir=None,

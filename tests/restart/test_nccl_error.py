@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from tests.fakegpu.host import Host
 
 from .conftest import Job, lanes
@@ -17,3 +19,22 @@ def test_an_error_that_no_call_returns_restarts_all_ranks_at_once(job: Job, host
     assert causes(job) == {("nccl-error", 1)}
     loaded = {e["rank"]: e["is_loaded"] for e in job.events("compiler")}
     assert loaded == {0: False, 1: False}, "printing a stack imports torch's compiler"
+
+
+@lanes("nccl")
+def test_no_process_restarts_after_an_error_that_every_call_of_cuda_repeats(
+    job: Job, host: Host
+) -> None:
+    host.set("device:allreduce rank=1 nth=2 error=cudaErrorIllegalAddress")
+    job.start(3, "fault_programs:meets_a_cuda_error")
+    assert job.wait() == {0: 0, 1: 1, 2: 0}
+    assert returned_from(job, 1) == [0, 2]
+    assert causes(job) == {("exception", 1)}
+    for incident in job.events("incident"):
+        (left,) = [fault for fault in incident["faults"] if fault["gone"]]
+        assert (left["kind"], left["initial_rank"]) == ("health-check", 1)
+        assert left["raised"]["name"] == "CudaContextLost"
+        assert left["device"] in left["summary"]
+        assert "CUDA error: an illegal memory access" in left["summary"]
+        assert left["device"].startswith("GPU 1 (GPU-")
+        assert left["device"].endswith(f" on {socket.gethostname()}")

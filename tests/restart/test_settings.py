@@ -31,6 +31,7 @@ DURATIONS = [
     "progress_watchdog_interval",
     "soft_timeout",
     "hard_timeout",
+    "abort_timeout",
     "heartbeat_timeout",
     "barrier_timeout",
     "completion_timeout",

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ncclops.host import process_identity
 from ncclops.record import progress, shared_page
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
+from ncclops.record.run_record import RUN, Launcher, RunRecord
 from ncclops.status import merge
 from ncclops.status.metrics import render
 from ncclops.status.model import RankStatus, RunStatus
@@ -26,11 +28,16 @@ from tests.control.conftest import event, start_of_run, write_events
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Path]:
     """A run of two ranks, begun ten seconds ago; this process stands for its workers."""
-    path, began = tmp_path / "a-run", time.time() - 10
+    path, began, launcher = tmp_path / "a-run", time.time() - 10, process_identity.current()
     write_events(path, start_of_run(began))
     for rank in (0, 1):
         (path / "ranks" / str(rank)).mkdir(parents=True)
-        started = event("worker-started", began + 1, rank, pid=os.getpid(), attempt=0)
+        started = event(
+            *("worker-started", began + 1, rank),
+            pid=os.getpid(),
+            attempt=0,
+            started_ticks=launcher.started_ticks,
+        )
         write_events(path, [started, event("bootstrapped", began + 2, rank)])
     yield path
     shared_page.settle_all(path)
@@ -66,6 +73,18 @@ def rank_of(status: RunStatus, rank: int) -> RankStatus:
 def phases(run: Path) -> list[str]:
     status = read_once(run)
     return [status.phase, *(rank.phase for rank in status.ranks)]
+
+
+def test_of_a_process_that_has_its_number_by_now_nothing_is_shown(run: Path) -> None:
+    assert rank_of(read_once(run), 0).memory_gib is not None
+    own = vars(process_identity.current())
+    RUN.write(RunPaths(run).run, RunRecord(launcher=Launcher(**own | {"boot_id": "before"})))
+    assert rank_of(read_once(run), 0).memory_gib is None, "the machine has started again"
+    RUN.write(RunPaths(run).run, RunRecord(launcher=Launcher(**own)))
+    again = event("worker-started", time.time(), 0, pid=os.getpid(), attempt=0, started_ticks=1)
+    write_events(run, [again])
+    assert rank_of(read_once(run), 1).memory_gib is not None
+    assert rank_of(read_once(run), 0).memory_gib is None, "another process has the number"
 
 
 def test_a_rank_is_read_from_its_page_its_receipts_and_its_process(run: Path) -> None:

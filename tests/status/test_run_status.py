@@ -155,6 +155,17 @@ def test_step_times_are_held_against_the_lower_median() -> None:
     assert [each.step_ratio for each in seen.ranks] == [1.0, 1.5]
 
 
+def test_a_rank_that_the_others_wait_for_is_a_straggler_until_it_is_over() -> None:
+    """Its steps are as long as theirs."""
+    slow = {"ratio": 1.4, "since": 1020.0, "since_step": 5, "measured": "waiting"}
+    chronic = event("straggler", 1031, 1, kind="chronic", **slow)
+    over = event("straggler", 1041, 1, kind="over", **slow)
+    ranks = [rank(number, own_step_s=1.0) for number in range(2)]
+    (found,) = compared(run(*ranks), facts(chronic).stragglers).stragglers
+    assert (found.rank, found.ratio, found.kind) == (1, 1.4, "chronic")
+    assert compared(run(*ranks), facts(chronic, over).stragglers).stragglers == ()
+
+
 def test_a_straggler_is_found_by_its_own_time() -> None:
     ranks = [rank(n, step_s=2.0, own_step_s=1.0 if n != 3 else 1.5) for n in range(5)]
     slow = StragglerEvent(rank=3, ratio=1.5, kind="chronic", since_step=40, since=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from ncclops.errors import UsageError
 from ncclops.launch.options import parse_timeouts
 from ncclops.profiles import Growth, Restarts, list_profiles, load_profiles
 from ncclops.record.variables import LIMITS
+from ncclops.restart import Wrapper
+from ncclops.timeouts import order
 from ncclops.timeouts.handed_over import from_environ, to_variable
 from ncclops.timeouts.model import Timeouts, Window
-from ncclops.timeouts.settle import Surroundings, remarks, settle, with_named
+from ncclops.timeouts.settle import Surroundings, acts_before, remarks, settle, with_named
 from tests.conftest import CompletedText
 
-MINUTE = timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 COMPILING = {"process_group": 2 * HOUR, "steady_process_group": 10 * MINUTE}
 
@@ -39,19 +43,45 @@ def test_the_rest_follows_the_group_timeout() -> None:
     )
     assert timeouts.completion is not None
     assert timeouts.completion >= timeouts.process_group
-    assert (timeouts.steady_process_group, timeouts.steady_soft, timeouts.compile) == (
-        None,
-        None,
-        None,
+    assert timeouts.compile == 75 * MINUTE
+    assert timeouts.abort == 5 * MINUTE, "nothing of it follows from how long a step may take"
+    assert settle({"process_group": 5 * MINUTE}).abort == 270 * SECOND, "hard is shorter"
+    assert timeouts.steady is None, "it was named for the whole run"
+
+
+def test_without_a_word_there_is_a_window_for_a_compile_and_a_shorter_one_afterwards() -> None:
+    timeouts = settle({})
+    assert timeouts.first == Window(process_group=2 * HOUR, soft=96 * MINUTE, hard=108 * MINUTE)
+    assert timeouts.compile == 90 * MINUTE
+    assert timeouts.steady is not None
+    assert timeouts.steady.process_group == 45 * MINUTE
+    assert settle({}, around("process")).steady == Window(
+        process_group=45 * MINUTE, soft=None, hard=None
     )
+
+
+def test_a_named_compile_makes_room_for_itself() -> None:
+    timeouts = settle({"compile": 3 * HOUR})
+    assert timeouts.process_group == 4 * HOUR
+    both = settle({"compile": 100 * MINUTE, "process_group": 109 * MINUTE})
+    assert (both.soft, both.hard) == (103 * MINUTE, 106 * MINUTE)
+
+
+def test_what_acts_first_is_the_one_that_sees_all_ranks() -> None:
+    for timeouts in (settle({}), settle(COMPILING), settle({"soft": MINUTE})):
+        window = timeouts.steady or timeouts.first
+        assert window.soft is not None
+        assert acts_before(window) < window.soft
+    assert acts_before(settle({}, around("process")).first) == 0.72 * 2 * HOUR
 
 
 def test_after_warm_up_the_restart_core_is_as_much_ahead_of_torch_as_before() -> None:
     timeouts = settle(COMPILING)
     assert (timeouts.steady_soft, timeouts.steady_hard) == (8 * MINUTE, 9 * MINUTE)
-    assert timeouts.compile == 2 * HOUR
+    assert timeouts.compile == 90 * MINUTE
     named = settle(with_named(COMPILING, parse_timeouts(["soft=1m", "hard=2m"])))
     assert (named.steady_soft, named.steady_hard) == (MINUTE, 2 * MINUTE)
+    assert named.compile < MINUTE
 
 
 @pytest.mark.parametrize(
@@ -63,11 +93,16 @@ def test_after_warm_up_the_restart_core_is_as_much_ahead_of_torch_as_before() ->
             "hard (20m)",
             "process_group (10m)",
         ),
-        ({"barrier": 5 * MINUTE}, "hard (9m)", "barrier (5m)"),
-        ({"heartbeat": HOUR}, "heartbeat (1h)", "barrier (12m)"),
-        ({"steady_process_group": HOUR}, "steady_process_group (1h)", "process_group (10m)"),
-        ({"compile": HOUR}, "compile (1h)", "process_group (10m)"),
-        ({"groups.mesh_*": HOUR}, "groups.mesh_* (1h)", "process_group (10m)"),
+        ({"barrier": 5 * MINUTE}, "hard (108m)", "barrier (5m)"),
+        ({"abort": 2 * HOUR}, "abort (2h)", "hard (108m)"),
+        ({"heartbeat": 3 * HOUR}, "heartbeat (3h)", "barrier (144m)"),
+        ({"steady_process_group": 3 * HOUR}, "steady_process_group (3h)", "process_group (2h)"),
+        ({"compile": HOUR, "process_group": HOUR}, "compile (1h)", "soft (48m)"),
+        ({"compile": HOUR, "soft": HOUR}, "compile (1h)", "soft (1h)"),
+        ({"groups.mesh_*": 3 * HOUR}, "groups.mesh_* (3h)", "process_group (2h)"),
+        ({"heartbeat": SECOND}, "heartbeat (1s)", "longer than 1s"),
+        ({"soft": SECOND / 2}, "soft (500ms)", "longer than 1s"),
+        ({"process_group": 3 * SECOND}, "heartbeat (750ms)", "longer than 1s"),
     ],
 )
 def test_a_step_out_of_order_names_both_numbers_and_the_remedy(
@@ -81,10 +116,28 @@ def test_a_step_out_of_order_names_both_numbers_and_the_remedy(
     assert "--timeout" in message
 
 
+def test_what_the_ladder_accepts_the_restart_core_accepts() -> None:
+    intervals = {
+        name: parameter.default
+        for name, parameter in signature(Wrapper).parameters.items()
+        if name.endswith("_interval")
+    }
+    assert set(intervals.values()) == {order.INTERVAL}
+    more = timedelta(milliseconds=1001)
+    timeouts = settle({"soft": more, "heartbeat": more})
+    assert timeouts.soft is not None
+    assert timeouts.heartbeat is not None
+    Wrapper(soft_timeout=timeouts.soft, heartbeat_timeout=timeouts.heartbeat)
+    with pytest.raises(ValueError, match="_interval < soft_timeout must hold"):
+        Wrapper(soft_timeout=order.INTERVAL)
+    with pytest.raises(ValueError, match="_interval < heartbeat_timeout must hold"):
+        Wrapper(heartbeat_timeout=order.INTERVAL)
+
+
 def test_without_restarts_in_place_their_timeouts_are_not_checked() -> None:
     timeouts = settle({"soft": 9 * MINUTE, "hard": 8 * MINUTE}, around("process"))
     assert timeouts.to_json()["soft"] is None
-    assert timeouts.to_json()["process_group"] == "10m"
+    assert timeouts.to_json()["process_group"] == "2h"
 
 
 class TestTorchsOwn:
@@ -104,9 +157,11 @@ class TestTorchsOwn:
         assert settle({}, surroundings).nccl_heartbeat is None
         classic = Surroundings(torch="2.15.0", gpus=True, environ={"TORCH_DIST_USE_NCCL2": "0"})
         assert settle({}, classic).nccl_heartbeat == 8 * MINUTE
+        chosen = Surroundings(torch="2.14.1", gpus=True, environ={"TORCH_DIST_USE_NCCL2": "1"})
+        assert settle({}, chosen).nccl_heartbeat is None
 
     def test_a_heartbeat_that_ends_a_restart_is_refused_where_it_was_chosen(self) -> None:
-        with pytest.raises(UsageError, match=r"hard \(9m\).*nccl_heartbeat \(5m\).*--set TORCH_"):
+        with pytest.raises(UsageError, match=r"hard \(108m\).*nccl_heartbeat \(5m\).*--set TORCH_"):
             settle({}, around(TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="300"))
         (remark,) = remarks(settle({}, around()), around())
         assert "ends a process after 8m" in remark
@@ -140,6 +195,15 @@ class TestCommandLine:
             "groups.mesh_dp": 3 * MINUTE,
         }
 
+    def test_a_profiles_longer_windows_make_way(self) -> None:
+        profile = {"process_group": 2 * HOUR, "compile": HOUR, "steady_process_group": HOUR}
+        named = with_named(profile, parse_timeouts(["process_group=20m"]))
+        assert named == {"process_group": 20 * MINUTE}
+        assert settle(named).compile == 15 * MINUTE
+        shorter = {"process_group": 20 * MINUTE, "steady_process_group": HOUR}
+        assert with_named(shorter, {}) == {"process_group": 20 * MINUTE}
+        assert "compile" not in with_named(profile, parse_timeouts(["soft=20m"]))
+
     def test_its_patterns_come_before_the_profiles(self) -> None:
         profile = {"groups.mesh_*": 2 * MINUTE, "groups.*": MINUTE}
         named = with_named(profile, parse_timeouts(["groups.mesh_dp=3m", "groups.*=4m"]))
@@ -172,13 +236,13 @@ class TestCommandLine:
         document = json.loads(ncclops(*words, "--json", "train.py").stdout)
         assert document["timeouts"] == {
             "process_group": "2h",
-            "given_process_group": "2h",
-            "steady_process_group": "10m",
-            "compile": "2h",
+            "steady_process_group": "45m",
+            "compile": "90m",
             "soft": "96m",
             "hard": "108m",
-            "steady_soft": "8m",
-            "steady_hard": "9m",
+            "abort": "5m",
+            "steady_soft": "36m",
+            "steady_hard": "2430s",
             "heartbeat": "30s",
             "barrier": "144m",
             "completion": "7d",
@@ -188,7 +252,7 @@ class TestCommandLine:
             "scheduler": None,
             "groups.mesh_*": "5m",
         }
-        assert "steady_process_group 10m" in ncclops(*words, "train.py").stdout
+        assert "steady_process_group 45m" in ncclops(*words, "train.py").stdout
         refused = ncclops(*words, "--timeout", "hard=3h", "train.py")
         assert refused.returncode == 2
         assert "hard (3h) must be shorter than process_group (2h)" in refused.stderr
@@ -201,7 +265,6 @@ def test_workers_are_given_exactly_what_was_settled() -> None:
     assert timeouts.first.process_group == 2 * HOUR
     assert timeouts.steady_group("mesh_dp") == 5 * MINUTE
     assert timeouts.steady_group("undefined") == 10 * MINUTE
-    assert settle({}).first.process_group is None, "as torch has it"
     assert from_environ({}) is None
 
 
@@ -233,8 +296,6 @@ def test_an_operators_window_holds_for_groups_with_timeouts_of_their_own() -> No
     assert tighter.steady == window
     assert tighter.steady_group("mesh_dp") == 2 * MINUTE
     assert tighter.first == timeouts.first
-    untouched = Window(process_group=None, soft=MINUTE, hard=1.5 * MINUTE)
-    assert settle({}).tightened(untouched).steady == untouched
 
 
 def test_every_shipped_profile_has_a_ladder() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import Incident
 from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
 from tests.conftest import CompletedText
+from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Run
 
 Ncclops = Callable[..., CompletedText]
@@ -37,7 +39,7 @@ def incident(
 ) -> Incident:
     """One rank's exception at ``line``, or its hang."""
     raised = text = None
-    if kind is not FaultKind.SOFT_TIMEOUT:
+    if kind not in (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG):
         name = summary.partition(":")[0].rpartition(".")[2]
         raised = Raised(name, (), "train.py", line, "step")
         text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}'
@@ -54,40 +56,122 @@ def incident(
 
 
 def after(
-    *incidents: tuple[Incident, int | None], respawned_for: str | None = None
+    *incidents: tuple[Incident, int | None],
+    respawned_for: str | None = None,
+    starting_up: bool | None = None,
 ) -> Escalation | None:
     """What follows from the last of ``incidents``; each comes with the highest step so far."""
     repetition = Repetition(STARTED, respawned_for)
     for index, (happened, step) in enumerate(incidents):
         assert repetition.escalation is None, f"escalated before incident {index}"
-        repetition.count(happened, step)
+        repetition.count(happened, step, starting_up=starting_up)
     return repetition.escalation
 
 
 BROKEN = incident("RuntimeError: broken pipe in the loader")
+MEMORY = incident("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+HANG = incident("rank 3: no progress", kind=FaultKind.SOFT_TIMEOUT)
+FOUND_HUNG = incident("rank 3 hangs: step counter", kind=FaultKind.HUNG)
 
 
-def test_the_same_failure_three_times_without_a_new_step_asks_for_new_processes() -> None:
-    escalation = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
+def test_the_script_s_own_error_ends_the_job_when_it_comes_again_without_a_new_step() -> None:
+    assert after((BROKEN, 10)) is None
+    escalation = after((BROKEN, 10), (BROKEN, 10))
+    assert escalation is not None
+    assert escalation.to == "stop"
+    assert "2 times at the same place without a new step" in escalation.reason
+    assert "train.py" in escalation.reason
+
+
+def test_an_error_that_new_processes_may_mend_has_three_tries_in_place() -> None:
+    escalation = after((MEMORY, 10), (MEMORY, 10), (MEMORY, 10))
     assert escalation is not None
     assert escalation.to == "respawn"
-    assert "3 times in a row" in escalation.reason
-    assert "train.py" in escalation.reason
+    assert "3 times" in escalation.reason
+    assert not escalation.failed_start
+
+
+def test_numbers_in_a_message_make_no_other_failure() -> None:
+    first, second = (incident(f"RuntimeError: bad batch {n} at 0x7f{n}") for n in (17, 18))
+    escalation = after((first, 10), (second, 10))
+    assert escalation is not None
+    assert escalation.to == "stop"
+
+
+def test_another_failure_in_between_is_no_progress() -> None:
+    escalation = after((BROKEN, 10), (MEMORY, 10), (BROKEN, 10))
+    assert escalation is not None
+    assert escalation.to == "stop"
 
 
 @pytest.mark.parametrize(
     "history",
     [
-        [(BROKEN, 10), (BROKEN, 10), (BROKEN, 11)],
-        [(BROKEN, 10), (incident("RuntimeError: another"), 10), (BROKEN, 10)],
-        [(BROKEN, 10), (incident(BROKEN.summary, line=8), 10), (BROKEN, 10)],
-        [(BROKEN, None), (BROKEN, None)],
+        pytest.param([(BROKEN, 10), (BROKEN, 11), (BROKEN, 12)], id="a new step"),
+        pytest.param([(BROKEN, 10), (incident("RuntimeError: another"), 10)], id="another error"),
+        pytest.param([(BROKEN, 10), (incident(BROKEN.summary, line=8), 10)], id="another line"),
+        pytest.param(
+            [(incident(BROKEN.summary, at=LATER * n), None) for n in (1, 2, 3)],
+            id="steps are not known, and it ran for long",
+        ),
     ],
 )
 def test_progress_or_another_failure_counts_anew(
     history: list[tuple[Incident, int | None]],
 ) -> None:
     assert after(*history) is None
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "reason"),
+    [({3}, "all ranks but rank 3 had finished"), (set(), None), (None, None)],
+)
+def test_no_rank_that_had_finished_starts_again_without_one_that_had_not(
+    unfinished: set[int] | None, reason: str | None
+) -> None:
+    repetition = Repetition(STARTED, None)
+    asked = repetition.count(incident("the process died"), 10, unfinished=unfinished)
+    assert asked == (None if reason is None else Escalation("respawn", reason))
+
+
+def test_errors_that_all_differ_do_not_go_on_for_ever() -> None:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    errors = [(incident(f"RuntimeError: {word}"), 10) for word in words]
+    assert after(*errors[:-1]) is None
+    escalation = after(*errors)
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    assert "8 failures without a new step" in escalation.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: Backend nccl does not support allgather_into_tensor_coalesced",
+        "torch.distributed.DistBackendError: NCCL error in: /p/c10d/NCCLUtils.cpp:94, internal"
+        " error, NCCL version 2.28.3 Last error: Failed to initialize any NET plugin",
+        "torch.distributed.DistBackendError: NCCL error in: /p/c10d/NCCLUtils.cpp:92, invalid"
+        " usage, NCCL version 2.29.7 ncclInvalidUsage: This usually reflects invalid usage",
+    ],
+)
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_what_no_new_start_changes_stops_at_once(text: str, iteration: int) -> None:
+    """Also where ranks were lost that waited for the communicator, and at the start of a run."""
+    final = incident(text, iteration=iteration, at=STARTED + 5)
+    both = dataclasses.replace(final, faults=(*final.faults, blocked(0)), ranks_lost=(0,))
+    for happened in (final, both):
+        escalation = after((happened, None), starting_up=True)
+        assert escalation is not None
+        assert escalation.to == "stop"
+        assert "which no new start changes" in escalation.reason
+        assert escalation.failure == (text, "train.py:7, in step")
+
+
+def test_a_consequence_on_another_rank_is_not_taken_for_final() -> None:
+    """A rank may meet its aborted communicator in many ways."""
+    text = "RuntimeError: NCCL error: invalid usage, ncclInvalidUsage"
+    victim = dataclasses.replace(incident(text).faults[0], initial_rank=1, secondary=True)
+    assert after((dataclasses.replace(BROKEN, faults=(*BROKEN.faults, victim)), 10)) is None
 
 
 def blocked(rank: int) -> Fault:
@@ -111,18 +195,68 @@ def test_ranks_that_waited_for_a_communicator_come_back_in_new_processes() -> No
     assert escalation.reason.startswith("ranks 0, 2 waited in NCCL")
     assert escalation.failure == (failed.summary, "train.py:7, in step")
     assert escalation.failed_start
+    second = after((both, 10), respawned_for=json.dumps(escalation.failure))
+    assert second is not None
+    assert second.to == "stop", "new processes have not helped"
+
+
+def test_an_error_that_found_ranks_in_nccl_has_new_processes_again_but_not_on_the_same_rank() -> (
+    None
+):
+    """It may come for the same reason, and then they have not helped, or just in the same place."""
+    found = dataclasses.replace(BROKEN, faults=(*BROKEN.faults, blocked(0)), ranks_lost=(0,))
+    escalation = after((found, 10))
+    assert escalation is not None
+    assert (escalation.to, escalation.passing, escalation.failed_start) == ("respawn", True, False)
+    passed_on = json.dumps(escalation.failure)
+    again = after((found, None), respawned_for=passed_on)
+    assert again is not None
+    assert again.to == "stop"
+    assert after((BROKEN, None), respawned_for=passed_on) is None, "now it found no rank there"
+    elsewhere = dataclasses.replace(found, first_faulty_rank=2)
+    on_another = after((elsewhere, None), respawned_for=passed_on)
+    assert on_another is not None
+    assert (on_another.to, on_another.passing) == ("respawn", True)
+
+
+def test_a_mistake_in_the_script_is_one_also_where_it_found_ranks_in_nccl() -> None:
+    mistake = incident("KeyError: 'lr'", at=STARTED + 5, iteration=0)
+    escalation = after((dataclasses.replace(mistake, faults=(*mistake.faults, blocked(0))), None))
+    assert escalation is not None
+    assert escalation.to == "stop"
+
+
+NOT_MADE = "DistBackendError: NCCL error in: /p/csrc/distributed/c10d/{}, unhandled system error"
 
 
 def test_a_communicator_that_does_not_come_up_at_the_start_is_a_failed_start() -> None:
-    failed = "DistBackendError: NCCL error in: /p/csrc/distributed/c10d/{}, unhandled system error"
     made, ran = (
-        after((incident(failed.format(where), at=STARTED + 10, iteration=0), None))
+        after((incident(NOT_MADE.format(where), at=STARTED + 10, iteration=0), None))
         for where in ("NCCLUtils.cpp:92", "ProcessGroupNCCL.cpp:3866")
     )
     assert made is not None
     assert "a failure to start" in made.reason
     assert made.failed_start
     assert ran is None
+
+
+@pytest.mark.parametrize("at", [STARTED + 10, LATER])
+def test_start_up_lasts_until_the_recorder_knows_of_a_collective(at: float) -> None:
+    """And not for some minutes; without a recorder these have to do."""
+    failed = incident(NOT_MADE.format("NCCLUtils.cpp:92"), at=at, iteration=0)
+    starting, running = (after((failed, None), starting_up=known) for known in (True, False))
+    assert starting is not None
+    assert (starting.to, starting.failed_start) == ("respawn", True)
+    assert running is None
+    assert (after((failed, None)) is not None) == (at < LATER)
+
+
+def test_a_start_that_keeps_failing_after_restarts_ends_in_lazy_processes() -> None:
+    failed = incident(NOT_MADE.format("NCCLUtils.cpp:92"), iteration=3)
+    assert after((failed, None), (failed, None), starting_up=True) is None
+    escalation = after(*[(failed, None)] * 3, starting_up=True)
+    assert escalation is not None
+    assert (escalation.to, escalation.failed_start) == ("respawn", True)
 
 
 @pytest.mark.parametrize(
@@ -139,22 +273,27 @@ def test_a_profile_says_with_how_many_ranks_a_job_may_train_on(
         assert f"{left} of 8 ranks are left" in escalation.reason
 
 
-def test_a_hang_that_comes_back_is_a_failure_too() -> None:
-    hang = incident("rank 3: no progress", kind=FaultKind.SOFT_TIMEOUT)
-    assert after((hang, 4), (hang, 5)) is None
-    escalation = after((hang, 4), (hang, 4), (hang, 4))
+@pytest.mark.parametrize("found_by", [(HANG,) * 3, (FOUND_HUNG,) * 3, (HANG, FOUND_HUNG, HANG)])
+def test_a_hang_that_comes_back_ends_whoever_finds_it(found_by: tuple[Incident, ...]) -> None:
+    assert after(*zip(found_by, (4, 5, 6), strict=True)) is None
+    assert after(*zip(found_by[:2], (4, 4), strict=True)) is None
+    escalation = after(*zip(found_by, (4, 4, 4), strict=True))
     assert escalation is not None
     assert escalation.to == "respawn"
+    assert escalation.failure == ("a hang", "rank 3")
+    again = after((FOUND_HUNG, None), respawned_for=json.dumps(escalation.failure))
+    assert again is not None
+    assert again.to == "stop"
 
 
 def test_a_failure_that_repeats_in_new_processes_stops_the_job_at_once() -> None:
-    first = after((BROKEN, 10), (BROKEN, 10), (BROKEN, 10))
+    first = after((MEMORY, 10), (MEMORY, 10), (MEMORY, 10))
     assert first is not None
     assert first.failure is not None
     passed_on = respawned_for(Escalated(to="respawn", reason=first.reason, failure=first.failure))[
         RESPAWNED_FOR
     ]
-    second = after((BROKEN, None), respawned_for=passed_on)
+    second = after((MEMORY, None), respawned_for=passed_on)
     assert second is not None
     assert second.to == "stop"
     assert after((incident("OSError: another"), None), respawned_for=passed_on) is None
@@ -166,7 +305,6 @@ def test_a_failure_that_repeats_in_new_processes_stops_the_job_at_once() -> None
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "torch.AcceleratorError: CUDA error: device-side assert triggered CUDA kernel errors might"
         " be asynchronously reported at some other API call",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "HealthCheckError: health check failed: CUDA error: unspecified launch failure",
         "RuntimeError: NCCL Error 1: unhandled cuda error: Cuda failure 700 'an illegal memory"
         " access was encountered'",
@@ -182,8 +320,40 @@ def test_a_corrupted_cuda_context_needs_new_processes(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: NCCL Error 1: unhandled cuda error: Cuda failure 214 'uncorrectable ECC"
+        " error encountered'",
+    ],
+)
+def test_new_processes_would_meet_a_broken_gpu_again(text: str) -> None:
+    assert after((incident(text), 10)) is None
+
+
+def test_the_gpu_is_named_of_which_the_context_is_corrupted() -> None:
+    left = incident("the CUDA context is lost", kind=FaultKind.HEALTH_CHECK).faults[0]
+    left = dataclasses.replace(left, device="GPU 3 (GPU-5) on n7")
+    raised = incident("RuntimeError: CUDA error: device-side assert triggered")
+    escalation = after((dataclasses.replace(raised, faults=(*raised.faults, left)), 10))
+    assert escalation is not None
+    assert escalation.reason.endswith(
+        "corrupted: device-side assert triggered, on GPU 3 (GPU-5) on n7"
+    )
+
+
+def test_a_rank_that_has_lost_its_gpu_costs_no_other_its_process() -> None:
+    """Whatever CUDA says of the loss."""
+    raised = incident("RuntimeError: CUDA error: unspecified launch failure")
+    left = dataclasses.replace(
+        raised.faults[0], kind=FaultKind.HEALTH_CHECK, raised=Raised("GpuUnusable"), gone=True
+    )
+    assert after((dataclasses.replace(raised, faults=(*raised.faults, left)), 10)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "RuntimeError: CUDA error: invalid device ordinal",
+        "RuntimeError: CUDA error: out of memory",
         "ValueError: misaligned address in the index file",
     ],
 )
@@ -231,27 +401,30 @@ def test_a_mistake_is_one_of_pythons_own_exceptions() -> None:
 
 
 class TestRuns:
+    @lanes("gloo", "nccl")
     def test_new_processes_help_where_a_restart_in_place_does_not(
         self, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:
         """The module keeps what spoils each iteration; only one of the ranks fails by itself."""
         source = (
-            "import os, sys, torch.distributed as dist\n"
-            "dist.init_process_group('gloo')\n"
+            "import torch.distributed as dist\n"
+            "dist.init_process_group(**lane)\n"
+            "dist.barrier()  # a rank that waits for a communicator is restarted at once\n"
             "spoiled = getattr(dist, 'spoiled', os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
             "dist.spoiled = spoiled\n"
             "print('started', flush=True)\n"
             "if spoiled and os.environ['LOCAL_RANK'] == '1':\n"
-            "    raise RuntimeError('spoiled')\n"
+            "    raise RuntimeError('CUDA out of memory: spoiled')\n"
             "dist.barrier()\n"
+            "dist.destroy_process_group()  # else torch's watchdog may crash at the end\n"
         )
-        done = ncclops("launch", "--nproc-per-node", "2", script(source))
+        done = ncclops("launch", "--nproc-per-node", "2", script(IN_SCRIPT + source))
         assert done.returncode == 0, done.stderr
         run = only_run()
         assert run.stdout(0) == "started\n" * 4
         (escalation,) = run.named("escalation")
         assert escalation["to"] == "respawn"
-        assert "3 times in a row" in escalation["reason"]
+        assert "3 times at the same place" in escalation["reason"]
         (retry,) = run.named("retry")
         assert "spoiled" in retry["reason"]
         assert run.verdict["attempts"] == 2
@@ -273,7 +446,7 @@ class TestRuns:
             "    kept = dist.__dict__.setdefault('kept', [])\n"
             "    if os.environ['LOCAL_RANK'] == '0':\n"
             "        kept += [open(os.devnull) for _ in range(20)]\n"
-            "        raise RuntimeError(f'failure {len(kept)}')\n"
+            "        raise RuntimeError('failure' + ' again' * len(kept))\n"
             "dist.barrier()\n"
         )
         options = ["--profile", str(profile), "--nproc-per-node", "2"]
@@ -288,3 +461,89 @@ class TestRuns:
         assert re.search(r"open files grew by (3|4)\d over", escalation["reason"])
         assert run.verdict["attempts"] == 2
         assert len(run.named("restart")) == 4, "three failures, and rank 0 leaving"
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            "raise RuntimeError('NCCL error in: /p/c10d/NCCLUtils.cpp:94, internal error - please"
+            " report this issue to the NCCL developers, NCCL version 2.28.3')",
+            "sys.exit(3)",
+        ],
+        ids=["an exception", "an exit"],
+    )
+    def test_a_final_error_enters_the_script_once(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun, end: str
+    ) -> None:
+        """Rank 1 alone meets it, and what it ends with does not name the cause: a warning does."""
+        source = (
+            "import os, sys, time\n"
+            "print('started', flush=True)\n"
+            "if os.environ['RANK'] == '0':\n"
+            "    time.sleep(600)\n"
+            "sys.stderr.write('n1:4:4 [0] NCCL WARN Failed to initialize any NET plugin\\n')\n"
+            f"{end}\n"
+        )
+        done = ncclops("launch", "--nproc-per-node", "2", script(source))
+        assert done.returncode == 1, done.stderr
+        run = only_run()
+        assert [run.stdout(rank) for rank in range(2)] == ["started\n"] * 2
+        (escalation,) = run.named("escalation")
+        assert escalation["to"] == "stop"
+        assert "plugin-env, which no new start changes" in escalation["reason"]
+        assert run.named("retry") == []
+        assert (run.verdict["attempts"], run.verdict["outcome"]) == (1, "failed")
+        assert run.verdict["classification"]["class"] == "plugin-env"
+
+    def test_the_script_s_own_error_is_tried_twice_and_shown_once(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun
+    ) -> None:
+        source = (
+            "import os, time\n"
+            "print('started', flush=True)\n"
+            "if os.environ['RANK'] == '0':\n"
+            "    time.sleep(600)\n"
+            "assert 1 > 2, f'batch {time.monotonic_ns()} is broken'\n"
+        )
+        done = ncclops("launch", "--nproc-per-node", "2", script(source))
+        assert done.returncode == 1, done.stderr
+        run = only_run()
+        assert [run.stdout(rank) for rank in range(2)] == ["started\nstarted\n"] * 2
+        assert run.stderr(1).count('File "') == 1
+        assert [each["to"] for each in run.named("escalation")] == ["stop"]
+        assert run.verdict["attempts"] == 1
+
+    def test_a_hang_for_ever_ends(
+        self, ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
+    ) -> None:
+        """Three times in place and once in new processes; the detector finds it each time."""
+        profile = tmp_path / "impatient.toml"
+        profile.write_text(
+            'description = "Short windows."\nextends = "local-cpu"\n'
+            '[timeouts]\nstop_grace = "3s"\n[watch]\nhang = "2s"\nquiet = "3s"\n'
+        )
+        source = (
+            "import time, torch, torch.distributed as dist\n"
+            "from ncclops import receipt\n"
+            "dist.init_process_group('gloo')\n"
+            "print('started', flush=True)\n"
+            "for n in range(3):\n"
+            "    dist.all_reduce(torch.ones(1))\n"
+            "    receipt.step(n)\n"
+            "if dist.get_rank() == 1:\n"
+            "    time.sleep(600)\n"
+            "dist.all_reduce(torch.ones(1))\n"
+        )
+        options = ["--profile", str(profile), "--nproc-per-node", "2"]
+        done = ncclops("launch", *options, script(source))
+        assert done.returncode == 1, done.stderr
+        run = only_run()
+        assert run.stdout(1) == "started\n" * 4
+        assert {fault["kind"] for fault in run.named("fault") if fault["kind"]} == {"hung"}
+        assert [each["to"] for each in run.named("escalation")] == ["respawn", "stop"]
+        assert run.verdict["attempts"] == 2
+
+
+def test_leaving_the_debugger_ends_the_job_at_any_time() -> None:
+    left = after((incident("bdb.BdbQuit", at=STARTED + 9999), None))
+    assert left is not None
+    assert (left.to, left.reason) == ("stop", "rank 3: the debugger was left")

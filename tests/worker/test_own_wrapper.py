@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CompletedText
+from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Run
 
 Ncclops = Callable[..., CompletedText]
 Script = Callable[..., Path]
 OnlyRun = Callable[[], Run]
 
-OURS = """
-import os, torch.distributed as dist
+OURS = (
+    IN_SCRIPT
+    + """
+import torch.distributed as dist
 from ncclops import receipt, restart as inprocess
 print("top", flush=True)
 
@@ -25,7 +28,7 @@ def monitor_processes():
 
 @inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=3))
 def train(call: inprocess.CallWrapper):
-    dist.init_process_group("gloo")
+    dist.init_process_group(**lane)
     print("train", call.iteration, monitor_processes(), flush=True)
     for step in range(5):
         dist.barrier()
@@ -40,8 +43,10 @@ if __name__ == "__main__":
     print("main", os.environ["RANK"], flush=True)
     print(train(), flush=True)
 """
+)
 
 
+@lanes("gloo", "nccl-eager")
 def test_its_own_wrapper_restarts_it_and_everything_is_recorded(
     ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ, free_port
+from tests.lanes import Lane, lanes
 from tests.launch.conftest import Run
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "train_fsdp2.py"
@@ -27,13 +28,14 @@ def lines_of(output: str, when: str) -> dict[str, str]:
     return dict(found)
 
 
+@lanes("gloo", "nccl")
 @pytest.mark.slow
 def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
-    ncclops: Ncclops, only_run: OnlyRun
+    ncclops: Ncclops, only_run: OnlyRun, lane: Lane
 ) -> None:
     """FSDP2 on a mesh of two dimensions; one of its groups has a timeout of its own."""
     done = ncclops(
-        "launch", "--nproc-per-node", "4", "--profile", "local-cpu", "--profile",
+        "launch", "--nproc-per-node", "4", "--profile", lane.profile, "--profile",
         "compile-sensitive", "--timeout", "groups.mesh_sh*=5m",
         EXAMPLE, "--fail-once-at", "3",
     )  # fmt: skip
@@ -43,16 +45,16 @@ def test_each_group_tightens_after_warm_up_and_is_wide_again_after_a_restart(
     assert len(iterations) == 2
     for output in (marker + iteration for iteration in iterations):
         assert lines_of(output, "compiling") == dict.fromkeys(_GROUPS, "7200")
-        steady = {"default_pg": "600", "mesh_replicate": "600", "mesh_shard": "300"}
+        steady = {"default_pg": "2700", "mesh_replicate": "2700", "mesh_shard": "300"}
         assert lines_of(output, "warm") == steady
-        assert lines_of(output, "later") == steady | {"made later": "600"}
+        assert lines_of(output, "later") == steady | {"made later": "2700"}
     changes = only_run().named("group-timeout")
     assert all(change["applied"] for change in changes)
     for rank in range(4):
         of_rank = [change for change in changes if change["rank"] == rank]
         assert [(change["desc"], change["from_s"], change["to_s"]) for change in of_rank] == [
-            ("default_pg", 7200, 600),
-            ("mesh_replicate", 7200, 600),
+            ("default_pg", 7200, 2700),
+            ("mesh_replicate", 7200, 2700),
             ("mesh_shard", 7200, 300),
         ] * 2
     warm = only_run().named("compile-warmup")
@@ -132,3 +134,61 @@ def test_a_rank_that_does_not_report_does_not_delay_the_others(tmp_path: Path) -
             for process in ranks:
                 process.kill()
     assert output.split() == ["wide", "wide", "steady", "2.0", "True"]
+
+
+# Both ranks declare a phase that is longer than their groups' timeouts, or rank 0 alone does. It
+# takes longer than those; rank 1 waits for it.
+PHASE = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from ncclops.timeouts.settle import settle
+from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker.timeout_phases import TimeoutPhases
+
+rank, port, on_all = (int(each) for each in sys.argv[1:])
+timeouts = settle({"process_group": timedelta(hours=1)})
+phases = TimeoutPhases(timeouts, GroupTimeouts(timeouts))
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(hours=1))
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3))
+group = dist.group.WORLD._get_backend(torch.device("cpu"))
+for _ in range(2):
+    if rank == 0 or on_all:
+        phases._declare(timedelta(minutes=5))
+        phases._declare(timedelta(minutes=1))  # within it
+        phases._declare(None)
+    print(group.options._timeout.total_seconds(), flush=True)
+    if rank == 0:
+        time.sleep(5) if on_all else store.wait(["ended"])
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        store.set("ended", "1")
+        print("ended", flush=True)
+        break
+    phases._declare(None)
+    print(group.options._timeout.total_seconds(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_all", [True, False])
+def test_collectives_that_begin_in_a_phase_last_as_long_as_it_may(on_all: bool) -> None:
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PHASE, str(rank), str(port), str(int(on_all))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environ(),
+        )
+        for rank in range(2)
+    ]
+    (declares, said), (waits, _) = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    assert said.count("ncclops: a phase of up to 5m is declared, and torch ends a") == 1
+    if on_all:
+        assert declares == waits == "300.0\n3.0\n" * 2
+    else:
+        assert waits == "3.0\nended\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIMIT_S, REPOSITORY, CompletedText, clean_environ
+from tests.lanes import Lane
 from tests.launch.conftest import Run
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "train_ddp.py"
@@ -42,37 +43,42 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "cause", "lost"),
+    ("lane", "fault", "cause", "lost"),
     [
-        ("raise:1:5", "RuntimeError: injected on rank 1 at step 5", []),
-        ("kill:0:5", "the process died", [0]),
-        ("hang:1:5", "the main thread did not move", []),
+        ("gloo", "raise:1:5", "RuntimeError: injected on rank 1 at step 5", []),
+        ("gloo", "kill:0:5", "the process died", [0]),
+        # By the restart core or the agent, in the same second.
+        ("gloo", "hang:1:5", "did not move|stale for more than", []),
+        ("nccl", "kill:0:5", "the process died", [0]),
     ],
+    indirect=["lane"],
 )
 def test_a_fault_costs_no_loss(
     fault: str,
     cause: str,
     lost: list[int],
     undisturbed: float,
+    lane: Lane,
     ncclops: Ncclops,
     only_run: Callable[[], Run],
     tmp_path: Path,
 ) -> None:
     done = ncclops(
-        "launch", "--nproc-per-node", "3", "--profile", "local-cpu", "--timeout", "soft=5s",
+        "launch", "--nproc-per-node", "3", "--profile", lane.profile, "--timeout", "soft=5s",
         "--timeout", "hard=60s", "--tee", "all", EXAMPLE, *STEPS,
         env={"TRAIN_DDP_FAULT": fault},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert final_loss(done.stdout) == pytest.approx(undisturbed, abs=0.001)
+    if not lane.needs_gpus:  # the fake GPU does not compute a transformer
+        assert final_loss(done.stdout) == pytest.approx(undisturbed, abs=0.001)
     run = only_run()
     kind, victim, _ = fault.split(":")
     faults = run.named("fault")
-    assert cause in faults[0]["cause"]
+    assert re.search(cause, faults[0]["cause"])
     if kind != "hang":  # there all ranks stand still, and one that waits is as good as the other
         assert faults[0]["rank"] == int(victim)
     restart = run.named("restart")[0]
-    assert cause in restart["cause"]
+    assert re.search(cause, restart["cause"])
     assert restart["ranks_lost"] == lost
     assert set(restart["phases_ms"]) >= PHASES
     assert run.verdict["receipt"]["verdict"] == "healthy"

@@ -19,22 +19,25 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from ncclops.agent import conclusion, log_files, verdict_report
+from ncclops.agent import conclusion, leftovers, log_files, verdict_report
+from ncclops.agent.attached import Attached, Streams
 from ncclops.agent.attempt import AttemptContext, RunningAttempt
 from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LimitsChange
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
 from ncclops.agent.hosted_store import NOWHERE
+from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis
+from ncclops.agent.pulse import Pulse
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
@@ -44,36 +47,56 @@ from ncclops.control.server_process import ControlServer
 from ncclops.decision.as_events import classified_event, retry_event
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import CannotStart, JobRules, NodeEnd
-from ncclops.decision.outcome import StopRequest
+from ncclops.decision.outcome import StopRequest, describe_ending
 from ncclops.decision.retrying import NextAttempt
+from ncclops.diagnose.story import tell_attempt
 from ncclops.durations import format_duration
-from ncclops.errors import NcclopsError
+from ncclops.errors import NcclopsError, UsageError
+from ncclops.exhausted import advice, described
 from ncclops.host import process_tree
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.receipts.observation import Observation
 from ncclops.record import events, receipt_records, shared_page
 from ncclops.record.events import EscalationEvent, Event, FaultEvent, StopRequestedEvent
 from ncclops.record.receipt_records import ReceiptRecord
-from ncclops.record.variables import RESPAWNED_FOR
-from ncclops.record.verdict_record import JudgedReceipt
+from ncclops.record.story_record import Story
+from ncclops.record.verdict_record import (
+    FirstFailure,
+    JudgedReceipt,
+    VerdictRecord,
+    WorkerEnding,
+)
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+# What the end of a run or the next attempt needs of the run directory is waited for for so long:
+# on a busy server some seconds are usual.
+_FILES_LIMIT_S = 30.0
 
-def run_agent(job: Job, coordinate: Coordinate | None = None) -> int:
+
+def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> int:
     """Run ``job`` to its end and return the exit code of `launch`.
 
-    ``coordinate`` makes the coordinator with the agents of other nodes; None for a single node.
+    ``pulse`` shows the supervisor that the event loop turns. ``coordinate`` makes the coordinator
+    with the agents of other nodes; None for a single node.
     """
-    return asyncio.run(_run(job, coordinate))
+    began = time.monotonic()
+    try:
+        return asyncio.run(_run(job, pulse, coordinate))
+    except Exception as error:  # noqa: BLE001 - the boundary of the process
+        # It had not begun: no descriptors, no threads.
+        seconds = time.monotonic() - began
+        verdict = conclusion.conclude_crash(job.run, error, attempts=0, endings=[], seconds=seconds)
+        verdict_report.print_crash(verdict, job.run)
+        return verdict.exit_code
 
 
-async def _run(job: Job, coordinate: Coordinate | None) -> int:
+async def _run(job: Job, pulse: Pulse, coordinate: Coordinate | None) -> int:
     agent = _Agent(job, coordinate)
     try:
+        pulse.follow(asyncio.get_running_loop())
         return await agent.run()
-    except OSError:
-        raise  # no memory, no processes, no space: the supervisor says so
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         return agent.crash(error)
 
@@ -92,12 +115,18 @@ class _Agent:
             pass_on=self._pass_on,
         )
         self._terminal = Terminal(job)
+        rank = 0 if job.attached is None else job.attached
+        self._attached = Attached(job.run.paths.rank(rank).stdout_log)
         self._errors = InternalErrors(job.run)
-        self._control_handler = ControlHandler(job, self._stop, self._team, self._share_limits)
+        self._log = AgentLog(job.run, self._terminal.say)
+        self._control_handler = ControlHandler(
+            job, self._stop, self._team, self._share_limits, self._act_before
+        )
         self._control = ControlServer(
             job.run.path,
             self._control_handler,
             listeners=job.control_listeners,
+            token_for_reads=job.control_token_for_reads,
             say=self._terminal.say,
         )
         self._worker_events = WorkerEvents(events.decode, self._on_worker_event)
@@ -110,32 +139,36 @@ class _Agent:
     async def run(self) -> int:
         """The run, to its end; the exit code."""
         self._terminal.open()
-        AgentLog(self._run, self._terminal.say).open()
+        self._run.write_in_background(self._terminal.say)
+        self._log.open()
         self._errors.watch(self._loop)
+        leftovers.sweep_in_background()
         log.info("run %s: agent %d of node %s", self._run.run_id, os.getpid(), self._run.node)
         self._stop.take(self._on_child_end)
         self._worker_events.open()
         self._receipts.open()
         self._control.start()
         last, decision = await self._run_attempts()
+        self._attached.close()
         await self._coordinator.leave()
         self._worker_events.close()
         self._receipts.close()
-        shared_page.settle_all(self._run.path)
-        verdict = conclusion.conclude(
-            conclusion.Ended(
-                job=self._job,
-                attempts=last.number + 1,
-                endings=last.team.endings(),
-                decision=decision,
-                receipt=await self._judge_receipt(),
-                goodput=self._errors.value_of(
-                    "measuring goodput", lambda: verdict_report.measure_goodput(self._run)
-                ),
-                seconds=time.monotonic() - self._began,
-            )
+        await self._aside("keeping progress", partial(shared_page.settle_all, self._run.path))
+        await in_thread(self._run.flush, _FILES_LIMIT_S)
+        ended = conclusion.Ended(
+            job=self._job,
+            attempts=last.number + 1,
+            endings=last.team.endings(),
+            decision=decision,
+            receipt=await self._judge_receipt(),
+            goodput=await self._aside(
+                "measuring goodput", partial(verdict_report.measure_goodput, self._run)
+            ),
+            seconds=time.monotonic() - self._began,
         )
+        verdict = await self._conclude(ended)
         log.info("%s (exit code %d): %s", verdict.outcome, verdict.exit_code, verdict.reason)
+        await in_thread(self._close_records, _FILES_LIMIT_S)
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
@@ -152,7 +185,8 @@ class _Agent:
 
     def crash(self, error: Exception) -> int:
         """``error`` ends the agent, and the kernel its workers: record it. The exit code."""
-        self._errors.add("the agent", error)
+        if advice(error) is None:
+            self._errors.add("the agent", error)
         team = self._team()
         verdict = conclusion.conclude_crash(
             self._run,
@@ -161,8 +195,32 @@ class _Agent:
             endings=[] if team is None else team.endings(),
             seconds=time.monotonic() - self._began,
         )
-        sys.stderr.write(f"ncclops: {verdict.outcome}: {verdict.reason}\n")
+        self._close_records()
+        verdict_report.print_crash(verdict, self._run)
         return verdict.exit_code
+
+    async def _conclude(self, ended: conclusion.Ended) -> VerdictRecord:
+        """The verdict; of what is known here alone where the file system does not answer."""
+        try:
+            return await in_thread(partial(conclusion.conclude, ended), _FILES_LIMIT_S)
+        except TimeoutError:
+            return conclusion.conclude(ended, with_story=False)
+
+    def _close_records(self) -> None:
+        self._run.flush()
+        self._job.history.flush()
+        self._log.close()
+
+    async def _aside(self, doing: str, function: Callable[[], T]) -> T | None:
+        """What ``function`` makes of the run's files; None where it fails or they do not answer.
+
+        Either is recorded.
+        """
+        try:
+            return await in_thread(partial(self._errors.value_of, doing, function), _FILES_LIMIT_S)
+        except TimeoutError as error:
+            log.warning("%s is left out: %s", doing, error.strerror)
+            return None
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -201,6 +259,8 @@ class _Agent:
             printed=self._printed,
             spared=lambda: coordinator.pids() | self._control.pids,
             coordinator=coordinator,
+            attached=Streams() if self._job.attached is None else self._attached.open(),
+            drain=self._attached.drain,
         )
         number, environ = 0, dict[str, str]()
         while True:
@@ -231,7 +291,19 @@ class _Agent:
         except (NcclopsError, OSError) as error:
             refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
             place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
-        self._follow(place.ranks)
+        rank = self._job.attached
+        if rank is not None and refusal is None and rank not in place.ranks:
+            node, own = rank // place.layout.nproc, place.layout.nodes.rank
+            refusal = UsageError(
+                f"--attach-stdin {rank}: that rank runs on node {node}, and this is node {own}:"
+                " give the option there, and not here"
+            )
+        try:
+            await self._follow(place.ranks)
+        except OSError as error:
+            refusal = refusal or NcclopsError(
+                f"cannot start attempt {number + 1}: {described(error)}"
+            )
         attempt = RunningAttempt(context, place, environ)
         attempt.cannot_start = refusal
         return attempt
@@ -271,6 +343,19 @@ class _Agent:
         if diagnosis.error is not None:
             self._errors.add("classifying the output", diagnosis.error)
         receipt = await self._judge_receipt() if self._job.require_receipt else None
+        endings = team.blamed_first() if stop is None else team.failed_meanwhile()
+        failure = await self._first_failure(endings, attempt.number)
+        if stop is not None and failure is not None and failure.rank != team.last_faulty:
+            cause = failure.message or describe_ending(failure)  # which no rank has reported
+            self._run.add(FaultEvent(rank=failure.rank, cause=cause, attempt=attempt.number))
+        classification = found.verdict.as_json() | {"evidence": evidence}
+        story = None
+        if failed or attempt.elsewhere:
+            story = await self._tell(attempt, failure, classification)
+        if story is not None and story.rank in team.failed_exits():
+            # It failed, too, and was not the first to end.
+            first = sorted(team.endings(), key=lambda ending: ending.rank != story.rank)
+            failure = await self._first_failure(first, attempt.number)
         return NodeEnd(
             name=self._run.node,
             endings=team.endings(),
@@ -281,24 +366,55 @@ class _Agent:
             stop=stop,
             stopping=self._stop.asked,
             launcher_lost=self._stop.launcher_lost,
-            failure=verdict_report.first_failure(self._run, team.blamed_first(), attempt.number),
-            classification=found.verdict.as_json() | {"evidence": evidence},
+            failure=failure,
+            classification=classification,
+            story=story,
             progressed=diagnosis.steps > 0,
             healthy=conclusion.is_healthy(receipt),
             escalated=team.escalation,
+            gpu_faults=tuple(attempt.gpu_faults),
+            slow_ranks=tuple(attempt.watching.slow_ranks.values()),
+            store_ended=attempt.store_ended,
+            why_ended=team.why_ended | team.explained,
         )
+
+    async def _tell(
+        self,
+        attempt: RunningAttempt,
+        failure: FirstFailure | None,
+        classification: dict[str, Any],
+    ) -> Story | None:
+        """What this node can tell of the failure; None where it cannot, by a mistake of ours."""
+
+        def tell() -> Story | None:
+            self._run.flush()
+            return tell_attempt(
+                self._run.path,
+                failure,
+                classification,
+                node=self._run.node,
+                attempt=attempt.number,
+                since=attempt.began,
+            )
+
+        return await self._aside("telling what happened", tell)
+
+    async def _first_failure(
+        self, endings: Sequence[WorkerEnding], attempt: int
+    ) -> FirstFailure | None:
+        """See :func:`verdict_report.first_failure`; None as well where it cannot be read."""
+        look = partial(verdict_report.first_failure, self._run, endings, attempt)
+        return await self._aside("reading what failed", look)
 
     async def _judge_receipt(self) -> JudgedReceipt | None:
         """The receipt; None where it cannot be judged, by a mistake of ours."""
-        return await asyncio.to_thread(
-            self._errors.value_of,
-            "judging the receipt",
-            lambda: verdict_report.judge_receipt(self._run.path, self._printed),
-        )
+        look = partial(verdict_report.judge_receipt, self._run.path, self._printed)
+        return await self._aside("judging the receipt", look)
 
     def _stops(self) -> dict[str, Any]:
         """What a request to stop between two attempts changes in the end of the last one."""
-        return {"stop": self._stop.first, "launcher_lost": self._stop.launcher_lost}
+        stop = self._stop.first or self._coordinator.stop_elsewhere()
+        return {"stop": stop, "launcher_lost": self._stop.launcher_lost}
 
     def _decide_alone(self, end: NodeEnd) -> AttemptDecision:
         """Decide again after a stop that came since the last decision: no attempt follows."""
@@ -323,17 +439,13 @@ class _Agent:
 
     def _announce(self, decided: Mapping[str, Any], following: NextAttempt) -> None:
         self._run.add(retry_event(decided, following))
-        environ = {k: v for k, v in following.environ.items() if k != RESPAWNED_FOR}
-        changes = ", ".join(f"{k}={v}" for k, v in environ.items())
         pause = f" in {format_duration(following.cooldown)}" if following.cooldown else ""
-        self._terminal.say(
-            f"attempt {decided['attempt']}{pause}: {following.reason}"
-            + (f" ({changes})" if changes else "")
-        )
+        self._terminal.say(f"attempt {decided['attempt']}{pause}: {following.reason}")
 
     async def _cool_down(self, pause: timedelta) -> bool:
-        """Wait before the next attempt; False when we are asked to stop meanwhile."""
-        return not await self._condition.until(lambda: self._stop.asked, pause)
+        """Wait before the next attempt; False when any node is asked to stop meanwhile."""
+        elsewhere = self._coordinator.stop_elsewhere
+        return not await self._condition.until(lambda: self._stop.asked or elsewhere(), pause)
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
@@ -352,10 +464,10 @@ class _Agent:
     def _from_scan_thread(self, rank: int, seen: Sequence[Observation]) -> None:
         self._loop.call_soon_threadsafe(self._on_printed, rank, seen)
 
-    def _follow(self, ranks: Sequence[int]) -> None:
-        """Make the files of these ranks, and follow them from now on."""
+    async def _follow(self, ranks: Sequence[int]) -> None:
+        """Make the files of these ranks, and follow them from now on. Raises ``OSError``."""
         run = self._run
-        log_files.make(run, ranks)
+        await in_thread(partial(log_files.make, run, ranks), _FILES_LIMIT_S)
         self._terminal.follow(ranks)
         self._worker_events.follow({rank: run.paths.rank(rank).worker_events for rank in ranks})
         self._receipts.follow({rank: run.paths.rank(rank).receipt for rank in ranks})
@@ -363,6 +475,10 @@ class _Agent:
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team
+
+    def _act_before(self, longest: timedelta) -> None:
+        if self._attempt is not None:
+            self._attempt.hang_watch.act_before(longest)
 
     def _share_limits(self, change: LimitsChange) -> bool:
         return self._coordinator.share_limits(change)

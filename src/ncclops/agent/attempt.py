@@ -5,46 +5,69 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from ncclops.agent import hosted_store, log_files, worker_messages, workers
+from ncclops.agent.attached import Streams
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.diagnostics import InternalErrors
+from ncclops.agent.gpu_watch import GpuWatch
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
+from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
-from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
+from ncclops.agent.live_scan import LiveDiagnosis, LiveScan, unread
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.team_stop import TeamStop
 from ncclops.agent.watching import Watching
-from ncclops.diagnose.agent_incident import ProcessEnd, record_end
+from ncclops.diagnose.agent_incident import LIMIT, ProcessEnd, record_end
 from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
-from ncclops.host import process_tree
+from ncclops.exhausted import advice, described
+from ncclops.host import process_tree, process_view
+from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record import shared_page
 from ncclops.record.environment_record import ENVIRONMENT
+from ncclops.record.error_file import read_error
+from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
     STORE_LOST,
     Event,
+    ExitForcedEvent,
+    ExitingEvent,
     FaultEvent,
+    FinishedEvent,
+    GpuFaultEvent,
     RestartEvent,
     WorkerExitedEvent,
     WorkerStartedEvent,
+    XidEvent,
 )
 from ncclops.record.stop_point import StopPage
-from ncclops.record.variables import AGENT_PID, STARTED
+from ncclops.record.variables import AGENT_PID, ATTACHED, STARTED
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _LEFTOVER_GRACE = timedelta(seconds=5)
+# For a process that only has to end: Python clears its modules, drivers let go of devices.
+_EXITS_WITHIN_S = 10.0
+# For a rank to notice that the job is done and to end what looks after it: some seconds at most.
+_LEAVES_WITHIN_S = 30.0
+# Beside the snapshots, the writing; a file system that hangs may take no longer.
+_INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
+# It is read while it is written: the rest of a flood takes seconds.
+_OUTPUT_LIMIT_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +92,8 @@ class AttemptContext:
     printed: PrintedReceipts
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
     coordinator: Coordinator  # the agents of the other nodes, if any
+    attached: Streams  # of the rank that gets standard input, if one does
+    drain: Callable[[], None]  # have what that rank has written in its log
 
 
 class RunningAttempt:
@@ -79,6 +104,7 @@ class RunningAttempt:
 
     def __init__(self, context: AttemptContext, place: Place, environ: Mapping[str, str]) -> None:
         self.number = place.number
+        self.began = time.time()
         self.team = Team(context.job.restarts_in_process)
         self.cannot_start: NcclopsError | None = None
         self._place = place
@@ -88,14 +114,21 @@ class RunningAttempt:
         self._server: hosted_store.StoreServer | None = None
         self._stop_page: StopPage | None = None
         self._scan = LiveScan(log_files.output(self._run, place.ranks), context.printed)
-        self.watching = Watching(self._job, place.ranks, context.say)
+        self.watching = Watching(
+            self._job, place.ranks, self.team, context.coordinator, context.say
+        )
+        self.gpu_faults: list[GpuFault] = []
+        self._gpus = GpuWatch(self._job, place.ranks, self._on_xid, self._on_gpu_fault)
+        self.store_ended: str | None = None  # how, where it did not outlive the workers
+        self.elsewhere = False  # a rank of another node ended it, while ranks of this one ran
         self.hang: Hang | None = None  # where the attempt came to nothing because of one
         self._hang_action = HangAction(self._job, self.team, context.say, self._on_hang)
-        self._hang_watch = HangWatch(
+        self.hang_watch = HangWatch(
             self._job,
             place.ranks,
             self.team,
             self.watching.steps_printed,
+            context.coordinator,
             self._hang_action.on_hung,
         )
 
@@ -105,7 +138,7 @@ class RunningAttempt:
         """Start the store and the workers."""
         self._scan.start()
         if self.cannot_start is not None:
-            log.warning("attempt %d cannot start: %s", self.number, self.cannot_start)
+            log.info("attempt %d cannot start: %s", self.number, self.cannot_start)
             return
         log.info(
             "attempt %d: ranks %s, store %s", self.number, self._place.ranks, self._place.store
@@ -114,11 +147,14 @@ class RunningAttempt:
             self._server = self._start_store()
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
+            self._gpus.start()
             self._spawn_all()
-            if not self._place.spare:  # to wait is what these are there for
-                self._hang_watch.start()
-        except (NcclopsError, OSError) as error:
-            self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {error}")
+            self.hang_watch.start()
+        except (NcclopsError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and advice(error) is None:
+                raise
+            why = described(error)
+            self.cannot_start = NcclopsError(f"cannot start attempt {self.number + 1}: {why}")
 
     async def watch(self) -> None:
         """Return when all workers have ended, a failure ends the attempt, or a stop was requested.
@@ -136,7 +172,7 @@ class RunningAttempt:
                 or coordinator.over_for_all()
             )
         )
-        self._hang_watch.close()
+        self.hang_watch.close()
         self._hang_action.close()
 
     def failure(self) -> tuple[int, str] | None:
@@ -151,7 +187,7 @@ class RunningAttempt:
         team = self.team
         if self.hang is not None or team.escalation is not None:
             return True
-        failed = [worker for worker in team.ended if worker.exit and not worker.exit.ok]
+        failed = [worker for worker in team.ended if team.has_failed(worker)]
         return any(team.ends_all(w) for w in failed if w.rank not in team.asked_to_stop)
 
     async def stop_workers(self) -> None:
@@ -164,6 +200,8 @@ class RunningAttempt:
         if not team.running():
             return
         others = context.coordinator.stop_agreement()
+        asked = context.stop.asked or (others is not None and others.asked)
+        team.announce_end("the run is stopping" if asked else "the attempt is ending")
         stop = TeamStop(
             self._job,
             team,
@@ -172,10 +210,10 @@ class RunningAttempt:
             self._stop_page,
             context.say,
             context.note,
+            self.watching.steps_printed,
             others,
             spare=self._place.spare,
         )
-        asked = context.stop.asked or (others is not None and others.asked)
         if self.hang is not None:
             await self._collect_snapshots()
             await stop.force(f"rank {self.hang.ranks[0]} hangs")
@@ -183,19 +221,25 @@ class RunningAttempt:
             await stop.run()
         else:
             await self._collect_snapshots()
-            await stop.signal_all(self._job.stop_grace)
+            self._scan.pass_over({worker.rank for worker in team.running()})
+            await stop.end_rest()
 
     async def _collect_snapshots(self) -> None:
         """Of the ranks that are about to be ended because one has failed, or hangs."""
         failure = self.team.final_failure()
-        if self.hang is None and (failure is None or self._job.restarts_in_process):
+        if self.hang is None and self._job.restarts_in_process:
             return  # the restart core takes the snapshots
+        if self.hang is None and failure is None:
+            over = self._context.coordinator.over_for_all()
+            self.elsewhere = over is not None and bool(self.team.running())
+            if not self.elsewhere:
+                return
         failed = [] if failure is None else [failure]
         failed += [worker for worker in self.team.ended if worker is not failure]
         hung = {} if self.hang is None else dict.fromkeys(self.hang.ranks, self.hang.reason)
         with self._context.errors.recorded("taking snapshots"), suppress(OSError):
             # A full disk must not keep workers from being ended.
-            await asyncio.to_thread(
+            record = partial(
                 record_end,
                 self._run.path,
                 ended={
@@ -206,7 +250,9 @@ class RunningAttempt:
                 running=[worker.rank for worker in self.team.running()],
                 attempt=self.number,
                 hung=hung,
+                elsewhere=self.elsewhere,
             )
+            await in_thread(record, _INCIDENT_LIMIT_S)
 
     async def close(self) -> LiveDiagnosis:
         """End what is left of the attempt; what its output shows."""
@@ -216,15 +262,45 @@ class RunningAttempt:
             _LEFTOVER_GRACE, self.own_pids(), spared=self._context.spared()
         ):
             self._context.say(f"processes that SIGKILL did not end: {survivors}")
-        diagnosis = await asyncio.to_thread(
-            self._scan.finish,
-            self.team.failed_exits(),
-            self.hang,
-            starting_up=not self.team.bootstrapped,
-        )
+        self._context.drain()
+        driver = await in_thread(self._gpus.close, _OUTPUT_LIMIT_S)
+        exits, hang = self.team.failed_exits(), self.hang or self._hang_that_led_here()
+        starting_up = self.team.starting_up()
+
+        def finish() -> LiveDiagnosis:
+            return self._scan.finish(
+                exits,
+                hang,
+                starting_up=starting_up,
+                driver=driver,
+                last_words=self._last_words(exits),
+            )
+
+        try:
+            diagnosis = await in_thread(finish, _OUTPUT_LIMIT_S)
+        except TimeoutError as error:
+            diagnosis = unread(error)
         self._context.collect_receipts()
-        self.watching.flush()
+        self.watching.finish()
         return diagnosis
+
+    def _last_words(self, ranks: Iterable[int]) -> dict[int, str]:
+        """What the scripts of ranks that failed have handed to ``sys.exit``, where that is text."""
+        errors = {rank: read_error(self._run.paths.rank(rank).error(self.number)) for rank in ranks}
+        return {
+            rank: error.headline
+            for rank, error in errors.items()
+            if error is not None and error.headline is not None and error.is_system_exit
+        }
+
+    def _hang_that_led_here(self) -> Hang | None:
+        """The hang for which the workers gave up restarting in place, or ranks were ended."""
+        escalation, found = self.team.escalation, self._hang_action.last
+        if escalation is not None and escalation.hung is not None:
+            if found is not None and escalation.hung in found.ranks:
+                return found
+            return Hang((escalation.hung,), escalation.reason)
+        return found if found is not None and self.team.ended_for_hang & set(found.ranks) else None
 
     # --- what happens meanwhile ---------------------------------------------------------------
 
@@ -233,15 +309,51 @@ class RunningAttempt:
         if isinstance(event, FaultEvent | RestartEvent):
             self._context.collect_receipts()
             self.watching.flush()
+        first = isinstance(event, FinishedEvent) and not self.team.leaving
         worker_messages.take_over(self._run, self.team, rank, event)
+        later = asyncio.get_running_loop().call_later
+        if isinstance(event, ExitingEvent):
+            later(_EXITS_WITHIN_S, self._end_stuck, {rank}, _EXITS_WITHIN_S)
+        elif first:
+            later(_LEAVES_WITHIN_S, self._end_those_that_stay)
+        if isinstance(event, RestartEvent) and event.instead is None:
+            self._context.say(worker_messages.restart_line(event))
         self._context.condition.notify()
+
+    def _end_those_that_stay(self) -> None:
+        """The script has ended on all ranks, and some have not noticed: they do not run Python."""
+        staying = {worker.rank for worker in self.team.running()} - self.team.leaving
+        self._end_stuck(staying, _LEAVES_WITHIN_S)
+
+    def _end_stuck(self, ranks: AbstractSet[int], after_s: float) -> None:
+        """The processes of ``ranks`` only had to end. A library may keep them from that."""
+        for worker in self.team.running():
+            if worker.rank in ranks:
+                self._run.add(ExitForcedEvent(rank=worker.rank, after_s=after_s))
+                self._context.say(
+                    f"rank {worker.rank}: its script has ended, and its process does not"
+                    f" within {after_s:g} s: SIGKILL"
+                )
+                worker.send(signal.SIGKILL)
 
     def _on_hang(self, hang: Hang) -> None:
         log.info("hang of ranks %s ends the attempt: %s", hang.ranks, hang.reason)
         self.hang = hang
         self.team.hung = set(hang.ranks)
         self.team.last_faulty = hang.ranks[0]
+        for rank in hang.ranks:
+            self._gpus.judge(rank)
+        self._context.coordinator.share_hang(hang.ranks[0], hang.reason)
         self._context.condition.notify()
+
+    def _on_xid(self, rank: int, gpu: GpuName, number: int, what: str) -> None:
+        self._run.add(XidEvent(rank=rank, xid=number, device=str(gpu), what=what))
+        self._context.say(f"rank {rank}: {gpu} on node {self._run.node}: {what}")
+
+    def _on_gpu_fault(self, fault: GpuFault) -> None:
+        self.gpu_faults.append(fault)
+        self._run.add(GpuFaultEvent(rank=fault.rank, fault=fault))
+        self._context.say(f"rank {fault.rank}: {fault}")
 
     def own_pids(self) -> set[int]:
         """Children of the agent that are waited for elsewhere."""
@@ -253,6 +365,9 @@ class RunningAttempt:
         ended = worker.reap()
         self.team.ended.append(worker)
         log.info("rank %d (pid %d) %s", worker.rank, worker.pid, ended.describe())
+        page = self._run.paths.rank(worker.rank).progress
+        if ended.signal == "SIGBUS" and shared_page.is_cut_short(page):
+            self.team.explained[worker.rank] = f"{self._run.shown(page)} was truncated"
         self._context.collect()  # what it reported last, before its end is judged
         self._context.collect_receipts()
         self.watching.flush()
@@ -260,21 +375,24 @@ class RunningAttempt:
         self._run.add(
             WorkerExitedEvent(rank=worker.rank, exit_code=ended.code, signal=ended.signal)
         )
-        if not ended.ok and worker.rank not in self.team.asked_to_stop:
+        if self.team.has_failed(worker) and worker.rank not in self.team.asked_to_stop:
+            self._gpus.judge(worker.rank)
             if not self.team.ends_all(worker):
-                self._context.lose(worker.rank, [other.rank for other in self.team.running()])
+                others = [] if self.team.escalation else self.team.running()
+                self._context.lose(worker.rank, [other.rank for other in others])
             self._context.coordinator.share_failure(worker, fatal=self.team.ends_all(worker))
         self._context.condition.notify()
 
     def _on_store_end(self) -> None:
         assert self._server is not None
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
+        how, store_log = self._server.how_it_ended(), self._run.paths.store_log
         # Existing groups work without it, so this is only reported; workers that still need the
         # store fail by themselves, and this line explains why.
-        self._run.add(
-            FaultEvent(cause=STORE_LOST, kind=STORE_LOST, log=str(self._run.paths.store_log))
-        )
-        self._context.say(f"the store server ended: {self._run.shown(self._run.paths.store_log)}")
+        if self.team.running() and self.team.final_failure() is None:
+            self.store_ended = how
+        self._run.add(FaultEvent(cause=STORE_LOST, kind=STORE_LOST, why=how, log=str(store_log)))
+        self._context.say(f"the store server {how}: {self._run.shown(store_log)}")
 
     # --- what the phases are made of ------------------------------------------------------------
 
@@ -318,7 +436,18 @@ class RunningAttempt:
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
             path = self._run.paths.rank(rank).environment
             ENVIRONMENT.write(path, snapshot.take(full, label=path.stem))
-        worker = workers.Worker.spawn(rank, self._job.argv, full, self._run)
+        streams = Streams()
+        if rank == self._job.attached:
+            streams, full[ATTACHED] = self._context.attached, "1"
+        worker = workers.Worker.spawn(rank, self._job.argv, full, self._run, streams)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
-        self._run.add(WorkerStartedEvent(rank=rank, pid=worker.pid, attempt=self.number))
+        seen = process_view.read_stat(Path(f"/proc/{worker.pid}"))
+        self._run.add(
+            WorkerStartedEvent(
+                rank=rank,
+                pid=worker.pid,
+                attempt=self.number,
+                started_ticks=None if seen is None else seen.started_ticks,
+            )
+        )

@@ -15,10 +15,20 @@ from ncclops.agent.job import Job
 from ncclops.classify import Report
 from ncclops.classify.model import Evidence
 from ncclops.decision.deciding import AttemptDecision
+from ncclops.diagnose.story import complete, tell
+from ncclops.exhausted import advice, described
 from ncclops.goodput import Goodput
+from ncclops.record import event_log
 from ncclops.record.events import VerdictEvent
 from ncclops.record.run_directory import RunDirectory
-from ncclops.record.verdict_record import FailureClass, JudgedReceipt, VerdictRecord, WorkerEnding
+from ncclops.record.story_record import Story
+from ncclops.record.verdict_record import (
+    FailureClass,
+    FirstFailure,
+    JudgedReceipt,
+    VerdictRecord,
+    WorkerEnding,
+)
 
 _EVIDENCE_LINES = 5
 
@@ -38,10 +48,24 @@ class Ended:
     seconds: float
 
 
-def conclude(ended: Ended) -> VerdictRecord:
-    """The verdict, in ``verdict.json`` and ``events.jsonl``."""
+def _first_failure(failure: FirstFailure | None, story: Story | None) -> FirstFailure | None:
+    """``failure`` with the rank that the story blames, where that is another one."""
+    if failure is None or story is None or story.rank in (None, failure.rank):
+        return failure
+    return msgspec.structs.replace(failure, caused_by=story.rank)
+
+
+def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
+    """The verdict, in ``verdict.json`` and ``events.jsonl``.
+
+    What is told of a failure is made from the run's files.
+    """
     job, decision = ended.job, ended.decision
-    classification = decision.classification
+    classification, story = decision.classification, decision.story if with_story else None
+    if with_story and decision.outcome == "failed" and story is None and classification is not None:
+        story = tell(
+            job.run.path, None, None, classification, node=job.run.node, attempt=ended.attempts - 1
+        )
     verdict = VerdictRecord(
         run_id=job.run.run_id,
         outcome=decision.outcome,
@@ -49,14 +73,26 @@ def conclude(ended: Ended) -> VerdictRecord:
         reason=decision.reason,
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
-        first_failure=decision.failure,
+        first_failure=_first_failure(decision.failure, story),
         ranks_lost=list(decision.ranks_lost),
+        gpu_faults=list(decision.gpu_faults),
+        slow_ranks=list(decision.slow_ranks),
         workers=sorted(ended.endings, key=lambda ending: ending.rank),
         classification=None
         if classification is None
         else msgspec.convert(classification | {"decision": decision.retry}, FailureClass),
         receipt=ended.receipt,
         goodput=None if ended.goodput is None else ended.goodput.to_record(),
+        story=None
+        if story is None
+        else complete(
+            story,
+            event_log.read(job.run.paths.events),
+            decision.gpu_faults,
+            node=job.run.node,
+            ended=decision.reason,
+            why=(decision.retry or {}).get("reason", ""),
+        ),
     )
     return _write(job.run, verdict)
 
@@ -69,13 +105,19 @@ def conclude_crash(
     endings: Sequence[WorkerEnding],
     seconds: float,
 ) -> VerdictRecord:
-    """The verdict where ``error``, an internal error, ended the agent before there was one."""
-    where = run.shown(run.paths.agent_log)
+    """The verdict where ``error`` ended the agent before there was one.
+
+    An ``OSError`` is no mistake of ncclops, nor is a want of memory, processes or space.
+    """
+    is_ours = not isinstance(error, OSError) and advice(error) is None
+    what = f"{type(error).__name__}: {error}" if is_ours else described(error)
+    where = f"; see {run.shown(run.paths.agent_log)}" if run.paths.agent_log.exists() else ""
+    reason = f"internal error: {what}{where}, and report it"
     verdict = VerdictRecord(
         run_id=run.run_id,
         outcome="failed",
         exit_code=1,
-        reason=f"internal error: {type(error).__name__}: {error}; see {where}, and report it",
+        reason=reason if is_ours else f"the agent could not go on: {what}",
         attempts=attempts,
         seconds=round(seconds, 3),
         first_failure=None,

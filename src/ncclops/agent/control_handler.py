@@ -16,7 +16,7 @@ from ncclops.durations import format_duration
 from ncclops.record.events import ControlEvent
 from ncclops.record.worker_commands import RestartCommand, TightenCommand
 from ncclops.timeouts.model import Window
-from ncclops.timeouts.settle import HARD, SOFT
+from ncclops.timeouts.settle import HARD, SOFT, acts_before
 
 # A stop that an operator requests can wait for a long step and a checkpoint; a scheduler's SIGTERM
 # cannot.
@@ -27,7 +27,8 @@ class ControlHandler:
     """The ``Controls`` of one run. ``team`` gives the workers of the present attempt, if any.
 
     ``share_limits`` sends a change to the agents of all nodes, this one included; they :meth:`take`
-    it. It returns False where there are no other nodes.
+    it. It returns False where there are no other nodes. ``act_before`` has hangs of the present
+    attempt dealt with as early as its timeouts ask for.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class ControlHandler:
         stop: StopRequests,
         team: Callable[[], Team | None],
         share_limits: Callable[[LimitsChange], bool],
+        act_before: Callable[[timedelta], object],
     ) -> None:
         self._job = job
         self._stop = stop
         self._team = team
         self._share_limits = share_limits
+        self._act_before = act_before
         self._tightened: tuple[Team | None, Window] | None = None
 
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
@@ -91,6 +94,7 @@ class ControlHandler:
         )
         sent = [worker.send_command(command) for worker in workers]
         self._tightened = (team, window)
+        self._act_before(acts_before(window))
         all_sent = bool(sent) and all(sent)
         self._job.run.add(
             ControlEvent(
@@ -121,7 +125,7 @@ def tightened(window: Window, limits: Mapping[str, timedelta]) -> Window:
     Raises :class:`ControlRefused` for what would be longer than before, or out of order.
     """
     group = limits.get("process_group", window.process_group)
-    hard = limits.get("hard", _shorter(window.hard, group and group * HARD))
+    hard = limits.get("hard", _shorter(window.hard, group * HARD))
     soft = limits.get("soft", _shorter(window.soft, hard and hard * (SOFT / HARD)))
     new = Window(process_group=group, soft=soft, hard=hard)
     for name, limit in limits.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,8 @@ from ncclops.agent.workers import Worker
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import StopRequest
+from ncclops.health.liveness import Elsewhere, NodeView
+from ncclops.health.paces import RankPace
 from ncclops.timeouts.model import Window
 
 
@@ -47,8 +49,26 @@ class Coordinator(Protocol):
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:
         """A worker of this node has failed; ``fatal``: the attempt ends with it."""
 
+    def share_hang(self, rank: int, reason: str) -> None:
+        """The attempt fails because ``rank`` of this node hangs."""
+
+    def share_view(self, view: NodeView) -> None:
+        """What is thought of this node's ranks, if that bears on those of other nodes."""
+
+    def elsewhere(self) -> Elsewhere:
+        """The ranks of the other nodes."""
+
+    def share_pace(self, pace: RankPace) -> None:
+        """How much a rank of this node waits for others."""
+
+    def paces_elsewhere(self) -> Sequence[RankPace]:
+        """The same of the ranks of other nodes."""
+
     def share_stop(self, request: StopRequest) -> None:
         """This agent was asked to stop the job."""
+
+    def stop_elsewhere(self) -> StopRequest | None:
+        """The request to stop that another agent was the first to get, if one was."""
 
     def share_limits(self, change: LimitsChange) -> bool:
         """Send shorter timeouts to all agents, this one too; False where there are no others."""
@@ -106,8 +126,26 @@ class Alone:
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002
         return
 
+    def share_hang(self, rank: int, reason: str) -> None:  # noqa: ARG002
+        return
+
+    def share_view(self, view: NodeView) -> None:  # noqa: ARG002
+        return
+
+    def elsewhere(self) -> Elsewhere:
+        return Elsewhere()
+
+    def share_pace(self, pace: RankPace) -> None:  # noqa: ARG002
+        return
+
+    def paces_elsewhere(self) -> Sequence[RankPace]:
+        return ()
+
     def share_stop(self, request: StopRequest) -> None:  # noqa: ARG002
         return
+
+    def stop_elsewhere(self) -> StopRequest | None:
+        return None
 
     def share_limits(self, change: LimitsChange) -> bool:  # noqa: ARG002
         return False

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TypeVar
 
+from ncclops.exhausted import advice, described
+from ncclops.plain_text import plain
 from ncclops.record.events import InternalErrorEvent
 from ncclops.record.run_directory import RunDirectory
 
@@ -20,16 +24,19 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_CLOSE_LIMIT_S = 5.0
 
 
 class AgentLog:
     """The file ``agent.log`` of a run, from :meth:`open` on: records of the loggers ``ncclops.*``.
 
-    What was sent to stderr until then goes through ``say``, which cannot block the agent.
+    What was sent to stderr until then goes through ``say``, which cannot block the agent; nor can
+    the disk, as the file is written in a thread, until :meth:`close`.
     """
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
         self._run, self._say = run, say
+        self._listener: QueueListener | None = None
 
     def open(self) -> None:
         """Log from now on; a file that cannot be written costs the log, not the run."""
@@ -47,10 +54,39 @@ class AgentLog:
         try:
             file = _QuietFile(self._run.paths.agent_log, encoding="utf-8", errors="replace")
         except OSError as error:
-            log.warning("no log of the agent: %s", error)
+            log.warning("no log of the agent: %s", described(error))
             return
-        file.setFormatter(logging.Formatter(_FORMAT))
-        logger.addHandler(file)
+        file.setFormatter(_PlainFormatter(_FORMAT))
+        records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        listener = QueueListener(records, file)
+        try:
+            listener.start()
+        except RuntimeError as error:  # as many threads as are allowed
+            log.warning("no log of the agent: %s", described(error))
+            return
+        self._listener = listener
+        logger.addHandler(QueueHandler(records))
+
+    def close(self) -> None:
+        """Write what was logged, as long as a disk that works takes at most."""
+        if self._listener is not None:
+            ending = threading.Thread(target=_end, args=(self._listener,), daemon=True)
+            ending.start()
+            ending.join(_CLOSE_LIMIT_S)
+            self._listener = None
+
+
+def _end(listener: QueueListener) -> None:
+    listener.stop()
+    for handler in listener.handlers:
+        handler.close()
+
+
+class _PlainFormatter(logging.Formatter):
+    """What people read with ``cat`` must not act on their terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 class _QuietFile(logging.FileHandler):
@@ -82,11 +118,18 @@ class InternalErrors:
         self.count = 0
 
     def add(self, doing: str, error: BaseException) -> None:
-        """``error`` came up while ``doing`` something, which is left out."""
+        """``error`` came up while ``doing`` something, which is left out.
+
+        Where the machine has run out of something, that is a warning, and no mistake.
+        """
+        if advice(error) is not None:
+            log.warning("%s failed: %s", doing, described(error))
+            return
         self.count += 1
         where = self._run.shown(self._run.paths.agent_log)
         what = f"{type(error).__name__}: {error}"
-        log.error("internal error in %s: %s (see %s)", doing, what, where, exc_info=error)
+        see = f" (see {where})" if self._run.paths.agent_log.exists() else ""
+        log.error("internal error in %s: %s%s", doing, what, see, exc_info=error)
         self._run.add(InternalErrorEvent(doing=doing, error=what, log=where))
 
     @contextmanager

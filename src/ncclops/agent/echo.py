@@ -6,6 +6,7 @@ stopped or gone holds up only the thread below, and nothing is lost by it.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclops.agent.screen import Screen
+from ncclops.plain_text import plain
+from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch, LineReader
 
 # Six that can be distinguished on dark and light backgrounds: red is left to errors.
+_CHUNK = 1 << 16
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 
@@ -23,13 +27,15 @@ _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 class Source:
     """One log file to show, and where: ``to_stderr`` keeps a worker's streams apart.
 
-    ``from_end``: what it holds already is not shown.
+    ``from_end``: what it holds already is not shown. ``as_is``: it is shown as it is written, for
+    a rank that has a terminal.
     """
 
     rank: int
     path: Path
     to_stderr: bool
     from_end: bool = False
+    as_is: bool = False
 
 
 class Echo:
@@ -39,8 +45,8 @@ class Echo:
         self._watch = GrowthWatch()
         self._screen = screen
         self._sources: set[Source] = set()
-        self._new: deque[_Feed] = deque()
-        self._feeds: list[_Feed] = []  # the thread's own
+        self._new: deque[_Feed | _PlainFeed] = deque()
+        self._feeds: list[_Feed | _PlainFeed] = []  # the thread's own
         self._notes: deque[str] = deque()
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
@@ -54,7 +60,8 @@ class Echo:
             if source not in self._sources:
                 self._sources.add(source)
                 self._watch.add(source.path)
-                self._new.append(_Feed(source, self._screen))
+                kind = _PlainFeed if source.as_is else _Feed
+                self._new.append(kind(source, self._screen))
         self._watch.wake()
 
     def say(self, note: str) -> None:
@@ -75,7 +82,9 @@ class Echo:
             while self._new:
                 self._feeds.append(self._new.popleft())
             while self._notes:
-                self._screen.write(f"ncclops: {self._notes.popleft()}\n".encode(), to_stderr=True)
+                self._screen.write(
+                    f"ncclops: {plain(self._notes.popleft())}\n".encode(), to_stderr=True
+                )
             grown = [feed.pump() for feed in self._feeds]
             if any(grown):
                 continue
@@ -93,8 +102,10 @@ class _Feed:
         self.source = source
         self._reader = LineReader(source.path, from_end=source.from_end)
         self._screen = screen
-        self._plain = f"[rank{source.rank}]: ".encode()
-        self._prefix = self._plain
+        self._prefix = f"[rank{source.rank}]: ".encode()
+        # torch puts the rank in front of its tracebacks itself, the restart core of what it logs.
+        rank = source.rank
+        self._own_prefix = re.compile(rb"^(?:\[rank%d\]: |\[rank %d\] )" % (rank, rank))
         if screen.wants_colour(source.to_stderr):
             colour = _RANK_COLOURS[source.rank % len(_RANK_COLOURS)]
             self._prefix = f"\x1b[{colour}m[rank{source.rank}]:\x1b[0m ".encode()
@@ -115,10 +126,28 @@ class _Feed:
         if self._screen.is_terminal(self.source.to_stderr):
             # The bar's last state stands for all of its states.
             lines = [(_last_segment(line) or line.rstrip()) + b"\n" for line in lines]
-        # torch puts the rank in front of its tracebacks itself.
-        shown = b"".join(self._prefix + line.removeprefix(self._plain) for line in lines)
+        shown = b"".join(self._prefix + self._own_prefix.sub(b"", line, count=1) for line in lines)
         if shown:
             self._screen.write(shown, to_stderr=self.source.to_stderr)
+
+
+class _PlainFeed:
+    """One file on its way to the screen, as it is."""
+
+    def __init__(self, source: Source, screen: Screen) -> None:
+        self._file = open_regular(source.path)
+        self._screen = screen
+
+    def pump(self) -> bool:
+        """Show what is there; whether anything was read."""
+        chunk = self._file.read(_CHUNK)
+        if chunk:
+            self._screen.write_as_is(chunk)
+        return bool(chunk)
+
+    def finish(self) -> None:
+        self._screen.end_line()
+        self._file.close()
 
 
 def _last_segment(line: bytes) -> bytes:

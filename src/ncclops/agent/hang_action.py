@@ -4,8 +4,8 @@ A rank whose interpreter does not run gets SIGCONT first, in case that it was st
 not run then either, or if it runs but only waits, and workers restart in place: a rank that runs
 Python is sent the command to restart, and all restart. A rank that sleeps or waits is interrupted
 and takes part; one whose interpreter still does not run is ended after the grace time, so that the
-others can go on without it. Without restarts in place the attempt has failed, and the policy
-decides.
+others can go on without it, and at once where none of its node can be sent the command. Without
+restarts in place the attempt has failed, and the policy decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
-from ncclops.health.evidence import Kind
 from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.record import progress
 from ncclops.record.event_values import HangEvidence
@@ -48,13 +47,15 @@ class HangAction:
         self._loop = asyncio.get_running_loop()
         self._not_before = 0.0  # a restart takes a moment to show
         self._closed = False
+        self.last: Hang | None = None  # that was found in this attempt
+        self._said: HangVerdict | None = None
 
     def on_hung(self, verdict: HangVerdict) -> None:
         """The hang of ``verdict`` was found; called repeatedly while it lasts."""
         if self._loop.time() < self._not_before:
             return
         self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
-        frozen = {f.rank for f in verdict.findings if Kind.INTERPRETER in f.stale}
+        frozen = {finding.rank for finding in verdict.findings if finding.frozen}
         culprits = [w for w in self._team.running() if w.rank in frozen & set(verdict.culprits)]
         if not culprits:
             self._act(verdict, frozen)
@@ -75,7 +76,11 @@ class HangAction:
         still = [w for w in culprits if w.exit is None and self._tick(w) == ticks[w.rank]]
         if not still or self._closed:
             return  # it was stopped and runs again; or it has ended, which is handled elsewhere
-        if self._act(verdict, frozen):
+        if self._others_go_on and self._restarting_worker(frozen) is None:
+            self._record(verdict, "end it")
+            for worker in still:
+                self._end(worker, ticks[worker.rank])
+        elif self._act(verdict, frozen):
             grace_s = self._job.stop_grace.total_seconds()
             for worker in still:
                 self._loop.call_later(grace_s, self._end, worker, ticks[worker.rank])
@@ -96,6 +101,12 @@ class HangAction:
         """The attempt is over: actions that are still scheduled do nothing."""
         self._closed = True
 
+    @property
+    def _others_go_on(self) -> bool:
+        """Whether ranks of other nodes restart in place when one of this node ends."""
+        layout = self._job.layout
+        return self._job.restarts_in_process and layout.world_size > layout.nproc
+
     def _restarting_worker(self, frozen: set[int]) -> Worker | None:
         """A worker that can make all others restart."""
         if not self._job.restarts_in_process:
@@ -104,6 +115,7 @@ class HangAction:
         return next(able, None)
 
     def _record(self, verdict: HangVerdict, action: str) -> None:
+        self.last = Hang(verdict.culprits, verdict.reason)
         self._job.run.add(
             HangEvent(
                 rank=verdict.culprits[0],
@@ -113,11 +125,14 @@ class HangAction:
                 action=action,
             )
         )
-        self._say(f"hang: {verdict.reason}: {action}")
+        if verdict is not self._said:  # waking it is the first of two actions
+            self._said = verdict
+            self._say(f"hang: {verdict.reason}")
 
     def _end(self, worker: Worker, tick: int | None) -> None:
         if not self._closed and worker.exit is None and self._tick(worker) == tick:
             self._job.run.add(HangEndedEvent(rank=worker.rank))
+            self._team.ended_for_hang.add(worker.rank)
             worker.send(signal.SIGKILL)
 
     def _tick(self, worker: Worker) -> int | None:

@@ -1,31 +1,32 @@
-"""Looks at the workers periodically, and reports when one of them hangs, on two kinds of evidence.
+"""Looks at the workers periodically, in a thread, and reports when the job hangs.
 
-This runs in a separate thread: a GPU driver or a file server that does not answer must not block
-the agent. What is found is delivered in the event loop.
+The edge of ``ncclops.health.liveness``, which decides. In a thread of its own, because a GPU driver
+or a file server that does not answer must not block the agent; what is found is judged and reported
+in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 
+from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
 from ncclops.agent.workers import Worker
 from ncclops.health import probes
-from ncclops.health.evidence import Reading, Sample, Tracker
-from ncclops.health.hang import HangLimits, HangVerdict, judge
+from ncclops.health.evidence import Reading
+from ncclops.health.hang import HangFinding, HangVerdict
+from ncclops.health.liveness import Liveness
 from ncclops.host import gpu_readings
 from ncclops.record import progress
 from ncclops.record.paths import RunPaths
 
-# So often per window, within these bounds: a look costs a few reads of /proc for each process.
-_LOOKS_PER_WINDOW = 20
-_SELDOM, _OFTEN = timedelta(seconds=30), timedelta(milliseconds=100)
+# How often it is seen that the event loop has ended and does not answer.
+_LOOP_ANSWERS_S = 30.0
 # A driver that has not answered by then counts as without evidence.
 _GPU_LIMIT_S = 2.0
 
@@ -44,7 +45,8 @@ class _Look:
 class HangWatch:
     """Watches ``team``, which runs ``ranks``, from :meth:`start` to :meth:`close`.
 
-    ``hung`` is called with each verdict, repeatedly while the hang lasts.
+    ``hung`` is called with each verdict that this node acts on, repeatedly while the hang lasts.
+    ``coordinator`` knows the ranks of other nodes.
     """
 
     def __init__(
@@ -53,19 +55,22 @@ class HangWatch:
         ranks: Iterable[int],
         team: Team,
         steps_printed: Callable[[int], int],
+        coordinator: Coordinator,
         hung: Judged,
     ) -> None:
         self._job, self._team = job, team
-        self._limits: HangLimits = job.hang
+        self._liveness = Liveness(job.hang)
+        self.act_before = self._liveness.act_before
         self._steps_printed = steps_printed
+        self._coordinator = coordinator
         self._hung = hung
         self._loop = asyncio.get_running_loop()
-        self._trackers: dict[int, Tracker] = {}
         self._gpus = {rank: _GpuActivity(job.device_of(rank)) for rank in ranks}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-hangs", daemon=True)
 
     def start(self) -> None:
+        """Begin to look."""
         self._thread.start()
 
     def close(self) -> None:
@@ -74,21 +79,15 @@ class HangWatch:
 
     def _run(self) -> None:
         # Periodic, because no event says that nothing happens.
-        pause = min(_SELDOM, max(_OFTEN, self._limits.hang / _LOOKS_PER_WINDOW))
-        while not self._ending.wait(pause.total_seconds()):
+        while not self._ending.wait(self._liveness.pause.total_seconds()):
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 self._look()
 
     def _look(self) -> None:
         looks = self._on_loop(self._workers)
-        readings = {look.rank: self._read(look) for look in looks}
-        now = self._loop.time()
-        samples = [self._sample(reading, now) for reading in readings.values() if reading]
-        # Ranks that have ended or finished are not waited for.
-        others = self._job.layout.world_size - self._job.layout.nproc
-        verdict = judge(samples, self._limits, world_size=len(samples) + others)
-        if verdict.hung:
-            self._loop.call_soon_threadsafe(self._deliver, verdict)
+        readings = [reading for look in looks if (reading := self._read(look)) is not None]
+        findings = self._liveness.look(readings, self._loop.time())
+        self._loop.call_soon_threadsafe(self._judge, findings)
 
     def _on_loop(self, function: Callable[[], list[_Look]]) -> list[_Look]:
         """The result of ``function`` in the event loop, the only thread that may use the team."""
@@ -99,7 +98,7 @@ class HangWatch:
             done.set()
 
         self._loop.call_soon_threadsafe(run)
-        while not done.wait(_SELDOM.total_seconds()):
+        while not done.wait(_LOOP_ANSWERS_S):
             if self._ending.is_set():
                 return []
         return result
@@ -123,11 +122,13 @@ class HangWatch:
             gpu_active=self._gpus[look.rank].glance(),
         )
 
-    def _sample(self, reading: Reading, now: float) -> Sample:
-        return self._trackers.setdefault(reading.rank, Tracker()).add(reading, now)
-
-    def _deliver(self, verdict: HangVerdict) -> None:
-        if not self._ending.is_set():
+    def _judge(self, findings: Sequence[HangFinding]) -> None:
+        """Judge the job by ``findings`` on all ranks of this node that have not finished."""
+        if self._ending.is_set():
+            return
+        self._coordinator.share_view(self._liveness.view(findings))
+        verdict = self._liveness.verdict(findings, self._coordinator.elsewhere())
+        if verdict is not None:
             self._hung(verdict)
 
 

@@ -14,10 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ncclops.classify.policy import PastAttempt
+from ncclops.record.line_writer import LineWriter
 from ncclops.record.paths import job_history
 from ncclops.schedulers.allocation import find_allocation
 
 JOB_ID = "NCCLOPS_JOB_ID"
+_FLUSH_LIMIT_S = 5.0
 
 
 class JobHistory:
@@ -26,7 +28,7 @@ class JobHistory:
     def __init__(self, path: Path | None, earlier: list[PastAttempt]) -> None:
         self.attempts = earlier
         self.earlier = len(earlier)  # of agents before this one
-        self._path = path
+        self._writer = None if path is None else LineWriter(path, lambda error: None)  # noqa: ARG005
 
     @classmethod
     def of_job(cls, environ: Mapping[str, str], runs: Path) -> JobHistory:
@@ -36,6 +38,8 @@ class JobHistory:
         if name is None:
             return cls(None, [])
         path = job_history(runs, re.sub(r"[^A-Za-z0-9._-]", "_", name))
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
         continues = explicit is not None or allocation.requeued
         if not continues:
             with suppress(OSError):
@@ -50,12 +54,13 @@ class JobHistory:
     def add(self, attempt: PastAttempt) -> None:
         """Append ``attempt``. If the file cannot be written, later agents do not count it."""
         self.attempts.append(attempt)
-        if self._path is None:
-            return
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:
-                file.write(json.dumps(attempt.as_json()).encode() + b"\n")
+        if self._writer is not None:
+            self._writer.add(json.dumps(attempt.as_json()).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Wait until it is in the file, as long as a disk that works takes at most."""
+        if self._writer is not None:
+            self._writer.flush(_FLUSH_LIMIT_S)
 
 
 def _read(path: Path) -> list[PastAttempt]:

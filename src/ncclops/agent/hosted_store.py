@@ -7,6 +7,7 @@ their connections in the backlog).
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -14,7 +15,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclops.classify.wording import describe_exit, signal_name
+from ncclops.control import holders
 from ncclops.errors import UsageError
+from ncclops.record.regular_file import append_regular
+from ncclops.record.variables import RUN_DIR
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096  # every rank of a large job may connect in the same moment
@@ -38,6 +43,11 @@ class StoreServer:
         self.address = address
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
+
+    def how_it_ended(self) -> str:
+        """In words, once ``pidfd`` says that it has."""
+        code = self.process.wait()
+        return describe_exit(None, signal_name(-code)) if code < 0 else describe_exit(code, None)
 
     def close(self) -> None:
         """End the server, which has nothing to save."""
@@ -63,6 +73,8 @@ def listen(*, host: str | None, port: int) -> socket.socket:
     except OSError as error:
         free = "or none to have a free one picked" if host is None else "the same on all nodes"
         why = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.EADDRINUSE:
+            why += holders.port_in_use(port)
         raise UsageError(
             f"cannot listen on port {port}, where the store is to be ({why}):"
             f" give another one, {free}"
@@ -72,7 +84,7 @@ def listen(*, host: str | None, port: int) -> socket.socket:
 def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
     """Start the server process on ``listener`` (closed here); its output goes to ``log``."""
     address = StoreAddress(host or LOOPBACK, listener.getsockname()[1])
-    with listener, log.open("ab") as output:
+    with listener, append_regular(log) as output:
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -87,6 +99,7 @@ def serve(listener: socket.socket, host: str | None, log: Path) -> StoreServer:
             stdout=output,
             stderr=output,
             pass_fds=[listener.fileno()],
+            env=os.environ | {RUN_DIR: str(log.parent)},  # by which `holders` knows it
             start_new_session=True,
         )
     return StoreServer(address, process)

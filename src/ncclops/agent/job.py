@@ -44,7 +44,9 @@ class Job:
     listener: socket.socket | None = None
     master_port: int = 0
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
+    control_token_for_reads: bool = False  # in the network; the owner's socket asks for none
     require_receipt: bool = False  # a run without a healthy receipt is not a success
+    attached: int | None = None  # the rank that gets standard input
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
     quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone
 

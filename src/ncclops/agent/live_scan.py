@@ -5,17 +5,22 @@ The classifier and the receipts (``printed``) look at the same bytes.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 
+from ncclops.agent.gpu_watch import DRIVER
 from ncclops.agent.hang_action import Hang
 from ncclops.agent.workers import Exit
 from ncclops.classify import Classification, Report, Scanner
-from ncclops.classify.model import Stats
+from ncclops.classify.model import EXITS, Stats
 from ncclops.receipts.log_receipts import PrintedReceipts
+from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch
 
 _CHUNK = 1 << 20
@@ -39,9 +44,13 @@ class LiveScan:
     def __init__(self, files: Mapping[Path, int], printed: PrintedReceipts) -> None:
         self._ranks = dict(files)
         self._printed = printed
-        self._files = {path: path.open("rb", buffering=0) for path in files}
+        self._files = dict[Path, FileIO]()
+        for path in files:
+            with suppress(OSError):  # gone, or none any more: there is nothing to read
+                self._files[path] = open_regular(path)
         for file in self._files.values():
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
+        self._evidence_ends: dict[Path, int] = {}
         self._watch = GrowthWatch()
         self._scanner: Scanner | None = None
         self._failure: Exception | None = None
@@ -53,14 +62,28 @@ class LiveScan:
             self._watch.add(path)
         self._thread.start()
 
+    def pass_over(self, ranks: Collection[int]) -> None:
+        """What these write from now on is no evidence: their groups are about to be aborted."""
+        for path, rank in self._ranks.items():
+            if rank in ranks and path in self._files:
+                self._evidence_ends[path] = os.fstat(self._files[path].fileno()).st_size
+
     def finish(
-        self, exits: Mapping[int, Exit], hang: Hang | None, *, starting_up: bool
+        self,
+        exits: Mapping[int, Exit],
+        hang: Hang | None,
+        *,
+        starting_up: bool | None,
+        driver: Mapping[int, Sequence[str]],
+        last_words: Mapping[int, str],
     ) -> LiveDiagnosis:
         """Read to the end and judge. Blocks until that is done.
 
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
         nothing else. ``hang`` is what the hang watch has found.
-        ``starting_up``: the workers never got as far as a process group.
+        ``starting_up``: not all process groups have completed a collective; None: not known.
+        ``driver`` are lines about the GPUs of ranks that failed, ``last_words`` what scripts have
+        handed to ``sys.exit``.
         """
         self._finishing.set()
         self._watch.wake()
@@ -69,7 +92,11 @@ class LiveScan:
         for file in self._files.values():
             file.close()
         if self._scanner is None or self._failure is not None:
-            return LiveDiagnosis(_unknown(self._failure), steps=0, error=self._failure)
+            return unread(self._failure)
+        for rank, lines in driver.items():
+            self._scanner.feed(rank, DRIVER, "".join(f"{line}\n" for line in lines).encode())
+        for rank, text in last_words.items():
+            self._scanner.feed(rank, EXITS, f"SystemExit: {text}\n".encode())
         for rank, end in exits.items():
             self._scanner.add_exit(rank, code=end.code, signal=end.signal)
         if hang is not None:
@@ -97,13 +124,17 @@ class LiveScan:
             self._watch.wait()
 
     def _read(self, scanner: Scanner, path: Path) -> bool:
+        at = self._files[path].tell()
         data = self._files[path].read(_CHUNK)
         if data:
-            scanner.feed(self._ranks[path], str(path), data)
+            end = self._evidence_ends.get(path, at + len(data))
+            scanner.feed(self._ranks[path], str(path), data[: max(0, end - at)])
             self._printed.feed(path, data)
         return bool(data)
 
 
-def _unknown(failure: Exception | None) -> Report:
+def unread(failure: Exception | None) -> LiveDiagnosis:
+    """The diagnosis of output that could not be read, because of ``failure``."""
     summary = f"the output could not be classified: {failure}"
-    return Report(Classification(class_="unknown", confidence=0.0, summary=summary), (), Stats())
+    unknown = Classification(class_="unknown", confidence=0.0, summary=summary)
+    return LiveDiagnosis(Report(unknown, (), Stats()), steps=0, error=failure)

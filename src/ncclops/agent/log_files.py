@@ -28,12 +28,18 @@ def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
     }
 
 
-def shown(run: RunDirectory, ranks: Sequence[int], choice: Shown) -> list[Source]:
-    """What the terminal shows; ``choice`` is in local ranks, the positions in ``ranks``."""
+def shown(
+    run: RunDirectory, ranks: Sequence[int], choice: Shown, attached: int | None = None
+) -> list[Source]:
+    """What the terminal shows; ``choice`` is in local ranks, the positions in ``ranks``.
+
+    ``attached``: the rank that has standard input.
+    """
     sources = []
     for local_rank, rank in enumerate(ranks):
         if local_rank in choice.stdout:
-            sources.append(Source(rank, run.paths.rank(rank).stdout_log, to_stderr=False))
+            path, as_is = run.paths.rank(rank).stdout_log, rank == attached
+            sources.append(Source(rank, path, to_stderr=False, as_is=as_is))
         if local_rank in choice.stderr:
             sources.append(Source(rank, run.paths.rank(rank).stderr_log, to_stderr=True))
     return sources

@@ -16,6 +16,7 @@ class Screen:
         self._streams = {False: stdout, True: stderr}
         self._gone: set[bool] = set()
         self._progress: tuple[bool, bytes] | None = None  # what stands unfinished on the terminal
+        self._in_line = False  # something as it is, such as a prompt, has not ended its line
 
     def is_terminal(self, to_stderr: bool) -> bool:
         return self._streams[to_stderr].isatty()
@@ -28,13 +29,26 @@ class Screen:
 
     def write(self, text: bytes, *, to_stderr: bool) -> None:
         """Write whole lines."""
-        self._clear_progress()
+        self.end_line()
         self._write(text, to_stderr)
+
+    def write_as_is(self, text: bytes) -> None:
+        """Write on stdout what need not end with a line."""
+        self._clear_progress()
+        self._write(text, to_stderr=False)
+        self._in_line = not text.endswith(b"\n")
+
+    def end_line(self) -> None:
+        """What is written next begins a line."""
+        self._clear_progress()
+        if self._in_line:
+            self._write(b"\n", to_stderr=False)
+            self._in_line = False
 
     def show_progress(self, prefix: bytes, text: bytes, *, to_stderr: bool) -> None:
         """Replace the unfinished line at the bottom of a terminal; nothing happens elsewhere."""
         shown = (to_stderr, prefix + text)
-        if not self.is_terminal(to_stderr) or shown == self._progress:
+        if not self.is_terminal(to_stderr) or shown == self._progress or self._in_line:
             return
         self._clear_progress()
         columns = os.get_terminal_size(self._streams[to_stderr].fileno()).columns

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 
 from ncclops.host import prctl
 from ncclops.restart.store_server import load_tcp_store, serve
@@ -19,7 +20,8 @@ def main(arguments: list[str]) -> None:
     fd, port, agent_pid = map(int, arguments)
     prctl.die_with_parent(agent_pid, signal.SIGKILL)
     store = serve(fd, port, load_tcp_store())
-    print(f"serving on port {store.port}", flush=True)
+    with suppress(OSError):  # a full disk
+        print(f"serving on port {store.port}", flush=True)
     signal.pause()
 
 

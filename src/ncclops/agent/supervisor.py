@@ -9,6 +9,7 @@ Both are subreapers and watch each other, so either may be killed with SIGKILL:
 - the supervisor dies: the kernel sends the agent SIGTERM, and it stops the workers gracefully;
 - the agent dies: the kernel ends the workers, and the supervisor ends the processes that they left.
 Both at once: the kernel ends the workers (their parent death signal).
+An agent whose event loop is held, by a file system that hangs, is ended once the run is to end.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
+from ncclops.agent.pulse import SILENT, Pulse
 from ncclops.classify.wording import signal_name
+from ncclops.durations import format_duration
+from ncclops.exhausted import described
 from ncclops.host import prctl, process_tree
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.
@@ -38,19 +44,23 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
 # then, so only their helpers (loggers, uploaders) are left to flush something.
 _LEFTOVER_GRACE = timedelta(seconds=3)
+_LOOK_EVERY_S = 1.0
 
 
 def hold(
-    agent: Callable[[], int],
+    agent: Callable[[Pulse], int],
     *,
     handed_over: Sequence[socket.socket] = (),
     ready: Callable[[], None] = lambda: None,
+    silent: timedelta = SILENT,
 ) -> int:
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
     ``handed_over`` are the agent's from here on: were one open in this process too, its port would
     stay taken when the agent has closed it. On return not one descendant of this process is left.
-    An agent that was killed by a signal counts as exit code 1, and is reported on stderr.
+    An agent that was killed by a signal counts as exit code 1, and is reported on stderr. One that
+    does not answer for ``silent`` is killed once a signal asks for the end, and that is the exit
+    code's.
     ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
     prctl.become_subreaper()
@@ -61,37 +71,49 @@ def hold(
     watched = signals | {signal.SIGCHLD}
     # Blocked before the fork, so that a signal in between waits for the process that takes it next.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    pulse = Pulse(silent)
     ready()
     sys.stdout.flush()
     sys.stderr.flush()
     agent_pid = os.fork()
     if agent_pid == 0:
-        _be_agent(agent, supervisor_pid)
+        _be_agent(agent, pulse, supervisor_pid)
     for listener in handed_over:
         listener.close()
-    status = _wait(agent_pid, watched)
+    status = _wait(agent_pid, watched, pulse)
     survivors = process_tree.end_descendants(_LEFTOVER_GRACE)
     if survivors:
-        sys.stderr.write(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
+        _say(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
+    if isinstance(status, signal.Signals):
+        _say(
+            f"ncclops: the agent has not answered for {format_duration(silent)} (a file system or a"
+            " driver hangs): it was killed and its workers ended; the verdict may be missing\n"
+        )
+        return 128 + status
     if os.WIFSIGNALED(status):
         name = signal_name(os.WTERMSIG(status))
-        sys.stderr.write(f"ncclops: the agent was killed by {name}; its workers were ended\n")
+        _say(f"ncclops: the agent was killed by {name}; its workers were ended\n")
         return 1
     return os.WEXITSTATUS(status)
 
 
-def _be_agent(agent: Callable[[], int], supervisor_pid: int) -> None:
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        sys.stderr.write(text)
+
+
+def _be_agent(agent: Callable[[Pulse], int], pulse: Pulse, supervisor_pid: int) -> None:
     """Never returns: what runs here must not fall back into the supervisor's call stack."""
     code = 1
     try:
         os.setsid()
         prctl.become_subreaper()
         prctl.die_with_parent(supervisor_pid, signal.SIGTERM)
-        code = agent()
+        code = agent(pulse)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
     except OSError as error:  # no memory, no processes, no space: a traceback would not explain it
-        sys.stderr.write(f"ncclops: error: the agent crashed: {error}\n")
+        sys.stderr.write(f"ncclops: error: the agent crashed: {described(error)}\n")
     except BaseException:  # noqa: BLE001 - the boundary of the process; shown, then exit 1
         import traceback
 
@@ -102,14 +124,29 @@ def _be_agent(agent: Callable[[], int], supervisor_pid: int) -> None:
         os._exit(code)
 
 
-def _wait(agent_pid: int, watched: set[signal.Signals]) -> int:
+def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | signal.Signals:
+    """How the agent ended; the signal that asked for the end, where it had to be killed then."""
+    asked: tuple[signal.Signals, float] | None = None
     while True:
         pid, status = os.waitpid(agent_pid, os.WNOHANG)
         if pid == agent_pid:
             return status
-        received = signal.sigwait(watched)
-        if received is not signal.SIGCHLD:
+        received = _next(watched, None if asked is None else _LOOK_EVERY_S)
+        if received in _ENDING:
+            asked = asked or (received, time.monotonic())
+        if received is not None and received is not signal.SIGCHLD:
             os.kill(agent_pid, received)
         if received in _ENDING:
             # An agent that was stopped (SIGSTOP) would never get it.
             os.kill(agent_pid, signal.SIGCONT)
+        if asked is not None and pulse.is_silent(asked[1]):
+            os.kill(agent_pid, signal.SIGKILL)
+            return asked[0]  # whoever waits for what is left sees to the agent as well
+
+
+def _next(watched: set[signal.Signals], limit_s: float | None) -> signal.Signals | None:
+    """The next of these signals; None if none comes in time."""
+    if limit_s is None:
+        return signal.Signals(signal.sigwait(watched))
+    info = signal.sigtimedwait(watched, limit_s)
+    return None if info is None else signal.Signals(info.si_signo)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.retrying import Escalated
+from ncclops.record.events import ScriptFailedEvent
 from ncclops.record.verdict_record import WorkerEnding
+from ncclops.record.worker_commands import EndingCommand
 
 
 @dataclass
@@ -21,10 +23,20 @@ class Team:
     entered: set[int] = field(default_factory=set)  # ranks that the restart core looks after
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
+    finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
+    leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
+    script_failures: dict[int, ScriptFailedEvent] = field(default_factory=dict)  # each rank's last
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
+    ended_for_hang: set[int] = field(default_factory=set)  # by the agent, and the others go on
     last_faulty: int | None = None
+    ending: bool = False  # the workers were told that nothing starts again
+    why_ended: dict[int, str] = field(default_factory=dict)  # ranks that the restart core has ended
+
+    explained: dict[int, str] = field(
+        default_factory=dict
+    )  # why ranks died, as the agent has found
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
@@ -33,10 +45,28 @@ class Team:
     def ranks_ended(self) -> set[int]:
         return {worker.rank for worker in self.ended}
 
+    def starting_up(self) -> bool | None:
+        """Whether the attempt failed before each process group had completed a collective.
+
+        As the ranks say whose script failed in the last iteration; None where that is not known.
+        """
+        failures = self.script_failures.values()
+        last = max((failure.iteration for failure in failures), default=0)
+        told = {failure.starting_up for failure in failures if failure.iteration == last} - {None}
+        if told:
+            return True in told
+        return None if self.bootstrapped else True
+
     def send(self, signum: signal.Signals) -> None:
         """Send ``signum`` to all that run."""
         for worker in self.running():
             worker.send(signum)
+
+    def announce_end(self, reason: str) -> None:
+        """Have no worker start the script again: the attempt is ending, because of ``reason``."""
+        self.ending = True
+        for worker in self.running():
+            worker.send_command(EndingCommand(reason=reason))
 
     def release(self) -> None:
         """Signal the workers that are ready to end, once all that run are."""
@@ -47,7 +77,7 @@ class Team:
 
     def final_failure(self) -> Worker | None:
         """The worker whose failure ends the attempt, if there is one."""
-        failed = [w for w in self.ended if w.exit is not None and not w.exit.ok]
+        failed = [worker for worker in self.ended if self.has_failed(worker)]
         if self.restarts_in_process and self.running():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
@@ -56,6 +86,15 @@ class Team:
             return None  # the job was finished by those that were left
         blamed = [worker for worker in failed if worker.rank == self.last_faulty]
         return next(iter(blamed + failed), None)
+
+    def has_failed(self, worker: Worker) -> bool:
+        """Whether ``worker`` has ended otherwise than with 0, and not died after its script had
+        ended well: another exit code is its own word.
+        """
+        ended = worker.exit
+        if ended is None or ended.ok:
+            return False
+        return ended.signal is None or worker.rank not in self.finished
 
     def ends_all(self, worker: Worker) -> bool:
         """Whether the failure of ``worker`` ends the attempt on all nodes of the job.
@@ -71,18 +110,30 @@ class Team:
         return [self._ending(worker) for worker in (*self.ended, *rest)]
 
     def failed_exits(self) -> dict[int, Exit]:
-        """How the ranks ended that failed by themselves."""
+        """How the ranks ended that failed by themselves: no agent or monitor process ended them."""
+        ended_by_us = self.asked_to_stop | self.hung | self.ended_for_hang | set(self.why_ended)
         return {
             worker.rank: worker.exit
             for worker in self.ended
             if worker.exit is not None
-            and not worker.exit.ok
-            and worker.rank not in self.asked_to_stop | self.hung
+            and self.has_failed(worker)
+            and worker.rank not in ended_by_us
         }
 
     def blamed_first(self) -> list[WorkerEnding]:
         """The endings, with the rank in front that the restart core blames."""
         return sorted(self.endings(), key=lambda ending: ending.rank != self.last_faulty)
+
+    def failed_meanwhile(self) -> list[WorkerEnding]:
+        """The endings, while the run was stopping, of ranks that failed by themselves.
+
+        Under restarts in place the others leave then as well.
+        """
+        return [
+            ending
+            for ending in self.blamed_first()
+            if not self.restarts_in_process or ending.signal or ending.rank == self.last_faulty
+        ]
 
     def _ending(self, worker: Worker) -> WorkerEnding:
         return WorkerEnding(
@@ -92,4 +143,5 @@ class Team:
             signal=worker.exit.signal if worker.exit else None,
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
             asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
+            finished=worker.rank in self.finished,
         )

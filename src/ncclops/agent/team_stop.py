@@ -8,14 +8,15 @@ the communicator with it. So the workers are to end at one point of the script:
     they have no process group      at once: nothing can be cut
     their optimizers have updated   after an update that none of them has passed
 
-Before the first step and update either may still come, so both are waited for. Where neither comes
-within the grace time, a line says so; then all groups are aborted, and after that the processes
-are signalled.
+Before the first step and update either may still come, so both are waited for, unless ranks have
+printed steps: then neither will. Where there is no point, or it does not come within the grace
+time, a line says so; then all groups are aborted, and after that the processes are signalled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -30,10 +31,11 @@ from ncclops.agent.job import Job
 from ncclops.agent.stop_agreement import StopAgreement, StopWay
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
+from ncclops.durations import format_duration
 from ncclops.host import process_tree
 from ncclops.record import progress
 from ncclops.record.events import StopAgreedEvent, StopForcedEvent, StopRequestedEvent
-from ncclops.record.progress import Progress
+from ncclops.record.progress import INPUT_PHASE, WARM_AFTER_STEPS, Progress
 from ncclops.record.stop_point import Clock, StopPage, highest_reading
 from ncclops.record.worker_commands import AbortCommand
 
@@ -43,6 +45,12 @@ _LOOK_EVERY_S = 0.05
 _LEAD_STEPS = 2
 # An abort takes milliseconds where it works at all.
 _ABORT_LIMIT = timedelta(seconds=5)
+# Ranks that an abort lets out of a collective end by its exception, unless they handle that. Those
+# that are in none yet do not notice.
+_LEAVE_WITHIN = timedelta(seconds=2)
+
+_NO_CLOCK = "no rank has reported a step or updated an optimizer"
+_REMEDY = "`ncclops.receipt.step(n)` in its loop a script ends after a step"
 
 
 class Way(Enum):
@@ -53,15 +61,21 @@ class Way(Enum):
     EITHER = auto()  # no rank has come to its first step or update
     SIGNAL = auto()
     UNSETTLED = auto()  # some ranks have come to their first, and some have not
+    NONE = auto()  # ranks train, but report no steps and have no optimizer; or one waits for input
 
 
-def find_way(seen: list[Progress | None], *, grouped: bool, handles_sigterm: bool) -> Way:
+def find_way(
+    seen: list[Progress | None], *, grouped: bool, handles_sigterm: bool, trains: bool = False
+) -> Way:
     """The way to stop ranks of which ``seen`` are the pages (None: it has none).
 
     ``grouped``: there are process groups. ``handles_sigterm``: the script has a SIGTERM handler,
-    which is used where nothing else could write a last checkpoint.
+    which is used where nothing else could write a last checkpoint. ``trains``: steps have been
+    printed, by whichever iteration of a script that restarts in place.
     """
     pages = [page for page in seen if page is not None]
+    if any(page.phase == INPUT_PHASE for page in pages):
+        return Way.NONE
     whole = len(pages) == len(seen)
     if handles_sigterm and not (whole and all(page.stop_callbacks for page in pages)):
         return Way.SIGNAL
@@ -72,8 +86,9 @@ def find_way(seen: list[Progress | None], *, grouped: bool, handles_sigterm: boo
         return Way.SIGNAL
     if whole and all(page.updates for page in pages) and not _may_all_step(pages):
         return Way.UPDATES
-    began = any(stepped) or any(page.updates for page in pages)
-    return Way.UNSETTLED if began else Way.EITHER
+    if any(stepped) or any(page.updates for page in pages):
+        return Way.UNSETTLED
+    return Way.NONE if trains and not any(page.iteration for page in pages) else Way.EITHER
 
 
 def _may_all_step(pages: list[Progress]) -> bool:
@@ -84,6 +99,7 @@ def _may_all_step(pages: list[Progress]) -> bool:
 class TeamStop:
     """One stop of one team. ``page`` is None where none could be made.
 
+    ``steps_printed``: how many a rank's output shows.
     ``others``: how the agents of the other nodes agree on it, if there are any; ``spare``: this
     node's ranks wait in reserve, unless they have been called.
     """
@@ -97,6 +113,7 @@ class TeamStop:
         page: StopPage | None,
         say: Callable[[str], None],
         note: Callable[[str], None],
+        steps_printed: Callable[[int], int],
         others: StopAgreement | None = None,
         *,
         spare: bool = False,
@@ -104,7 +121,9 @@ class TeamStop:
         self._job, self._team, self._stop = job, team, stop
         self._condition, self._page = condition, page
         self._say, self._note = say, note
+        self._steps_printed = steps_printed
         self._others, self._spare = others, spare
+        self._point: str | None = None  # where all are to end, once that is agreed
 
     async def run(self) -> None:
         """Stop the team; when this returns, none of it is left that SIGKILL could end."""
@@ -116,12 +135,23 @@ class TeamStop:
         if way is Way.SIGNAL:
             limit = self._left()
         elif not self._stop.hurry:
-            await self._abort_groups(self._why_by_force())
+            await self._abort_groups(self._why_by_force(way))
         await self.signal_all(limit)
 
     async def force(self, why: str) -> None:
         """Stop the team now: there is nothing to wait for."""
         await self._abort_groups(why)
+        await self.signal_all(self._job.stop_grace)
+
+    async def end_rest(self) -> None:
+        """End the ranks that are left after another one's failure.
+
+        In a collective with that one no handler and no ``finally`` of the script would run.
+        """
+        await self._abort()
+        if self._team.bootstrapped:
+            over = lambda: not self._team.running() or self._stop.hurry  # noqa: E731
+            await self._condition.until(over, min(_LEAVE_WITHIN, self._job.stop_grace))
         await self.signal_all(self._job.stop_grace)
 
     async def signal_all(self, limit: timedelta) -> None:
@@ -142,15 +172,33 @@ class TeamStop:
         """Until all have ended at one point, the grace time is over, or there is no such point."""
         while not self._is_over():
             way = self._way()
-            if way is Way.SIGNAL:
+            if way in (Way.SIGNAL, Way.NONE):
                 return way
             if clocks := _CLOCKS.get(way):
                 for clock in clocks:
                     self._agree(clock)
+                if way is Way.EITHER:
+                    return await self._until_first()
                 await self._until_over()
                 return way
             await asyncio.sleep(_LOOK_EVERY_S)
         return Way.UNSETTLED
+
+    async def _until_first(self) -> Way:
+        """Until all have ended at the first step or update, if one comes."""
+        self._tell_what_is_missing()
+        while not self._is_over():
+            if self._way() is Way.NONE:
+                return Way.NONE
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return Way.EITHER
+
+    def _tell_what_is_missing(self) -> None:
+        left = timedelta(seconds=math.ceil(self._left().total_seconds()))
+        self._note(
+            f"{_NO_CLOCK} yet: all ranks end after the first one, and if none comes within"
+            f" {format_duration(left)} by SIGTERM, wherever they are; with {_REMEDY}"
+        )
 
     async def _end_with(self, others: StopAgreement) -> Way:
         """The same together with the agents of other nodes, which all have to take part."""
@@ -182,9 +230,13 @@ class TeamStop:
 
     async def _find_common_way(self, others: StopAgreement) -> Way:
         """Offer the way that this node's ranks have, and find out which one all nodes have."""
-        mine: Way | None = None
+        mine, told = None, False
         while not self._is_over() and not others.by_signals:
-            if mine is None and (way := self._way()) in _SHARED_WAYS:
+            way = self._way() if mine is None else mine
+            if way is Way.EITHER and not told:
+                told = True
+                self._tell_what_is_missing()
+            if mine is None and way in _SHARED_WAYS:
                 mine = way
                 paths = [self._page_of(worker.rank) for worker in self._team.running()]
                 clocks = _CLOCKS.get(way)
@@ -195,7 +247,9 @@ class TeamStop:
             # No event says when ranks come to their first step.
             limit = timedelta(seconds=_LOOK_EVERY_S) if mine is None else self._left()
             await self._condition.until(partial(self._has_changed, others, (None, False)), limit)
-        return Way.SIGNAL if others.by_signals else Way.UNSETTLED
+        if not others.by_signals:
+            return Way.UNSETTLED
+        return Way.NONE if mine is Way.NONE else Way.SIGNAL
 
     def _has_begun(self) -> bool:
         pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
@@ -224,6 +278,7 @@ class TeamStop:
             [progress.read(self._page_of(worker.rank)) for worker in running],
             grouped=bool(self._team.bootstrapped),
             handles_sigterm=any(_handles_sigterm(worker.pid) for worker in running),
+            trains=any(self._steps_printed(each.rank) >= WARM_AFTER_STEPS for each in running),
         )
 
     def _agree(self, clock: Clock) -> None:
@@ -233,13 +288,18 @@ class TeamStop:
         self._report_agreed(clock, point)
 
     def _report_agreed(self, clock: Clock, point: int) -> None:
-        ranks = [worker.rank for worker in self._team.running()]
+        running = self._team.running()
+        ranks = [worker.rank for worker in running]
         if clock is Clock.STEPS:
-            name, agreed = "step", StopAgreedEvent(step=point, ranks=ranks)
+            name, agreed = f"step {point}", StopAgreedEvent(step=point, ranks=ranks)
         else:
-            name, agreed = "update", StopAgreedEvent(update=point, ranks=ranks)
+            pages = [progress.read(self._page_of(worker.rank)) for worker in running]
+            since = " since the restart" if any(page and page.iteration for page in pages) else ""
+            name, agreed = f"update {point}{since}", StopAgreedEvent(update=point, ranks=ranks)
         self._job.run.add(agreed)
-        self._note(f"all ranks end after {name} {point}")
+        if point:  # 0: the first, which may never come
+            self._point = name
+            self._note(f"all ranks are to end after {name}")
 
     def _page_of(self, rank: int) -> Path:
         return self._job.run.paths.rank(rank).progress
@@ -251,19 +311,35 @@ class TeamStop:
 
     # --- by force -------------------------------------------------------------------------------
 
-    def _why_by_force(self) -> str:
+    def _why_by_force(self, way: Way) -> str:
         failed = self._team.final_failure()
         if failed is not None:
             return f"rank {failed.rank} has failed meanwhile"
-        return "the grace time is over"
+        if way is Way.NONE and self._at_input():
+            return "a rank waits for input"
+        if way is Way.NONE:
+            return f"no rank reports steps or has an optimizer; with {_REMEDY}"
+        if self._point is not None:
+            return f"the grace time is over, and not all ranks have come to {self._point}"
+        without = f", and {_NO_CLOCK}" if way is Way.EITHER else ""
+        return f"the grace time is over{without}"
+
+    def _at_input(self) -> bool:
+        pages = (progress.read(self._page_of(worker.rank)) for worker in self._team.running())
+        return any(page is not None and page.phase == INPUT_PHASE for page in pages)
 
     async def _abort_groups(self, why: str) -> None:
-        team = self._team
-        ranks = [worker.rank for worker in team.running()]
+        ranks = [worker.rank for worker in self._team.running()]
         self._job.run.add(StopForcedEvent(ranks=ranks, reason=why))
         self._say(f"{why}: aborting the process groups of {len(ranks)} workers, then SIGTERM")
-        team.asked_to_stop |= set(ranks)
+        await self._abort()
+
+    async def _abort(self) -> None:
+        """Abort all process groups; what ends from now on ends because of us."""
+        team = self._team
+        team.asked_to_stop |= {worker.rank for worker in team.running()}
         asked = {worker.rank for worker in team.running() if worker.send_command(AbortCommand())}
+        asked &= team.bootstrapped  # a program that is none of ours does not answer
         await self._condition.until(lambda: asked <= team.aborted | team.ranks_ended, _ABORT_LIMIT)
 
 
@@ -279,6 +355,7 @@ _SHARED_WAYS = {
     Way.STEPS: StopWay.STEPS,
     Way.UPDATES: StopWay.UPDATES,
     Way.SIGNAL: StopWay.SIGNAL,
+    Way.NONE: StopWay.SIGNAL,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable, Sequence
 
 from ncclops.agent import log_files
@@ -12,6 +11,7 @@ from ncclops.agent.condition import Condition
 from ncclops.agent.echo import Echo, Source
 from ncclops.agent.job import Job
 from ncclops.agent.screen import Screen
+from ncclops.record.answer import Answer
 
 
 class Terminal:
@@ -28,7 +28,7 @@ class Terminal:
 
     def follow(self, ranks: Sequence[int]) -> None:
         """Show what these write too, by local rank; those that are followed stay as they are."""
-        self._shown = log_files.shown(self._job.run, ranks, self._job.shown)
+        self._shown = log_files.shown(self._job.run, ranks, self._job.shown, self._job.attached)
         self._echo.follow(self._shown)
 
     def lose(self, rank: int, others: Sequence[int]) -> None:
@@ -64,11 +64,10 @@ class Terminal:
         """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        def finish() -> None:
-            self._echo.finish()
+        def finished() -> None:
             loop.call_soon_threadsafe(done.set)
             loop.call_soon_threadsafe(condition.notify)
 
-        threading.Thread(target=finish, name="ncclops-echo-end", daemon=True).start()
+        Answer(self._echo.finish, then=finished)
         await condition.until(lambda: done.is_set() or give_up())
         return done.is_set()

@@ -1,4 +1,4 @@
-"""What is printed at the end of a run: the first failure in full, the outcome in a line."""
+"""What is printed at the end of a run: the outcome in a line, and how it came to that."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ncclops.decision.outcome import headline
+from ncclops.diagnose import story_text
 from ncclops.goodput import Goodput, describe, measure, spans
+from ncclops.plain_text import plain
 from ncclops.rank_lists import ranks_named
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import event_log
@@ -19,14 +20,12 @@ from ncclops.record.run_directory import RunDirectory
 from ncclops.record.tail import last_lines
 from ncclops.record.verdict_record import (
     VERDICT,
-    FailureClass,
     FirstFailure,
     JudgedReceipt,
     VerdictRecord,
     WorkerEnding,
 )
 
-_PROOF_CHARS = 200
 _TAIL_LINES = 25  # a traceback with its cause, on one screen
 
 
@@ -52,19 +51,6 @@ def first_failure(
     )
 
 
-def _classified(found: FailureClass, run: RunDirectory) -> list[str]:
-    """The class, the line that proves it, whether it may be retried, and what to do."""
-    lines = [f"class: {found.class_} (confidence {found.confidence:.2g}): {found.summary}"]
-    for proof in found.evidence[:1]:
-        path = Path(proof.file)
-        where = f"{run.shown(path)}:{proof.line}" if path.is_absolute() else proof.file
-        lines.append(f"proof: {where}: {proof.text[:_PROOF_CHARS]}")
-    if found.decision is not None:
-        lines.append(f"retry: {found.decision.reason}")
-    lines += [f"remedy: {remedy}" for remedy in found.remedy]
-    return lines
-
-
 def judge_receipt(run: Path, printed: PrintedReceipts) -> JudgedReceipt:
     """The liveness contract applied to the run.
 
@@ -87,7 +73,7 @@ def _receipt(receipt: JudgedReceipt) -> str:
         return f"receipt: none, the output shows no training ({receipt.verdict})"
     if not receipt.healthy:
         broken = next((rule for rule in receipt.rules if not rule.ok), None)
-        return f"receipt: {receipt.verdict}" + (f": {broken.note}" if broken else "")
+        return f"receipt: {receipt.verdict}" + (f": {broken.rule}: {broken.note}" if broken else "")
     figures = [f"{receipt.steps} steps"]
     if receipt.compile_warmup_s is not None:
         figures.append(f"warm-up {receipt.compile_warmup_s:.2f}s")
@@ -111,13 +97,14 @@ def print_verdict(
     """Print the outcome on stderr, and the document on stdout if ``as_json``.
 
     With ``quiet`` a good end is one line, with the path of the verdict. That line says as well
-    which ranks the job has lost.
+    which ranks the job has lost, and which node is to be replaced.
     """
-    lines = [] if quiet and verdict.exit_code == 0 else _described(verdict, run)
+    lines = [] if quiet and verdict.exit_code == 0 else _described(verdict)
     lost = f"; finished without {ranks_named(verdict.ranks_lost)}" if verdict.ranks_lost else ""
-    lines.append(f"verdict: {run.shown(run.paths.verdict)}{lost}")
+    broken = "".join(f"; rank {fault.rank}: {fault}" for fault in verdict.gpu_faults)
+    lines.append(f"verdict: {_where(run)}{lost}{broken}")
     with suppress(OSError):  # a terminal that has gone does not change the verdict
-        sys.stderr.write("".join(f"ncclops: {line}\n" for line in lines))
+        sys.stderr.write("".join(f"ncclops: {plain(line)}\n" for line in lines))
         sys.stderr.flush()
         if as_json:
             json.dump(VERDICT.to_json(verdict), sys.stdout, indent=2)
@@ -125,16 +112,30 @@ def print_verdict(
             sys.stdout.flush()
 
 
-def _described(verdict: VerdictRecord, run: RunDirectory) -> list[str]:
-    """The outcome, the first failure in full, its class, the receipt, where the time went."""
-    failure = verdict.first_failure
-    why = verdict.reason if failure is None else headline(failure)
-    lines = [f"{verdict.outcome} after {verdict.seconds:.1f}s: {why}"]
-    if failure is not None:
-        where = "" if failure.host == run.node else f" on {failure.host}"
-        lines += [*(f"    {line}" for line in failure.tail), f"log: {failure.log}{where}"]
-    if verdict.classification is not None:
-        lines += _classified(verdict.classification, run)
+def print_crash(verdict: VerdictRecord, run: RunDirectory) -> None:
+    """Print on stderr how the agent ended, where it could not go on."""
+    with suppress(OSError):
+        sys.stderr.write(f"ncclops: {verdict.outcome}: {plain(verdict.reason)}\n")
+        sys.stderr.write(f"ncclops: verdict: {plain(_where(run))}\n")
+        sys.stderr.flush()
+
+
+def _where(run: RunDirectory) -> str:
+    where = run.shown(run.paths.verdict)
+    if run.verdict_problem is None:
+        return where
+    return f"cannot be written ({run.verdict_problem}) to {where}"
+
+
+def _described(verdict: VerdictRecord) -> list[str]:
+    """The outcome and the story of a failure, the receipt, where the time went."""
+    without = f" without {ranks_named(verdict.ranks_lost)}" if verdict.ranks_lost else ""
+    story = verdict.story
+    why = verdict.reason if story is None else story.what
+    lines = [f"{verdict.outcome}{without} after {verdict.seconds:.1f}s: {story_text.shown(why)}"]
+    if story is not None:
+        lines += [f"  {label:<8} {text}" for label, text in story_text.rows(story)]
+    lines += [str(slow) for slow in verdict.slow_ranks]
     if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
         lines.append(_receipt(verdict.receipt))
     if verdict.goodput is not None and (goodput := describe(verdict.goodput)) is not None:

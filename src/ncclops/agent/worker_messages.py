@@ -6,18 +6,23 @@ from msgspec.structs import replace
 
 from ncclops.agent.team import Team
 from ncclops.decision.retrying import Escalated
+from ncclops.diagnose.story_text import shown
+from ncclops.rank_lists import ranks_named
 from ncclops.record.events import (
     BootstrappedEvent,
     EnteredEvent,
     EscalationEvent,
     Event,
+    ExitingEvent,
     FaultEvent,
+    FinishedEvent,
     GroupsAbortedEvent,
     GroupTimeoutEvent,
     OwnWrapperEvent,
     ReadyToEndEvent,
     ResourceGrowthEvent,
     RestartEvent,
+    ScriptFailedEvent,
 )
 from ncclops.record.run_directory import RunDirectory
 
@@ -34,30 +39,76 @@ _COPIED = (
 )
 
 
+def _is_known(escalated: Escalated, before: Escalated | None) -> bool:
+    """All ranks report it, and one event is enough. But a rank that is ended since it waited for
+    others does not know the failure, and what those that are left say replaces it."""
+    if before is None:
+        return False
+    knows_failure = [
+        not each.failed_start or each.failure is not None for each in (before, escalated)
+    ]
+    return knows_failure[0] or not knows_failure[1]
+
+
+def _escalated(event: EscalationEvent) -> Escalated:
+    return Escalated(
+        to=event.to,
+        reason=event.reason,
+        failure=None if isinstance(event.failure, str) else event.failure,
+        failed_start=event.failed_start,
+        passing=event.passing,
+        hung=event.hung,
+    )
+
+
+# As the agent requests a restart for a hang.
+_FOUND_HUNG = "hang: "
+
+
+def restart_line(event: RestartEvent) -> str:
+    """What the terminal shows of a restart in place: who failed, where, and who goes on."""
+    who = ranks_named(event.faulty_ranks[:1])
+    more = f" and {event.alike} more rank{'s' * (event.alike != 1)}" if event.alike else ""
+    place = "" if event.place is None else f" ({shown(event.place)})"
+    lost = f" without {ranks_named(event.ranks_lost)}" if event.ranks_lost else ""
+    again = f"restart {event.iteration} in place{lost}"
+    what = event.cause.removeprefix(f"{who}: ")
+    if what.startswith(_FOUND_HUNG):
+        return f"{who} hangs: {again}"  # the evidence was shown when it was found
+    return f"{who}{more}: {what}{place}: {again}"
+
+
 def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
     """Act on what the worker of ``rank`` has reported, which may be about another rank."""
-    if isinstance(event, EscalationEvent) and team.escalation is not None:
-        return  # all ranks report it; one event is enough
+    if isinstance(event, EscalationEvent) and (
+        team.ending or _is_known(_escalated(event), team.escalation)
+    ):
+        return  # once the attempt is ending, that is why ranks leave
     about = rank if event.rank is None else event.rank
     match event:
         case EnteredEvent():
             team.entered.add(about)
+        case FinishedEvent():  # on all ranks
+            team.leaving.add(about)
+            team.finished |= {worker.rank for worker in team.running()} | {about}
+        case ExitingEvent():
+            team.leaving.add(about)
+            team.finished.add(about)
         case ReadyToEndEvent():
             team.ready_to_end.add(about)
             team.release()
         case BootstrappedEvent():
             team.bootstrapped.add(about)
+        case ScriptFailedEvent() if not team.ending:  # else its groups were aborted
+            team.script_failures[about] = event
         case GroupsAbortedEvent():
             team.aborted.add(about)
         case FaultEvent():
             team.last_faulty = about
+        case RestartEvent():
+            why = event.why_ended
+            team.why_ended |= {int(lost): why[lost] for lost in why if lost.isdecimal()}
         case EscalationEvent():
-            failure = None if isinstance(event.failure, str) else event.failure
-            team.escalation = Escalated(
-                to=event.to,
-                reason=event.reason,
-                failure=failure,
-                failed_start=event.failed_start,
-            )
+            team.escalation = _escalated(event)
     if isinstance(event, _COPIED):
         run.add(replace(event, rank=about, node=""))

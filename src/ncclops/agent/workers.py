@@ -11,10 +11,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ncclops.agent.attached import Streams
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.record import worker_commands
+from ncclops.record.regular_file import append_regular
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.variables import COMMANDS_FD
 from ncclops.record.worker_commands import WorkerCommand
@@ -109,7 +111,12 @@ class Worker:
 
     @classmethod
     def spawn(
-        cls, rank: int, argv: list[str], environ: dict[str, str], run: RunDirectory
+        cls,
+        rank: int,
+        argv: list[str],
+        environ: dict[str, str],
+        run: RunDirectory,
+        streams: Streams,
     ) -> Worker:
         """Start ``argv`` with its output appended to the rank's log files.
 
@@ -120,13 +127,13 @@ class Worker:
         ours.setblocking(False)
         with (
             theirs,
-            run.paths.rank(rank).stdout_log.open("ab") as out,
-            run.paths.rank(rank).stderr_log.open("ab") as err,
+            append_regular(run.paths.rank(rank).stdout_log) as out,
+            append_regular(run.paths.rank(rank).stderr_log) as err,
         ):
             process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdin=streams.stdin,
+                stdout=out if streams.stdout is None else streams.stdout,
                 stderr=err,
                 env=environ | {COMMANDS_FD: str(theirs.fileno())},
                 start_new_session=True,

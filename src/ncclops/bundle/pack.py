@@ -10,14 +10,26 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ncclops._version import __version__
-from ncclops.errors import UsageError
-from ncclops.record.paths import AGENT_LOG, EVENTS, NODES_LOG, RUN, STORE_LOG, VERDICT, RunPaths
-from ncclops.redaction.redactor import Redactor, rules
+from ncclops.errors import NcclopsError, UsageError
+from ncclops.record import environment_record
+from ncclops.record.paths import (
+    AGENT_LOG,
+    ENVIRONMENT,
+    EVENTS,
+    NODES_LOG,
+    RUN,
+    STORE_LOG,
+    VERDICT,
+    RunPaths,
+)
+from ncclops.redaction.marks import Mark, marks_of
+from ncclops.redaction.redactor import Redactor, redact_variables, rules
 
 SCHEMA = "ncclops.bundle/1"
 MANIFEST = "bundle.json"
@@ -99,7 +111,7 @@ def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bun
 
 
 def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle:
-    redactor = Redactor()
+    redactor = Redactor(_marks(run))
     packed: list[Packed] = []
     left_out: list[LeftOut] = []
     folder = archive.name.partition(".")[0]
@@ -118,6 +130,16 @@ def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle
         text = json.dumps(bundle.manifest(), indent=2).encode() + b"\n"
         tar.addfile(_entry(f"{folder}/{MANIFEST}", len(text), time.time()), io.BytesIO(text))
     return bundle
+
+
+def _marks(run: Path) -> Iterator[Mark]:
+    """Of the values of secrets in the environments of the run's ranks, and in this one."""
+    yield from marks_of(os.environ, redact_variables(os.environ))
+    for path in _walk(run):
+        if path.name == ENVIRONMENT:
+            with suppress(NcclopsError, OSError):
+                snapshot = environment_record.ENVIRONMENT.read(path)
+                yield from () if snapshot is None else snapshot.marks
 
 
 def _walk(run: Path) -> Iterator[Path]:

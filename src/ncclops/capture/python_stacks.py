@@ -24,7 +24,8 @@ _SUMMARY_CHARS = 300
 
 # What our own code, on the way out of the script, calls: formatting, mostly.
 _PLUMBING = re.compile(r"/lib/python3[.\d]*/(?!site-|dist-)|^<frozen ")
-_OURS = re.compile(r"/ncclops/(worker|restart)/\w+\.py$")
+# But for what stands around torch's calls within the script.
+_OURS = re.compile(r"/ncclops/(worker|restart)/(?!waits\.py)\w+\.py$")
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _why_empty(read: list[tuple[str, dict[str, Any]]]) -> str:
         return "no flight recorder: torch.distributed is not loaded, or its release has none"
     return (
         "the flight recorder is empty: no collective in this iteration, or the recorder is off "
-        "(TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE)"
+        "(TORCH_FR_BUFFER_SIZE, up to torch 2.7 TORCH_NCCL_TRACE_BUFFER_SIZE)"
     )
 
 

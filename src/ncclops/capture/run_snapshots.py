@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from ncclops.record import snapshot_files, snapshot_server_record
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
+from ncclops.stacks.ownership import user_frame, waits_in_our_loop
+from ncclops.stacks.parsing import main_thread, parse
 
 DEFAULT_LIMIT = timedelta(seconds=5)
 # Share of the limit after which a rank's stacks are taken without its help. A thread runs within
@@ -93,6 +96,34 @@ def collect_run(
     )
 
 
+def is_running(server: SnapshotServerRecord) -> bool:
+    """Whether the process on this machine has not ended; its number may be another one's by now."""
+    try:
+        if server.boot_id not in ("", process_view.boot_id()):
+            return False
+    except OSError:
+        return False
+    return process_view.is_same_process(server.pid, server.started_ticks)
+
+
+def describe_place(run: Path, rank: int, limit: timedelta = DEFAULT_LIMIT) -> str:
+    """Where a rank of this machine is in its script, as the end of a sentence: `` is at
+    /home/me/train.py:12 in load``, or why that is not known. Blocks for ``limit`` at most.
+    """
+    with tempfile.TemporaryDirectory(prefix="ncclops-") as out:
+        reason = _collect(run, rank, Path(out), limit.total_seconds(), "none")
+        try:
+            text = (snapshot_files.rank_dir(Path(out), rank) / snapshot_files.STACKS).read_text()
+        except OSError:
+            return f": {reason or 'it has written no stack'}"
+    stack = main_thread(parse(text))
+    frames = () if stack is None else stack.frames
+    if waits := next(filter(None, map(waits_in_our_loop, frames)), None):
+        return f" is {waits}"
+    frame = user_frame(frames)
+    return " is not in its script yet" if frame is None else f" is at {frame}"
+
+
 def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) -> str | None:
     """One rank's snapshot; why it did not answer, None if it did."""
     directory = snapshot_files.rank_dir(out, rank)
@@ -101,7 +132,7 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
         return _left_out(directory, _NO_SERVER)
     if server.host != socket.gethostname():
         return _left_out(directory, f"it runs on {server.host}: ask there")
-    if not process_view.is_same_process(server.pid, server.started_ticks):
+    if not is_running(server):
         return _left_out(directory, f"its process ({server.pid}) has ended", ended=True)
     view = _seen_from_outside(server)
     write_document(directory / snapshot_files.PROCESS, view)

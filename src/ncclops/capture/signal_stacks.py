@@ -8,14 +8,17 @@ waits for requests: the system calls of the training threads are not interrupted
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ncclops.host import process_view
 
 # Stacks of a thousand deep threads are smaller.
 _MOST_BYTES = 4 << 20
 _LOOK_EVERY_S = 0.002
+STACKS_NAME = "ncclops-stacks"  # of the memory file
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,10 @@ def dump_stacks(dumper: StackDumper, limit_s: float) -> str | None:
     """The stacks of all Python threads; None if the process does not take the signal in time.
 
     Nothing happens to a process that has not (or no longer) registered the signal: it would
-    otherwise be ended by it.
+    otherwise be ended by it. Neither to one without our memory file: what is recorded may be
+    damaged, and the number another process's by now.
     """
-    if not dumper.is_set:
+    if not dumper.is_set or not signal.SIGRTMIN < dumper.signal < signal.SIGRTMAX:
         return None
     if not any(process_view.signal_sets(dumper.pid, dumper.tid)):
         # The interpreter is ending, and its threads have gone but for the main one.
@@ -54,6 +58,8 @@ def dump_stacks(dumper: StackDumper, limit_s: float) -> str | None:
     except OSError:
         return None
     try:
+        if not Path(f"/proc/self/fd/{fd}").readlink().match(f"/memfd:{STACKS_NAME}*"):
+            return None
         start = os.fstat(fd).st_size
         if start > _MOST_BYTES:
             os.ftruncate(fd, 0)  # the process appends, wherever the end is

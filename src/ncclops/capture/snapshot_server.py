@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.capture.rank_snapshot import Identity, RankSnapshot, prepare
+from ncclops.capture.signal_stacks import STACKS_NAME
 from ncclops.host import process_view
 from ncclops.record import snapshot_server_record
 from ncclops.record.paths import RankPaths, RunPaths
@@ -85,10 +86,14 @@ class SnapshotServer:
         if self.who.rank_dir is None:
             return
         device = {name: os.environ[name] for name in _DEVICE if name in os.environ}
-        record = SnapshotServerRecord(
-            rank=self.who.rank, host=self.who.host, device=device, **vars(self.contact)
-        )
         with suppress(OSError):  # a full disk does not stop training
+            record = SnapshotServerRecord(
+                rank=self.who.rank,
+                host=self.who.host,
+                device=device,
+                boot_id=process_view.boot_id(),
+                **vars(self.contact),
+            )
             snapshot_server_record.write(RankPaths(self.who.rank_dir).snapshot_server, record)
 
     def _serve(self) -> None:
@@ -155,7 +160,7 @@ def _arm_stack_dump() -> tuple[int, int]:
 
     Signal 0: none is free, and stacks can only be had from Python.
     """
-    stacks_fd = os.memfd_create("ncclops-stacks", os.MFD_CLOEXEC)
+    stacks_fd = os.memfd_create(STACKS_NAME, os.MFD_CLOEXEC)
     _append_only(stacks_fd)
     caught = process_view.signal_sets(os.getpid(), os.getpid())[2]
     # From the top: the restart core, and others who need one, look from the bottom.

@@ -8,7 +8,7 @@ what follows a failure are read; in between, one more step changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 # Each begins with a fixed run of characters, by which `re` skips through text that has none.
@@ -66,10 +66,18 @@ def read_marks(block: bytes, last_hit: int) -> Marks:
         init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
         ended = ended or _END.search(block, start, stop) is not None
         begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
-    return Marks(_one_a_line(block, sorted(steps)), init, ended, begun)
+    shown = (offset for offset in sorted(steps) if not _is_quoted(block, offset))
+    return Marks(_one_a_line(block, shown), init, ended, begun)
 
 
-def _one_a_line(block: bytes, offsets: list[int]) -> tuple[int, ...]:
+def _is_quoted(block: bytes, offset: int) -> bool:
+    """Whether the line is the program's own, as a traceback quotes it: `assert loss < 1.0`."""
+    end = block.rfind(b"\n", 0, offset)
+    before = block[block.rfind(b"\n", 0, max(end, 0)) + 1 : max(end, 0)]
+    return b'File "' in before and b'", line ' in before
+
+
+def _one_a_line(block: bytes, offsets: Iterable[int]) -> tuple[int, ...]:
     kept: list[int] = []
     for offset in offsets:
         if not kept or _LINE_END.search(block, kept[-1], offset):

@@ -19,6 +19,7 @@ from ncclops.classify.model import Report
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 from ncclops.record.error_file import parse_error
+from ncclops.record.regular_file import advice, open_regular
 
 # Blocks that stay in the second-level cache are read three times as fast as larger ones.
 _READ_BYTES = 1 << 18
@@ -28,7 +29,7 @@ _STDIN = "-"
 # dumps, are left out by their names.
 _SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
 _ERROR_FILES = {"error.json", "reply.json"}
-_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE", "agent.log"}
+_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE", "agent.log", "worker.log"}
 # Stacks and dumps taken after the failure: they quote code, not what happened.
 _NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20
@@ -107,9 +108,13 @@ def _is_log(file: Path) -> bool:
     return file.suffix in _SUFFIXES and file.name not in _NOT_LOGS
 
 
+def _opened(file: Path) -> BufferedReader:
+    return BufferedReader(open_regular(file))
+
+
 def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
     try:
-        with file.open("rb") as stream:
+        with _opened(file) as stream:
             if file.name in _ERROR_FILES and inside:
                 _scan_error_file(scanner, stream, file)
             else:
@@ -118,7 +123,7 @@ def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
         reason = error.strerror or str(error)
         if not inside:
             raise UsageError(
-                f"cannot read {file}: {reason}; check the path and its mode"
+                f"cannot read {file}: {reason}{advice(error) or '; check the path and its mode'}"
             ) from error
         # One rank's file of thousands does not keep the others from being read.
         yield f"{file} was left out: {reason}"

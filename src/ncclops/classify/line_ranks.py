@@ -11,18 +11,19 @@ from pathlib import PurePath
 
 # torch >= 2.2 writes [rank3]:, and ours is the same; c10d adds [Rank 3] and [PG ... Rank 3].
 _NAMED = re.compile(
-    r"\[[Rr]ank ?(?P<a>\d+)\]|\[PG [^\]]*?Rank (?P<b>\d+)\]|^\W{0,6}[Rr]ank[ =:]?(?P<c>\d+)[\]:>]"
+    r"\[[Rr]ank ?(?P<a>\d{1,9})\]|\[PG [^\]]*?Rank (?P<b>\d{1,9})\]"
+    r"|^\W{0,6}[Rr]ank[ =:]?(?P<c>\d{1,9})[\]:>]"
 )
 # torchrun's --tee puts the role and the local rank; the local rank is all it knows.
-_ROLE_PREFIX = re.compile(r"\[(?:default|trainer|worker|train)(?P<rank>\d+)\]:")
+_ROLE_PREFIX = re.compile(r"\[(?:default|trainer|worker|train)(?P<rank>\d{1,9})\]:")
 # srun --label: the task id, which is the rank in every job that starts one task per GPU.
 _SRUN = re.compile(r"^\s*(?P<rank>\d{1,5}): ")
 # mpirun --tag-output: [job, rank].
-_MPIRUN = re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
-_SRUN_TASK = re.compile(r"srun: error: .*?: task (?P<rank>\d+):")
-_NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):(?:\d+ )?\d* ?\[-?\d+\]")
-_NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)")
-_SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)")
+_MPIRUN = re.compile(r"\[\d+,(?P<rank>\d{1,9})\]<std(?:out|err)>:")
+_SRUN_TASK = re.compile(r"srun: error: .*?: task (?P<rank>\d{1,9}):")
+_NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d{1,9}):(?:\d+ )?\d* ?\[-?\d+\]")
+_NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) n[Rr]anks (?P<size>\d{1,9})")
+_SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d{1,9}) \(local_rank: \d+\)")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)/")
 _FILE_RANK = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 

@@ -28,9 +28,11 @@ from ncclops.classify.model import (
     Signature,
 )
 from ncclops.errors import UsageError
+from ncclops.toml_files import load_toml
 
 _LISTS = (
-    "literals", "requires", "absent", "outranks", "remedy", "references", "examples", "near_misses",
+    "literals", "requires", "requires_all", "absent", "outranks", "echo_of", "remedy", "references",
+    "examples", "near_misses",
 )  # fmt: skip
 _REQUIRED = ("id", "class", "role", "literals", "summary", "examples", "near_misses")
 _REQUIRED_OF_FAILURES = ("retry", "remedy")
@@ -124,14 +126,21 @@ def _shipped() -> Iterator[Signature]:
 def _of_directory(directory: Path) -> Iterator[Signature]:
     try:
         files = sorted(directory.glob("*.toml"))
-        texts = [(file, file.read_text(encoding="utf-8")) for file in files]
-    except (OSError, UnicodeDecodeError) as error:
+        documents = [(file, _load(file)) for file in files]
+    except OSError as error:
         raise UsageError(f"cannot read signatures in {directory}: {error}") from error
-    if not texts:
+    if not documents:
         raise UsageError(f"no signatures in {directory}: expected at least one *.toml file there")
-    for file, text in texts:
-        for signature in parse_signatures(text, str(file)):
+    for file, document in documents:
+        for signature in _signatures_in(document, str(file), compile_patterns=True):
             yield replace(signature, origin=str(file))
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        return load_toml(file)
+    except ValueError as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from error
 
 
 def parse_signatures(text: str, where: str, *, compile_patterns: bool = True) -> list[Signature]:
@@ -140,9 +149,15 @@ def parse_signatures(text: str, where: str, *, compile_patterns: bool = True) ->
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
+    return _signatures_in(document, where, compile_patterns)
+
+
+def _signatures_in(document: dict[str, Any], where: str, compile_patterns: bool) -> list[Signature]:
     entries = document.pop("signature", None)
     if document or not isinstance(entries, list):
         raise UsageError(f"{where} must hold [[signature]] tables and nothing else at top level")
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{where}: each signature is a table, [[signature]]")
     return [_parse_entry(entry, where, compile_patterns) for entry in entries]
 
 
@@ -166,8 +181,10 @@ def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> S
         tier=entry.get("tier", Signature.default_tier(role, certainty)),
         phase=entry.get("phase"),
         requires=frozenset(lists["requires"]),
+        requires_all=frozenset(lists["requires_all"]),
         absent=frozenset(lists["absent"]),
         outranks=frozenset(lists["outranks"]),
+        echo_of=frozenset(lists["echo_of"]),
         cleared_by=entry.get("cleared_by", ""),
         teardown=entry.get("teardown", False),
         retry=retry,
@@ -244,17 +261,17 @@ def _problems_of_patterns(entry: dict[str, Any]) -> Iterator[str]:
     for key in ("pattern", "unless"):
         try:
             re.compile(entry.get(key, ""))
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             yield f"{key} is not a regular expression: {error}"
 
 
 def _check_names(loaded: SignatureSet) -> None:
     known = set(loaded.by_id)
     for signature in loaded.signatures:
-        named = signature.requires | signature.absent
+        named = signature.requires | signature.requires_all | signature.absent | signature.echo_of
         named |= {name for name in signature.outranks if not name.startswith("class:")}
         if missing := sorted(named - known):
             raise UsageError(
                 f"signature {signature.id!r} ({signature.origin}) refers to {missing[0]!r}, "
-                "which does not exist: check requires, absent and outranks"
+                "which does not exist: check requires, absent, outranks and echo_of"
             )

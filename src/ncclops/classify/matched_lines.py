@@ -11,6 +11,7 @@ from ncclops.classify.model import Signature, Stamp
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
 EVIDENCE_CHARS = 600
+_RANK_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Match:
 def accused(found: re.Match[str]) -> int | None:
     """The rank in the first filled group whose name begins with ``rank``."""
     named = (value for name, value in found.groupdict().items() if name.startswith("rank"))
-    return next((int(value) for value in named if value), None)
+    return next((int(value) for value in named if value and len(value) < _RANK_DIGITS), None)
 
 
 def by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
@@ -67,7 +68,11 @@ def strongest_on_line(matched: list[Match]) -> list[Match]:
     """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
     # What holds on a condition is settled when the whole log is known, not here.
     found = [m.signature for m in matched if not (m.signature.requires or m.signature.absent)]
-    firm = any(s.certainty != "weak" and s.role != "benign" for s in found)
+    failures = [s for s in found if s.role != "benign"]
+    firm = any(
+        s.certainty != "weak" and not any(other.outranks_signature(s) for other in failures)
+        for s in failures
+    )
 
     def survives(signature: Signature) -> bool:
         if any(other.outranks_signature(signature) for other in found):

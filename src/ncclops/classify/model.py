@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 SCHEMA = "ncclops.classify/1"
+# The ``file`` of evidence that was given as a value: how ranks ended, and hangs.
+EXITS, HANGS = "exit status", "hang watch"
 
 FailureClass = Literal[
     "bootstrap",
@@ -37,7 +39,9 @@ FailureClass = Literal[
     "preempted",
 ]
 FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
-CLASSES: tuple[str, ...] = ("healthy", "unknown", *FAILURE_CLASSES)
+# What a log without a failure comes to. Whether the job is healthy, its receipt says.
+NO_FAILURE_SEEN, BENIGN = "no-failure-seen", "benign"
+CLASSES: tuple[str, ...] = (NO_FAILURE_SEEN, BENIGN, "unknown", *FAILURE_CLASSES)
 
 Role = Literal["cause", "symptom", "victim", "benign"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -68,11 +72,13 @@ class Signature:
     ``pattern``: searched in the line; named group ``rank`` names the culprit, not the writer.
     ``unless``: the line does not count where this is found.
     ``requires``: ids of which at least one must have been seen (and no step completed since).
+    ``requires_all``: ids all of which must have been.
     ``absent``: ids none of which may have been seen anywhere.
     ``tier``: what competes with what; lower wins, ties are settled by time (see ``ranking``).
     ``cleared_by``: evidence after the line that proves it harmless: ``init``, ``step``, nothing
     short of a whole run of steps (the default), or ``never``.
     ``teardown``: a consequence when any other failure precedes it in the same log.
+    ``echo_of``: ids; a consequence when one of them precedes it in any log of the job.
     ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes, or
     ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, given the same way.
     """
@@ -98,8 +104,10 @@ class Signature:
     references: tuple[str, ...]
     examples: tuple[str, ...]
     near_misses: tuple[str, ...]
+    echo_of: frozenset[str] = frozenset()
     exits: frozenset[str] = frozenset()
     hang: bool = False
+    requires_all: frozenset[str] = frozenset()
     origin: str = "shipped"
 
     @staticmethod
@@ -207,9 +215,19 @@ class Classification:
         return self.retry_policy in ELIGIBLE_POLICIES
 
     @property
+    def shows_failure(self) -> bool:
+        """Whether something failed, as far as can be said: ``unknown`` may be a failure."""
+        return self.class_ not in (NO_FAILURE_SEEN, BENIGN)
+
+    @property
+    def names_failure(self) -> bool:
+        """Whether it is known what failed."""
+        return self.shows_failure and self.class_ != "unknown"
+
+    @property
     def exit_code(self) -> int:
         """The status ``ncclops classify --exit-code`` leaves with."""
-        if self.class_ == "healthy":
+        if not self.shows_failure:
             return 0
         if self.class_ == "unknown":
             return 12

@@ -144,7 +144,7 @@ def _reason_to_stop(
     """Why this job must not go on; None when it may."""
     policy = verdict.retry_policy
     rule = rules.policies[policy]
-    if verdict.class_ in ("unknown", "healthy"):
+    if not verdict.names_failure:
         return "no known failure explains the exit, and what is not known is not retried"
     if rule.action == "stop":
         return f"{verdict.class_} is not retried: {rule.why}"

@@ -10,6 +10,8 @@ from ncclops.classify.model import Hit, Report, Stats
 from ncclops.classify.observations import COLLECTIVES_DONE, Observations
 from ncclops.classify.verdicts import (
     evidence_for,
+    explained,
+    harmless_warnings,
     nothing_read,
     verdict_on,
     verdict_without_failure,
@@ -17,7 +19,8 @@ from ncclops.classify.verdicts import (
 
 _RESTART = "context-restart"
 _INIT_PHASE = "context-init-phase"
-# The tier of a signature that says only that a process ended: below all that say why.
+# The tier of a signature that says only that a process ended: below all that say why. What has
+# a tier beyond it is no failure: it says how the job ran.
 _LAST_TIER = 4
 
 
@@ -28,27 +31,37 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
     candidates = _conditions_met(candidates, seen)
     candidates = _not_recovered(candidates, context, seen)
     candidates = _explained_away(candidates)
-    crashes = _crashes_of_teardown(candidates, seen)
-    ordered = sorted(candidates, key=lambda hit: _rank_key(hit, crashes, seen))
+    consequences = _crashes_of_teardown(candidates, seen) | _echoes(candidates, seen)
+    ordered = sorted(candidates, key=lambda hit: _rank_key(hit, consequences, seen))
     if not ordered:
         verdict = nothing_read() if seen.is_empty else verdict_without_failure(seen)
-        return Report(verdict, (), stats, notes)
+        if verdict.shows_failure:
+            return Report(verdict, (), stats, notes)
+        lines, why = explained(harmless_warnings(seen))
+        return Report(verdict, lines, stats, notes + why)
     leader = ordered[0]
     verdict = verdict_on(leader, ordered, context, seen)
     return Report(verdict, tuple(evidence_for(leader, ordered)), stats, notes)
 
 
 def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
-    """Hits whose ``requires`` and ``absent`` hold."""
-    by_id: dict[str, list[Hit]] = {}
+    """Hits whose ``requires``, ``requires_all`` and ``absent`` hold."""
+    # By signature and source: how many steps came before the last of the hits that still count.
+    by_id: dict[str, dict[int, int]] = {}
     for hit in seen.hits:
-        by_id.setdefault(hit.signature.id, []).append(hit)
+        sources = by_id.setdefault(hit.signature.id, {})
+        # What has begun and is done explains nothing.
+        if hit.signature.cleared_by != "init" or not seen.init_follows(hit):
+            sources[hit.source] = max(hit.steps_before, sources.get(hit.source, 0))
     if seen.starting_up:
         by_id.pop(COLLECTIVES_DONE, None)
 
-    def fresh(fact: Hit, hit: Hit) -> bool:
-        # A condition that the job has since outrun by a step no longer explains anything.
-        return fact.source != hit.source or fact.steps_before >= hit.steps_before
+    def seen_before(name: str, hit: Hit) -> bool:
+        sources = by_id.get(name, {})
+        if len(sources) > (hit.source in sources):
+            return True
+        # Nor does what the job has since outrun by a step.
+        return sources.get(hit.source, -1) >= hit.steps_before
 
     def holds(hit: Hit) -> bool:
         signature = hit.signature
@@ -56,15 +69,23 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
             return False
         if seen.starting_up and _INIT_PHASE in signature.requires:
             return True
-        facts = [fact for name in signature.requires for fact in by_id.get(name, ())]
-        return not signature.requires or any(fresh(fact, hit) for fact in facts)
+        if not all(seen_before(name, hit) for name in signature.requires_all):
+            return False
+        return not signature.requires or any(seen_before(n, hit) for n in signature.requires)
 
     return [hit for hit in hits if holds(hit)]
 
 
 def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> list[Hit]:
     """Without what the job recovered from: harmless warnings, attempts followed by steps."""
-    restarts = [hit for hit in context if hit.signature.id == _RESTART]
+    last_restart = max(
+        (
+            seen.when(hit)
+            for hit in context
+            if hit.signature.id == _RESTART and seen.step_follows(hit)
+        ),
+        default=None,
+    )
     running = max((life.attempt for life in seen.lives if life.steps), default=0)
 
     def recovered(hit: Hit) -> bool:
@@ -77,10 +98,7 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
             return True
         if cleared_by == "init" and seen.init_follows(hit):
             return True
-        return any(
-            seen.when(hit) < seen.when(restart) and seen.step_follows(restart)
-            for restart in restarts
-        )
+        return last_restart is not None and seen.when(hit) < last_restart
 
     return [hit for hit in hits if not recovered(hit)]
 
@@ -96,9 +114,23 @@ def _explained_away(hits: list[Hit]) -> list[Hit]:
     return kept or hits
 
 
-def _rank_key(hit: Hit, crashes: set[int], seen: Observations) -> tuple[int, tuple[float, int]]:
+def _rank_key(
+    hit: Hit, consequences: set[int], seen: Observations
+) -> tuple[int, tuple[float, int]]:
     tier = hit.signature.tier
-    return max(tier, _LAST_TIER) if hit.order in crashes else tier, seen.when(hit)
+    return max(tier, _LAST_TIER) if hit.order in consequences else tier, seen.when(hit)
+
+
+def _echoes(hits: list[Hit], seen: Observations) -> set[int]:
+    """The orders of hits that a signature which they are an echo of came before."""
+    first: dict[str, tuple[float, int]] = {}
+    for hit in sorted(hits, key=seen.when):
+        first.setdefault(hit.signature.id, seen.when(hit))
+    return {
+        hit.order
+        for hit in hits
+        if any(first[name] < seen.when(hit) for name in hit.signature.echo_of & first.keys())
+    }
 
 
 def _crashes_of_teardown(hits: list[Hit], seen: Observations) -> set[int]:
@@ -106,17 +138,22 @@ def _crashes_of_teardown(hits: list[Hit], seen: Observations) -> set[int]:
 
     What start-up alone would clear is a warning, and explains no crash.
     """
-    by_source: dict[int, list[Hit]] = {}
+    # By source and rank (or all ranks together): the first of each class.
+    firsts: dict[tuple[int, int | str | None], dict[str, tuple[float, int]]] = {}
     for hit in hits:
         if hit.signature.tier < _LAST_TIER and hit.signature.cleared_by != "init":
-            by_source.setdefault(hit.source, []).append(hit)
+            for rank in (hit.rank, "all"):
+                first = firsts.setdefault((hit.source, rank), {})
+                name, when = hit.signature.class_, seen.when(hit)
+                first[name] = min(when, first.get(name, when))
 
     def follows(hit: Hit) -> bool:
+        # A line that names no rank may be of any.
+        ranks = ("all",) if hit.rank is None else (hit.rank, None)
         return any(
-            other.signature.class_ != hit.signature.class_
-            and (other.rank is None or hit.rank is None or other.rank == hit.rank)
-            and seen.when(other) < seen.when(hit)
-            for other in by_source.get(hit.source, ())
+            name != hit.signature.class_ and first < seen.when(hit)
+            for rank in ranks
+            for name, first in firsts.get((hit.source, rank), {}).items()
         )
 
     return {hit.order for hit in hits if hit.signature.teardown and follows(hit)}

@@ -26,7 +26,7 @@ from ncclops.classify.matched_lines import (
     excerpt,
     strongest_on_line,
 )
-from ncclops.classify.model import Hit, Report, Signature, Stamp, Stats
+from ncclops.classify.model import EXITS, HANGS, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
 from ncclops.classify.ranking import judge
 from ncclops.classify.wording import describe_exit
@@ -40,6 +40,8 @@ _MARK_EVERY = 4 << 20
 _KEPT_HITS = 3
 # A literal that has occurred so often in one source shows nothing new there.
 _SATURATED = 5000
+# The time that patterns take grows with the square of a line: a long one counts for many.
+_LONG_LINE, _CHARS_A_LINE = 2048, 64
 _KEPT_PROCESSES = 20_000
 _KEPT_GROUPS = 200_000
 
@@ -47,8 +49,6 @@ _KEPT_GROUPS = 200_000
 _COMMUNICATOR = "context-communicator-rank"
 _SUMMARY_RANK = "context-elastic-rank"
 _ROOT_CAUSE = "context-elastic-root-cause"
-# Where the evidence says that a fact comes from.
-EXITS, HANGS = "exit status", "hang watch"
 
 
 @dataclass(slots=True)
@@ -237,6 +237,9 @@ class Scanner:
         marks: Marks,
     ) -> None:
         text = block[span[0] : span[1]].decode("utf-8", "replace").strip("\r\n")
+        if len(text) > _LONG_LINE:
+            for literal in literals:
+                source.literal_counts[literal] += len(text) // _CHARS_A_LINE
         matched = self._match(text, literals)
         if not matched:
             return

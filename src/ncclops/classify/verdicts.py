@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable
 
 from ncclops.classify.model import (
+    BENIGN,
     CERTAINTY,
     ELIGIBLE_POLICIES,
+    NO_FAILURE_SEEN,
     Classification,
     Evidence,
     Hit,
@@ -16,8 +18,9 @@ from ncclops.classify.model import (
 from ncclops.classify.observations import Observations
 
 _FAILURE_SIGN = "context-failure-sign"
+# Ids of signatures of lines that carry facts: they read like what they are.
+_FACTS = ("context-", "ncclops-")
 _NCCL_VERSION = "context-nccl-version"
-_COLLECTIVE_TIMEOUT = "watchdog-collective-timeout"
 _LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
 _MANY_LINES = 12
 
@@ -125,18 +128,33 @@ def _culprit(leader: Hit, ordered: list[Hit], seen: Observations) -> tuple[int |
     """(rank, whether it began the failure rather than reported it first)."""
     signature = leader.signature
     same = [hit for hit in ordered if hit.signature.id == signature.id]
-    if signature.id == _COLLECTIVE_TIMEOUT and (behind := _rank_behind(same)) is not None:
+    if signature.class_ == "watchdog-timeout" and (behind := _rank_behind(ordered)) is not None:
         return behind, True
+    saw_a_peer_go = signature.class_ == "peer-exit" and not signature.exits
+    if saw_a_peer_go and (ended := _first_to_end(ordered, seen)) is not None:
+        return ended, True
     rank = next((hit.rank for hit in same if hit.rank is not None), None)
     if rank is None and seen.first_failed_rank is not None:
         return seen.first_failed_rank, True
     return rank, rank is not None and (signature.role == "cause" or leader.accuses)
 
 
-def _rank_behind(timeouts: list[Hit]) -> int | None:
+def _first_to_end(ordered: list[Hit], seen: Observations) -> int | None:
+    """The rank that ended first of those that have not seen a peer go."""
+    saw_a_peer_go = {
+        hit.rank
+        for hit in ordered
+        if hit.signature.class_ == "peer-exit" and not hit.signature.exits
+    }
+    exits = [hit.rank for hit in ordered if hit.signature.exits]
+    ended = [rank for rank in (seen.first_failed_rank, *exits) if rank is not None]
+    return next((rank for rank in ended if rank not in saw_a_peer_go), None)
+
+
+def _rank_behind(ordered: list[Hit]) -> int | None:
     """The rank whose last enqueued work is lower than that of all others, as torch prints it."""
     enqueued: dict[int, int] = {}
-    for hit in timeouts:
+    for hit in ordered:
         if hit.rank is not None and (found := _LAST_ENQUEUED.search(hit.text)):
             enqueued[hit.rank] = int(found[1])
     lowest = sorted(enqueued.items(), key=lambda item: item[1])[:2]
@@ -179,18 +197,42 @@ def _spread(hits: list[Hit]) -> list[Hit]:
 
 
 def verdict_without_failure(seen: Observations) -> Classification:
-    """Healthy needs a sign that the job ran after the last failure; without one: ``unknown``."""
+    """Whether the job is healthy, no log says: its receipt does. Without a sign that the job ran
+    after the last failure it is ``unknown`` whether it failed."""
     lives = seen.lives
     signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
     if any(not seen.step_follows(hit) for hit in signs):
         return _unknown("something failed in a way that no signature knows")
     if any(life.ended for life in lives) or sum(life.steps for life in lives) > 1:
-        return _healthy(0.9, "the job took steps and nothing failed")
+        return _nothing_failed(0.9, "the job took steps")
     if any(life.steps or life.last_init_line for life in lives):
-        return _healthy(0.6, "communicators came up and nothing failed; no run of steps is shown")
-    if any(life.begun for life in lives):
-        return _healthy(0.4, "NCCL began to start and nothing failed so far; the log ends there")
+        return _nothing_failed(0.6, "communicators came up; no run of steps is shown")
+    begun = any(life.begun for life in lives)
+    if harmless_warnings(seen):
+        life = "NCCL began to start" if begun else "there is no sign of a running job"
+        return _nothing_failed(0.4, f"{life}, and there are only harmless warnings", BENIGN)
+    if begun:
+        return _nothing_failed(0.4, "NCCL began to start, and there the log ends")
     return _unknown("no known failure and no sign of a running job")
+
+
+def harmless_warnings(seen: Observations) -> list[Hit]:
+    """Lines that read like a failure and are none, the first of each kind."""
+    found: dict[str, Hit] = {}
+    for hit in sorted(seen.hits, key=lambda hit: hit.order):
+        if hit.signature.role == "benign" and not hit.signature.id.startswith(_FACTS):
+            found.setdefault(hit.signature.id, hit)
+    return list(found.values())
+
+
+def explained(warnings: Iterable[Hit]) -> tuple[tuple[Evidence, ...], tuple[str, ...]]:
+    """The lines, and why each is harmless."""
+    lines = tuple(
+        Evidence(hit.file, hit.line, hit.text, hit.signature.id, "benign", hit.rank)
+        for hit in warnings
+    )
+    notes = (f"{hit.file}:{hit.line} is harmless: {hit.signature.summary}" for hit in warnings)
+    return lines, tuple(notes)
 
 
 def nothing_read() -> Classification:
@@ -198,8 +240,9 @@ def nothing_read() -> Classification:
     return _unknown("the input is empty")
 
 
-def _healthy(confidence: float, summary: str) -> Classification:
-    return Classification(class_="healthy", confidence=confidence, summary=summary)
+def _nothing_failed(confidence: float, life: str, class_: str = NO_FAILURE_SEEN) -> Classification:
+    summary = f"no failure seen: {life}; `ncclops receipt check` says whether it is healthy"
+    return Classification(class_=class_, confidence=confidence, summary=summary)
 
 
 def _unknown(summary: str) -> Classification:

@@ -20,9 +20,13 @@ from ncclops._version import __version__
 from ncclops.cli import _verbosity
 from ncclops.cli._commands import CommandTable
 from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
+from ncclops.exhausted import advice, described
+from ncclops.plain_text import plain, plain_line
 
 # What a write to a full or broken disk raises, without the name of a file.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# An error is one line; what it quotes may be of any length.
+_MOST_CHARS = 2000
 _EPILOG = """
 Start with: ncclops launch --dry-run train.py (what would run, under which environment, and why),
 then: ncclops launch train.py. A torchrun command line works with the first word changed. After a
@@ -110,7 +114,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _leave_broken_pipe()
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
-            return _fail_ourselves(error)
+            return _fail_ourselves(error) if advice(error) is None else _fail(described(error), 1)
         return _fail(f"cannot write standard output: {error.strerror}", EXIT_INTERNAL_ERROR)
     except Exception as error:  # noqa: BLE001 - the boundary of the process; recorded
         # The parser's usage errors. Their class moved between the releases of typer that we
@@ -123,7 +127,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    # A caller may have closed them (`>&-`); nothing here expects that.
+    # A caller may have closed them (`<&-`). The next file that is opened, such as the listener of
+    # the ranks' store, would have the number of a standard stream, and a child get another there.
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the life of the process
     if sys.stderr is None:
@@ -131,7 +141,7 @@ def _open_missing_streams() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"ncclops: error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"ncclops: error: {plain_line(message, _MOST_CHARS)}\n")
     return code
 
 
@@ -150,8 +160,8 @@ def _fail_ourselves(error: Exception) -> int:
     except OSError as problem:
         where = f"the traceback cannot be written ({problem.strerror}): -v shows it"
     if _verbosity.level() > 0:
-        sys.stderr.write(trace)
-    what = " ".join(f"{type(error).__name__}: {error}".split())
+        sys.stderr.write(plain(trace))
+    what = f"{type(error).__name__}: {error}"
     return _fail(f"internal error: {what}; {where}; please report it", EXIT_INTERNAL_ERROR)
 
 

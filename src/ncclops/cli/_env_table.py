@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from ncclops.cli._output import stdout_console
+from ncclops.cli._output import echo, stdout_console
 from ncclops.env.plan import Action, Change, Plan
 
 _ORDER: tuple[Action, ...] = ("unset", "scrub", "set", "keep")
@@ -35,9 +35,14 @@ def print_plan(plan: Plan, origins: Mapping[str, str] | None = None) -> None:
 def print_files(added: list[dict[str, str]]) -> None:
     """Print what NCCL adds from its configuration files, which no plan takes away."""
     for setting in added:
-        sys.stdout.write(
-            f"file  {setting['name']}  {setting['value']}  NCCL adds it from {setting['source']}\n"
-        )
+        echo(f"file  {setting['name']}  {setting['value']}  NCCL adds it from {setting['source']}")
+
+
+def print_inherited(found: list[dict[str, str]]) -> None:
+    """Print what the shell has left on that reaches the workers."""
+    for setting in found:
+        text = f"{setting['message'].rstrip('.')}; {setting['remedy']}"
+        echo(f"inherited  {setting['name']}  {setting['value']}  {text}")
 
 
 def first_sentence(reason: str) -> str:
@@ -93,7 +98,7 @@ def _print_lines(rows: list[Change], origins: Mapping[str, str]) -> None:
     widths = [min(60, max(map(len, column))) for column in zip(*cells, strict=True)]
     for row, texts in zip(rows, cells, strict=True):
         padded = [text.ljust(width) for text, width in zip(texts, widths, strict=True)]
-        sys.stdout.write("  ".join([*padded, _why(row, origins)]) + "\n")
+        echo("  ".join([*padded, _why(row, origins)]))
 
 
 def _print_table(rows: list[Change], origins: Mapping[str, str]) -> None:

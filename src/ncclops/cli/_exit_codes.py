@@ -27,7 +27,8 @@ TABLE = (
     ExitCodes(
         "all",
         "worked",
-        "it ran, and the answer is bad",
+        "it ran, and the answer is bad; or descriptors, processes, memory or space ran out, which"
+        " one line says",
         "wrong usage or invalid input: one line `ncclops: error: …`",
         f"{EXIT_INTERRUPTED} interrupted; {EXIT_INTERNAL_ERROR} a fault of ncclops itself: one line"
         " that names the file with the traceback (`-v` shows it)",
@@ -47,7 +48,7 @@ TABLE = (
         "classified",
         "",
         "unreadable input",
-        "with `--exit-code`: 0 healthy, 10 may be retried, 11 may not, 12 unknown",
+        "with `--exit-code`: 0 no failure seen, 10 may be retried, 11 may not, 12 unknown",
     ),
     ExitCodes(
         "`env diff`", "printed", "with `--exit-code`: something would change", "unknown profile"
@@ -64,6 +65,9 @@ TABLE = (
         "nothing there can be read",
     ),
     ExitCodes("`receipt check`", "`healthy`", "any other verdict; not with `--no-exit-code`"),
+    ExitCodes(
+        "`receipt compare`", "shown", "with `--exit-code`: a swing, or a run that is not healthy"
+    ),
     ExitCodes("`status`", "shown", "", "no such run, or none that can be read"),
     ExitCodes(
         "`stop`",

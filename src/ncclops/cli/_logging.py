@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from ncclops.plain_text import plain
+
 _LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 
 
@@ -14,7 +16,8 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See ``logging.Handler.emit``: a record that cannot be written stops nothing."""
         try:
-            sys.stderr.write(f"ncclops: {record.levelname.lower()}: {self.format(record)}\n")
+            text = plain(self.format(record))
+            sys.stderr.write(f"ncclops: {record.levelname.lower()}: {text}\n")
         except OSError:
             self.handleError(record)
 

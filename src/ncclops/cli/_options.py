@@ -16,6 +16,14 @@ RestartMode = Literal["in-process", "process", "none"]
 RESTART_MODES: tuple[RestartMode, ...] = ("in-process", "process", "none")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="Set a parameter of the profile, and all that follows from it.",
+    ),
+]
 RunArgument = Annotated[
     str | None,
     typer.Argument(

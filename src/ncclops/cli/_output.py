@@ -1,4 +1,8 @@
-"""How commands print: data on stdout, everything else on stderr."""
+"""How commands print: data on stdout, everything else on stderr.
+
+All that a command shows goes through here, so that nothing which came from a log, a dump or a
+record acts on the terminal (``ncclops.plain_text``). JSON and shell code are written as they are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ncclops.cli import _verbosity
+from ncclops.plain_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,16 +23,21 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
+def echo(text: str, *, newline: bool = True) -> None:
+    """Print lines of the answer on stdout."""
+    sys.stdout.write(plain(text) + "\n" * newline)
+
+
 def stdout_console() -> Console:
     """A console for the answer itself; plain and unwrapped when stdout is no terminal."""
-    from rich.console import Console
+    from ncclops.cli._console import PlainConsole
 
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    return PlainConsole(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
 def warn(message: str) -> None:
     """One line for the person at the terminal, on stderr, however little is to be said."""
-    sys.stderr.write(f"ncclops: {message}\n")
+    sys.stderr.write(f"ncclops: {plain(message)}\n")
 
 
 def note(message: str) -> None:

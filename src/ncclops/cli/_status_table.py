@@ -74,8 +74,8 @@ def _progress(status: RunStatus) -> Text:
         parts.append(f"step {status.step}")
     if status.median_step_s is not None:
         parts.append(f"{_short(status.median_step_s)} a step (median rank)")
-    parts.append(f"attempt {status.attempt + 1}")
     parts.append(f"{status.restarts} restart{'s' * (status.restarts != 1)} in place")
+    parts.append(f"{status.attempt} with new processes")
     if status.goodput is not None and status.goodput.get("ratio") is not None:
         parts.append(f"goodput {status.goodput['ratio']:.1%}")
     return Text(", ".join(parts))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclops.cli._options import JsonOption, RunArgument
-from ncclops.cli._output import print_json, stdout_console
+from ncclops.cli._output import echo, print_json, stdout_console
 
 if TYPE_CHECKING:
     from ncclops.bundle.pack import Bundle
@@ -23,7 +23,7 @@ def _print_rules(wanted: bool) -> None:
 
     width = max(len(rule.name) for rule in rules())
     for rule in rules():
-        typer.echo(f"{rule.name:<{width}}  {rule.what}")
+        echo(f"{rule.name:<{width}}  {rule.what}")
     raise typer.Exit
 
 
@@ -69,8 +69,9 @@ def bundle(
 
 def _print(packed: Bundle) -> None:
     console = stdout_console()
-    size = packed.archive.stat().st_size / _MIB
-    console.print(f"{packed.archive}: {len(packed.files)} files, {size:.1f} MiB", markup=False)
+    count = packed.archive.stat().st_size
+    size = f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.0f} KiB"
+    console.print(f"{packed.archive}: {len(packed.files)} files, {size}", markup=False)
     for file in packed.files:
         if file.cut:
             console.print(f"  cut in the middle: {file.path}", markup=False)

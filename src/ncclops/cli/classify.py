@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclops.cli._output import echo
+from ncclops.plain_text import plain_line
+
 if TYPE_CHECKING:
     from ncclops.classify import Report, Signature, SignatureSet
 
@@ -30,7 +33,7 @@ def classify(
         typer.Option(
             "--exit-code/--no-exit-code",
             show_default=False,
-            help="Leave with 0 healthy, 10 may be retried, 11 may not, 12 unknown failure.",
+            help="Leave with 0 no failure seen, 10 may be retried, 11 may not, 12 unknown failure.",
         ),
     ] = False,
     signatures: Annotated[
@@ -76,25 +79,29 @@ def classify(
 
 
 def _print_report(report: Report) -> None:
+    from ncclops.classify.model import NO_FAILURE_SEEN
+
     verdict = report.verdict
     phase = f" ({verdict.phase})" if verdict.phase else ""
-    colour = typer.colors.GREEN if verdict.class_ == "healthy" else typer.colors.RED
-    typer.secho(f"{verdict.class_}{phase}: {verdict.summary}", fg=colour, bold=True)
+    colour = typer.colors.RED if verdict.shows_failure else typer.colors.GREEN
+    # The class of a log without a failure says no more than its summary.
+    name = "" if verdict.class_ == NO_FAILURE_SEEN else f"{verdict.class_}{phase}: "
+    typer.secho(name + verdict.summary, fg=colour, bold=True)
     facts = [f"confidence {verdict.confidence:.2f}"]
     if verdict.rank is not None:
         how = "begun by" if verdict.rank_began_it else "first reported by"
         facts.insert(0, f"{how} rank {verdict.rank}")
     if verdict.signature:
         facts.append(f"signature {verdict.signature}")
-    typer.echo("  " + ", ".join(facts))
+    echo("  " + ", ".join(facts))
     _print_evidence(report)
-    if verdict.class_ != "healthy":
+    if verdict.shows_failure:
         word = "may be retried" if verdict.eligible else "not retried"
-        typer.echo(f"  retry: {word} ({verdict.retry_policy}): {verdict.retry_reason}")
+        echo(f"  retry: {word} ({verdict.retry_policy}): {verdict.retry_reason}")
     for number, step in enumerate(verdict.remedy):
-        typer.echo(("  do:    " if number == 0 else "         ") + step)
+        echo(("  do:    " if number == 0 else "         ") + step)
     for note in report.notes:
-        typer.echo(f"  note:  {note}")
+        echo(f"  note:  {note}")
 
 
 def _print_evidence(report: Report) -> None:
@@ -102,13 +109,8 @@ def _print_evidence(report: Report) -> None:
     echoes = [item for item in report.evidence if item.role != "cause"]
     for item in [*causes[:3], *echoes[:_SHOWN_ECHOES]]:
         rank = "" if item.rank is None else f" rank {item.rank}"
-        typer.echo(f"  {item.role}{rank}, {item.file}:{item.line}")
-        typer.echo("    " + _one_line(item.text))
-
-
-def _one_line(text: str) -> str:
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return flat if len(flat) <= _SHOWN_CHARS else flat[: _SHOWN_CHARS - 1] + "…"
+        echo(f"  {item.role}{rank}, {item.file}:{item.line}")
+        echo("    " + plain_line(item.text, _SHOWN_CHARS))
 
 
 def _print_list(loaded: SignatureSet, as_json: bool) -> None:
@@ -122,7 +124,7 @@ def _print_list(loaded: SignatureSet, as_json: bool) -> None:
     width = max(len(item.id) for item in ordered)
     for item in ordered:
         policy = item.retry if item.role != "benign" else "-"
-        typer.echo(f"{item.id:{width}}  {item.class_:22} {item.role:8} {policy:21} {item.summary}")
+        echo(f"{item.id:{width}}  {item.class_:22} {item.role:8} {policy:21} {item.summary}")
 
 
 def _print_explanation(loaded: SignatureSet, name: str, as_json: bool) -> None:
@@ -136,11 +138,11 @@ def _print_explanation(loaded: SignatureSet, name: str, as_json: bool) -> None:
         return
     typer.secho(f"{signature.id}: {signature.summary}", bold=True)
     phase = f", phase {signature.phase}" if signature.phase else ""
-    typer.echo(f"  class {signature.class_}{phase}, {signature.role}, {signature.certainty}")
-    typer.echo(f"  retry: {signature.retry}", nl=False)
+    echo(f"  class {signature.class_}{phase}, {signature.role}, {signature.certainty}")
+    echo(f"  retry: {signature.retry}", newline=False)
     if signature.retry_after_progress != signature.retry:
-        typer.echo(f"; once collectives have completed: {signature.retry_after_progress}", nl=False)
-    typer.echo(f"\n  from {signature.origin}")
+        echo(f"; once collectives have completed: {signature.retry_after_progress}", newline=False)
+    echo(f"\n  from {signature.origin}")
     for title, lines in (
         ("do", signature.remedy),
         ("outranks", tuple(sorted(signature.outranks))),
@@ -153,8 +155,8 @@ def _print_explanation(loaded: SignatureSet, name: str, as_json: bool) -> None:
         ("references", signature.references),
     ):
         if lines:
-            typer.echo(f"  {title}:")
-            typer.echo("\n".join(f"    {line}" for line in lines))
+            echo(f"  {title}:")
+            echo("\n".join(f"    {line}" for line in lines))
 
 
 def _unknown_signature(loaded: SignatureSet, name: str) -> Exception:

@@ -13,10 +13,6 @@ from ncclops.cli._output import print_json, stdout_console
 if TYPE_CHECKING:
     from ncclops.diagnose.diagnosis import Diagnosis
 
-_SHOWN_STEPS = 6
-_SHOWN_LINES = 3
-_SHOWN_CHARS = 160
-
 
 def diagnose(
     run: RunArgument = None,
@@ -56,40 +52,26 @@ def _print(diagnosis: Diagnosis) -> None:
     console.print(Text(diagnosis.what, style="bold"))
     for name, text in _rows(diagnosis):
         console.print(Text(f"  {name:<9} ", style="dim") + Text(text, style="not dim"))
-    if diagnosis.next_steps:
-        console.print(Text("what to do next", style="bold"))
-    for step in diagnosis.next_steps:
-        console.print(Text(f"  - {step}"))
-    console.print(Text(f"more: {diagnosis.next_command}", style="dim"))
 
 
 def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    if diagnosis.rank is not None:
-        host = f" on {diagnosis.host}" if diagnosis.host else ""
-        yield "rank", f"{diagnosis.rank}{host}"
-    if diagnosis.frame is not None:
-        yield "line", str(diagnosis.frame)
-    if diagnosis.operation is not None:
-        yield "operation", f"{diagnosis.operation}, the last that this rank entered"
-    if (found := diagnosis.classification) is not None:
-        yield "class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"
-        for line in found.get("evidence", [])[:_SHOWN_LINES]:
-            yield "proof", f"{line['file']}:{line['line']}: {line['text'][:_SHOWN_CHARS]}"
-        word = "may be retried" if found["retry"]["eligible"] else "not retried"
-        yield "retry", f"{word} ({found['retry']['policy']}): {found['retry']['reason']}"
+    from ncclops.diagnose import story_text
+
+    for fault in diagnosis.gpu_faults:
+        if str(fault) not in diagnosis.what:
+            yield "gpu", f"rank {fault.rank}: {fault}"
     recorded = diagnosis.recorded
-    if recorded is not None and not diagnosis.recovered and recorded.sentence not in diagnosis.what:
+    if recorded is not None and diagnosis.incident is None and recorded.sentence != diagnosis.what:
         yield "recorders", recorded.sentence
-    left_out = len(diagnosis.tried) - _SHOWN_STEPS
-    if left_out > 0:
-        yield "tried", f"{left_out} steps before these (--json has all)"
-    for step in diagnosis.tried[-_SHOWN_STEPS:]:
-        yield "tried", f"{step.what}: {step.why}" if step.why else step.what
-    if diagnosis.reason and diagnosis.reason not in diagnosis.what:
-        yield "verdict", diagnosis.reason
+    if diagnosis.story is not None:
+        yield from story_text.rows(diagnosis.story)
+    elif diagnosis.tried:
+        yield "tried", story_text.tried(diagnosis.tried)
     if (report := diagnosis.incident) is not None and diagnosis.recovered:
         yield "incident", f"{report.number}, from which the job recovered: {report.sentence}"
     if diagnosis.outcome in ("completed", "no-receipt"):
         yield "receipt", diagnosis.receipt or "none"
     for note in diagnosis.notes:
         yield "note", note
+    if diagnosis.story is None or diagnosis.next_command != diagnosis.story.next_command:
+        yield "next", story_text.shown(diagnosis.next_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -11,6 +11,7 @@ from ncclops.cli._options import (
     RESTART_MODES,
     ChangedExitCodeOption,
     JsonOption,
+    ParamOption,
     RestartMode,
     one_of,
     shown,
@@ -21,9 +22,20 @@ from ncclops.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ncclops.env import Plan
+    from ncclops.env import Plan, PlanContext
+    from ncclops.profiles import Profile
 
 _FORMATS = ("sh", "dotenv", "json")
+
+
+class _Planned(NamedTuple):
+    """A plan over this process's environment, and what it was made from."""
+
+    plan: Plan
+    environ: dict[str, str]
+    profile: Profile
+    context: PlanContext
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,6 +85,7 @@ def diff(
         ),
     ] = None,
     profile: ProfileOption = None,
+    param: ParamOption = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
     keep: KeepOption = None,
@@ -85,20 +98,23 @@ def diff(
     It is exactly what `ncclops launch` applies with the same options.
     """
     if two:
-        if len(two) > 2 or profile or set_ or unset or keep:
+        if len(two) > 2 or profile or param or set_ or unset or keep:
             raise UsageError(
                 "env diff shows a plan; two environments are compared by `ncclops env compare A B`"
             )
         env_snapshot.compare(two, as_json=as_json, exit_code=exit_code)
         return
-    plan, environ = _plan(profile, set_, unset, keep, restart)
+    planned = _plan(profile, param, set_, unset, keep, restart)
+    plan, environ = planned.plan, planned.environ
     if as_json:
-        print_json({**_with_origins(plan), "from_files": _files_after(plan, environ)})
+        more = {"from_files": _files_after(plan, environ), "inherited": _inherited(planned)}
+        print_json(_with_origins(plan) | more)
     else:
-        from ncclops.cli._env_table import print_files, print_plan
+        from ncclops.cli._env_table import print_files, print_inherited, print_plan
 
         print_plan(plan, _origins(plan, ("unset", "scrub")))
         print_files(_files_after(plan, environ))
+        print_inherited(_inherited(planned))
     if exit_code and any(change.action != "keep" for change in plan.changes):
         raise typer.Exit(1)
 
@@ -106,6 +122,7 @@ def diff(
 @app.command()
 def export(
     profile: ProfileOption = None,
+    param: ParamOption = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
     keep: KeepOption = None,
@@ -126,8 +143,8 @@ def export(
     """
     from ncclops.env import render
 
-    plan, environ = _plan(profile, set_, unset, keep, restart)
-    fill = _current_directory()
+    planned = _plan(profile, param, set_, unset, keep, restart)
+    plan, environ, fill = planned.plan, planned.environ, _current_directory()
     if format_ == "json":
         print_json(render.to_document(plan, environ, fill))
     else:
@@ -141,6 +158,7 @@ def export(
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="Command to run.")],
     profile: ProfileOption = None,
+    param: ParamOption = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
     keep: KeepOption = None,
@@ -152,9 +170,10 @@ def exec_(
     """
     import os
 
-    plan, environ = _plan(profile, set_, unset, keep, restart)
+    planned = _plan(profile, param, set_, unset, keep, restart)
+    environ = planned.plan.apply(planned.environ, _current_directory())
     try:
-        os.execvpe(command[0], command, plan.apply(environ, _current_directory()))
+        os.execvpe(command[0], command, environ)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
 
@@ -168,21 +187,41 @@ app.command()(env_snapshot.snapshot)
 
 def _plan(
     profile: Sequence[str] | None,
+    param: Sequence[str] | None,
     set_: Sequence[str] | None,
     unset: Sequence[str] | None,
     keep: Sequence[str] | None,
     restart: RestartMode,
-) -> tuple[Plan, dict[str, str]]:
-    """The plan over this process's environment, and that environment."""
+) -> _Planned:
     import os
 
     from ncclops.env import PlanContext, compute_plan, installed_torch
     from ncclops.env.request import parse_overrides, resolve_profile
+    from ncclops.profiles.parameters import parse_parameters
 
     overrides = parse_overrides(set_, unset, keep)
     environ = dict(os.environ)
     context = PlanContext(restart=restart, torch=installed_torch())
-    return compute_plan(resolve_profile(profile, say=note), environ, overrides, context), environ
+    resolved = resolve_profile(profile, parameters=parse_parameters(param), say=note)
+    plan = compute_plan(resolved, environ, overrides, context)
+    return _Planned(plan, environ, resolved, context)
+
+
+def _inherited(planned: _Planned) -> list[dict[str, str]]:
+    """What the shell has left on that reaches the workers."""
+    from ncclops.env.inherited import left_on
+
+    found = left_on(planned.plan, planned.profile, planned.environ, planned.context)
+    return [
+        {
+            "name": setting.partition("=")[0],
+            "value": setting.partition("=")[2],
+            "rule": finding.rule,
+            "message": finding.message,
+            "remedy": finding.remedy,
+        }
+        for setting, finding in found.items()
+    ]
 
 
 def _origins(plan: Plan, actions: Sequence[str]) -> dict[str, str]:

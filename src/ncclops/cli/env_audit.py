@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclops.cli._options import JsonOption
-from ncclops.cli._output import print_json
+from ncclops.cli._output import echo, print_json
 
 if TYPE_CHECKING:
     from ncclops.env.audit import Audit, Library
@@ -41,17 +41,15 @@ def _print(result: Audit) -> None:
     for library in result.libraries:
         _print_library(library)
     if not any(library.name == "libnccl" for library in result.libraries):
-        typer.echo("libnccl: none installed here (--libnccl FILE looks into one)")
+        echo("libnccl: none installed here (--libnccl FILE looks into one)")
     unread = ", ".join(result.set_but_unread) or "nothing"
-    typer.echo(f"set here and read by none of these: {unread}")
+    echo(f"set here and read by none of these: {unread}")
 
 
 def _print_library(library: Library) -> None:
-    typer.echo(f"{library.name} {library.version or '?'} ({library.path})")
-    typer.echo(f"  reads {len(library.read)} variables of the catalogue")
+    echo(f"{library.name} {library.version or '?'} ({library.path})")
+    echo(f"  reads {len(library.read)} variables of the catalogue")
     if library.unknown:
-        typer.echo(f"  reads, and the catalogue lacks: {', '.join(sorted(library.unknown))}")
+        echo(f"  reads, and the catalogue lacks: {', '.join(sorted(library.unknown))}")
     if library.claimed:
-        typer.echo(
-            f"  does not read, as the catalogue claims: {', '.join(sorted(library.claimed))}"
-        )
+        echo(f"  does not read, as the catalogue claims: {', '.join(sorted(library.claimed))}")

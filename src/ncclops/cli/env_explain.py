@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclops.cli._options import JsonOption
-from ncclops.cli._output import print_json, stdout_console
+from ncclops.cli._output import echo, print_json, stdout_console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def _print(document: dict[str, Any]) -> None:
     console.print(Text(document["summary"]))
     if not console.is_terminal:
         for label, text in _rows(document):
-            typer.echo(f"{label:<10}  {text}")
+            echo(f"{label:<10}  {text}")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="dim")

@@ -10,11 +10,12 @@ from ncclops.cli._options import (
     RESTART_MODES,
     ExitCodeOption,
     JsonOption,
+    ParamOption,
     RestartMode,
     one_of,
     shown,
 )
-from ncclops.cli._output import note, print_json
+from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def lint(
         list[str] | None,
         typer.Option("--profile", "-p", metavar="NAME|FILE", help="Lint the plan of a profile."),
     ] = None,
+    param: ParamOption = None,
     restart: Annotated[
         RestartMode | None,
         typer.Option(
@@ -91,7 +93,9 @@ def lint(
     where = _circumstances(restart, torch, nccl, nodes, uses)
     if files and profile:
         raise UsageError("lint either files or the plan of a profile, not both")
-    reports = _reports(files, profile, format_, where)
+    if param and not profile:
+        raise UsageError("--param sets a parameter of a profile: name it with --profile")
+    reports = _reports(files, profile, param, format_, where)
     if as_json:
         print_json(_document(reports))
     else:
@@ -128,7 +132,11 @@ def _circumstances(
 
 
 def _reports(
-    files: list[str] | None, refs: list[str] | None, kind: str | None, where: Circumstances
+    files: list[str] | None,
+    refs: list[str] | None,
+    param: list[str] | None,
+    kind: str | None,
+    where: Circumstances,
 ) -> list[tuple[str, list[LintFinding]]]:
     """What was linted, and what was found in it."""
     import os
@@ -141,8 +149,9 @@ def _reports(
     if not refs:
         return [("environment", lint(*inputs.of_environ(environ, where)))]
     from ncclops.env.request import resolve_profile
+    from ncclops.profiles.parameters import parse_parameters
 
-    profile = resolve_profile(refs, say=note)
+    profile = resolve_profile(refs, parameters=parse_parameters(param), say=note)
     found = lint(*inputs.of_profile(profile, environ, where))
     return [(f"profile {profile.name}", found)]
 
@@ -174,6 +183,6 @@ def _print(reports: list[tuple[str, list[LintFinding]]]) -> None:
             total += 1
             place = f"{name}:{finding.line}" if finding.line else name
             text = "; ".join(filter(None, [finding.message.rstrip("."), finding.remedy]))
-            typer.echo(f"{place}: {finding.level}: {text} [{finding.rule}]")
+            echo(f"{place}: {finding.level}: {text} [{finding.rule}]")
     if not total:
-        typer.echo("nothing found")
+        echo("nothing found")

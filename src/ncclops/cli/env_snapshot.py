@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclops.cli._options import ChangedExitCodeOption, JsonOption
-from ncclops.cli._output import note, print_json
+from ncclops.cli._output import echo, note, print_json
 
 if TYPE_CHECKING:
     from ncclops.env.snapshot import EnvSnapshot, VariableDifference
@@ -90,12 +90,12 @@ def _print(a: EnvSnapshot, b: EnvSnapshot, differences: list[VariableDifference]
     for name in sorted({*a.versions, *b.versions}):
         mine, other = a.versions.get(name), b.versions.get(name)
         if a.versions and b.versions and mine != other:
-            typer.echo(f"{name}: {mine or '-'} → {other or '-'}")
-    typer.echo(f"{a.label} → {b.label}: {len(differences)} variables differ")
+            echo(f"{name}: {mine or '-'} → {other or '-'}")
+    echo(f"{a.label} → {b.label}: {len(differences)} variables differ")
     for difference in differences:
         must = difference.ranks in ("equal", "better equal")
         remark = f"  ({RANKS[difference.ranks]})" if must else ""
-        typer.echo(f"{difference.name}: {_shown(difference.a)} → {_shown(difference.b)}{remark}")
+        echo(f"{difference.name}: {_shown(difference.a)} → {_shown(difference.b)}{remark}")
 
 
 def _shown(value: str | None) -> str:

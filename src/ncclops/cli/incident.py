@@ -78,7 +78,7 @@ def _facts(report: IncidentReport) -> list[tuple[str, str]]:
     if report.classification is not None:
         found = report.classification
         rows.append(("class", f"{found['class']} ({found['confidence']:.2g}): {found['summary']}"))
-    if report.recorded is not None and report.recorded.sentence not in report.sentence:
+    if report.recorded is not None and not report.culprit.by_recorders:
         rows.append(("recorders", report.recorded.sentence))
     rows.append(("timeline", ", ".join(f"{name} {ms:.0f} ms" for name, ms in report.timeline_ms)))
     why = f", because {report.decision.why}" if report.decision.why else ""

@@ -46,6 +46,15 @@ def launch(
             help="Launch profile; repeat for overlays. Default: chosen by what this node has.",
         ),
     ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            metavar="NAME=VALUE",
+            rich_help_panel=_OURS,
+            help="Set a parameter of the profile, and all that follows from it.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,6 +107,23 @@ def launch(
             metavar="[HOST:]PORT",
             rich_help_panel=_OURS,
             help="Serve status and metrics over TCP too, on loopback unless HOST says otherwise.",
+        ),
+    ] = None,
+    control_token_for_reads: Annotated[
+        bool,
+        typer.Option(
+            "--control-token-for-reads",
+            rich_help_panel=_OURS,
+            help="With --control-listen: reading, too, needs the run's token.",
+        ),
+    ] = False,
+    attach_stdin: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="RANK",
+            rich_help_panel=_OURS,
+            help="Give this rank the terminal (or standard input), for breakpoint() and pdb.",
         ),
     ] = None,
     require_receipt: Annotated[
@@ -287,6 +313,7 @@ def launch(
     from ncclops.env.request import parse_overrides
     from ncclops.launch import LaunchRequest, command, start_report
     from ncclops.launch.options import parse_timeouts
+    from ncclops.profiles.parameters import parse_parameters
 
     given = (monitor_interval, start_method)
     for (option, why), value in zip(_NOTHING_TO_DO.items(), given, strict=True):
@@ -300,6 +327,7 @@ def launch(
             module=module,
             program=no_python,
             profile=profile or (),
+            parameters=parse_parameters(param),
             env={**overrides.set, **dict.fromkeys(overrides.unset)},
             keep=tuple(overrides.keep),
             timeouts=parse_timeouts(timeout),
@@ -324,6 +352,8 @@ def launch(
             local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
             control_listen=control_listen,
+            control_token_for_reads=control_token_for_reads,
+            attach_stdin=attach_stdin,
         )
         prepared = command.prepare(request, stdout_is_data=as_json)
         if dry_run:
@@ -349,9 +379,7 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         _output.note(remark)
     described = prepared.to_json()
     timeouts = ", ".join(
-        f"{name} {value}"
-        for name, value in described["timeouts"].items()
-        if value and name != "given_process_group"
+        f"{name} {value}" for name, value in described["timeouts"].items() if value
     )
     lines = [
         f"stack     {prepared.stack.line()}",
@@ -360,5 +388,5 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         f"restart   {prepared.request.mode}, at most {prepared.request.max_restarts}",
         f"timeouts  {timeouts}",
     ]
-    typer.echo("\n".join(lines))
+    _output.echo("\n".join(lines))
     print_plan(prepared.plan)

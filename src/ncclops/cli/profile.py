@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclops.cli._output import print_json, stdout_console
+from ncclops.cli._options import ParamOption
+from ncclops.cli._output import echo, note, print_json, stdout_console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ncclops.profiles import Entry, Profile
+    from ncclops.profiles.model import Scope
+
+_SCOPES: dict[Scope, str] = {"between_nodes": "every other variable of networks between nodes"}
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check launch profiles.")
 
@@ -19,7 +25,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 @app.command(name="list")
 def list_(as_json: JsonOption = False) -> None:
-    """List the profiles that a name can reach: project, user, shipped."""
+    """List the profiles that a name can reach: project, user, site, shipped."""
     from ncclops.profiles import list_profiles
 
     summaries = list_profiles()
@@ -46,12 +52,14 @@ def show(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="A profile, or a lane and overlays.")
     ],
+    param: ParamOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a profile, or several combined, does with each variable."""
-    from ncclops.profiles import load_profiles
+    from ncclops.env.request import load
+    from ncclops.profiles.parameters import parse_parameters
 
-    profile = load_profiles(names)
+    profile = load(names, parse_parameters(param), say=note)
     if as_json:
         print_json(_document(profile))
     else:
@@ -77,7 +85,7 @@ def validate(
             hint = f"; did you mean {close[0]}?" if close else " (findings show theirs in brackets)"
             raise ProfileError(f"{file}: lint.ignore: there is no rule {rule!r}{hint}")
     entries = sum(len(entries) for entries in profile.env.values())
-    typer.echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
+    echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
 
 
 def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
@@ -89,7 +97,7 @@ def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            typer.echo("  ".join(cells).rstrip())
+            echo("  ".join(cells).rstrip())
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("name", "kind", "from", "what for"):
@@ -115,6 +123,7 @@ def _document(profile: Profile) -> dict[str, Any]:
         "kind": profile.kind,
         "nodes": profile.nodes,
         "parameters": dict(profile.parameters),
+        "uses": {name: list(uses) for name, uses in profile.uses.items()},
         "timeouts": {
             **{name: texts.get(name) for name in timeout_names()},
             "groups": {
@@ -129,6 +138,10 @@ def _document(profile: Profile) -> dict[str, Any]:
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
         },
+        "scopes": {
+            scope: {"action": entry.action, "why": entry.why, "source": entry.source}
+            for scope, entry in profile.scopes.items()
+        },
         "suppress": dict(profile.suppress),
         "retry": dict(profile.retry),
         "sources": list(profile.sources),
@@ -141,12 +154,15 @@ def _entry_document(entry: Entry) -> dict[str, Any]:
         "action": entry.action,
         "value": entry.value,
         "patterns": list(entry.patterns),
+        "holding": list(entry.holding),
+        "unless_holding": list(entry.unless_holding),
         "follows": entry.follows,
         "when": {
             "restart": None if when.restart is None else sorted(when.restart),
             "torch": when.torch,
             "absent": list(when.absent),
             "host": None if when.host is None else list(when.host),
+            "value": None if when.value is None else list(when.value),
         },
         "why": entry.why,
         "reference": entry.reference,
@@ -158,34 +174,55 @@ def _print_profile(profile: Profile) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    document = _document(profile)
     console = stdout_console()
-    console.print(Text(f"{profile.name}  ({profile.kind}, nodes: {profile.nodes})", style="bold"))
-    console.print(Text(profile.description))
+    for indent, style, text in _lines(profile):
+        if console.is_terminal:
+            console.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
+        else:  # a line each, whatever its length
+            echo(f"{' ' * indent}{text}")
+
+
+def _lines(profile: Profile) -> Iterator[tuple[int, str, str]]:
+    """Indentation, style and text."""
+    document = _document(profile)
+    yield 0, "bold", f"{profile.name}  ({profile.kind}, nodes: {profile.nodes})"
+    yield 0, "", profile.description
     for name, value in profile.parameters.items():
-        console.print(Text(f"parameter {name} = {value}"))
+        uses = ", ".join(profile.uses[name]) or "nothing here"
+        yield 0, "", f"parameter {name} = {value}, for {uses}"
     groups = document["timeouts"].pop("groups")
-    for name, value in document["timeouts"].items():
-        console.print(Text(f"timeout {name} = {value or 'as torch has it, or in proportion'}"))
+    named = {name: value for name, value in document["timeouts"].items() if value}
+    for name, value in named.items():
+        yield 0, "", f"timeout {name} = {value}"
+    derived = [name for name in document["timeouts"] if name not in named]
+    yield 0, "", f"timeouts as torch has them, or in proportion: {', '.join(derived)}"
     for pattern, value in groups.items():
-        console.print(Text(f"timeout of groups {pattern} = {value}, after warm-up"))
+        yield 0, "", f"timeout of groups {pattern} = {value}, after warm-up"
     for name, value in document["growth"].items():
-        console.print(Text(f"growth over restarts {name} = {value}"))
+        yield 0, "", f"growth over restarts {name} = {value}"
     for name, value in document["restarts"].items():
-        console.print(Text(f"restarts {name} = {value}"))
+        yield 0, "", f"restarts {name} = {value}"
     for section, value in profile.retry.items():
-        console.print(Text(f"retry {section} = {value}"))
+        yield 0, "", f"retry {section} = {value}"
     for name, entries in profile.env.items():
-        console.print()
-        console.print(Text(name, style="bold"))
+        yield 0, "", ""
+        yield 0, "bold", name
         for entry in entries:
-            console.print(Padding(Text(_entry_line(entry)), (0, 0, 0, 2)))
-            console.print(Padding(Text(entry.why, style="dim"), (0, 0, 0, 4)))
-            if entry.reference:
-                console.print(Padding(Text(f"see {entry.reference}", style="dim"), (0, 0, 0, 4)))
-    console.print()
+            yield from _entry_lines(entry)
+    for scope, entry in profile.scopes.items():
+        yield 0, "", ""
+        yield 0, "bold", _SCOPES[scope]
+        yield from _entry_lines(entry)
+    yield 0, "", ""
     for source in profile.sources:
-        console.print(Text(f"from {Path(source)}", style="dim"))
+        yield 0, "dim", f"from {Path(source)}"
+
+
+def _entry_lines(entry: Entry) -> Iterator[tuple[int, str, str]]:
+    yield 2, "", _entry_line(entry)
+    yield 4, "dim", entry.why
+    if entry.reference:
+        yield 4, "dim", f"see {entry.reference}"
 
 
 def _entry_line(entry: Entry) -> str:
@@ -194,6 +231,10 @@ def _entry_line(entry: Entry) -> str:
         what = f"{entry.action} {entry.value}"
     elif entry.patterns:
         what = f"{entry.action} {' '.join(entry.patterns)}"
+    if entry.holding:
+        what += f", and directories that hold {' or '.join(entry.holding)}"
+    if entry.unless_holding:
+        what += f" but not {' or '.join(entry.unless_holding)}"
     conditions = []
     if entry.when.restart is not None:
         conditions.append(f"restart {' or '.join(sorted(entry.when.restart))}")
@@ -201,6 +242,8 @@ def _entry_line(entry: Entry) -> str:
         conditions.append(f"torch {entry.when.torch}")
     if entry.when.host is not None:
         conditions.append(f"host {' or '.join(entry.when.host)}")
+    if entry.when.value is not None:
+        conditions.append(f"it is {' or '.join(entry.when.value)}")
     if entry.when.absent:
         conditions.append(f"{' and '.join(entry.when.absent)} not set")
     if entry.follows is not None:

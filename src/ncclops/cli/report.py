@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ncclops.cli._options import RunArgument
-from ncclops.cli._output import note
+from ncclops.cli._output import echo, note
 
 
 def report(
@@ -25,10 +25,10 @@ def report(
 
     page = render(read(find(run).path))
     if str(output) == "-":
-        typer.echo(page)
+        echo(page)
         return 0
     try:
-        output.write_text(page)
+        output.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(
             f"cannot write {output} ({error.strerror}): name another file with -o"

@@ -63,7 +63,7 @@ def _print(seen: Look) -> None:
         console.print(Text(_headline(cluster), style=style))
         for line in _last_operations([views[rank] for rank in cluster.ranks]):
             console.print(Text(f"    {line}"))
-        for frame in cluster.frames[:8]:
+        for frame in cluster.shown_frames:
             console.print(Text(f"      {frame}", style="dim"))
     for rank, reason in seen.collected.reasons.items():
         console.print(Text(f"rank {rank} did not answer: {reason}", style="yellow"))
@@ -86,7 +86,7 @@ def _last_operations(views: list[RankView]) -> list[str]:
     said: dict[str, list[int]] = {}
     for view in views:
         if view.last is not None:
-            pending = ", not completed" if view.last["pending"] else ""
+            pending = ", not completed" if view.last.pending else ""
             said.setdefault(f"last entered {describe_operation(view.last)}{pending}", []).append(
                 view.rank
             )

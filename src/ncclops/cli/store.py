@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ncclops.cli._output import echo
 from ncclops.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Host the store that the ranks of a job meet in.")
@@ -37,7 +38,7 @@ def serve(
     from ncclops.restart.store_server import serve_until_signalled
 
     def announce(address: str) -> None:
-        typer.echo(f"NCCLOPS_STORE={address}")
+        echo(f"NCCLOPS_STORE={address}")
 
     try:
         serve_until_signalled(port, announce, loopback=not all_interfaces)

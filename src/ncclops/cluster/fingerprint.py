@@ -25,6 +25,7 @@ _CLOCKS_APART = timedelta(seconds=1)
 _JUDGED: Mapping[str, Weight] = {
     "ncclops": "refused",
     "profile": "refused",
+    "parameters": "refused",
     "restart": "refused",
     "workers per node": "refused",
     "torch": "refused",
@@ -41,6 +42,7 @@ _JUDGED: Mapping[str, Weight] = {
 }
 _WHY = {
     "commit": "the ranks would run different code",
+    "parameters": "timeouts and variables follow from the profile's parameters",
     "driver branch": "NCCL chooses transports by what the driver offers",
     "workers per node": "ranks are counted from it",
 }

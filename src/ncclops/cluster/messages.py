@@ -26,10 +26,14 @@ class Connected(Message, tag="connected", frozen=True):
 
 
 class Waiting(Message, tag="waiting", frozen=True):
-    """The nodes that are ``here`` by now; ``begun``: a round is under way without us."""
+    """The nodes that are ``here`` by now; ``begun``: a round is under way without us.
+
+    ``first`` is the node that has named the job, and its run.
+    """
 
     here: list[str]
     begun: bool
+    first: str = ""
 
 
 class Met(Message, tag="met", frozen=True):

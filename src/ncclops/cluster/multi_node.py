@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -35,8 +37,10 @@ from ncclops.cluster.records import (
     FaultRecord,
     LimitsRecord,
     LostRecord,
+    PacesRecord,
     Record,
     StopRecord,
+    ViewRecord,
     WaitingRecord,
     name_of,
 )
@@ -46,13 +50,19 @@ from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
+from ncclops.health.liveness import Elsewhere, NodeView
+from ncclops.health.paces import RankPace
 from ncclops.record.events import NODE_LOST, STORE_LOST, FaultEvent
 from ncclops.record.tail import last_lines
 
 # How much of a failed worker's output the terminals of all nodes show: the last frames of a
 # traceback and its exception.
 _SHOWN_LINES = 12
+# How often a node tells at most how much its ranks wait.
+_PACES_EVERY_S, _PACES_EVERY_S_A_NODE = 1.0, 0.25
 _LAST_FAILURE = "cannot recover from another failure"
+# After a stop the last of them is a message later than this node.
+_OTHERS_END_WITHIN = timedelta(seconds=3)
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
 
@@ -70,6 +80,11 @@ class MultiNode:
         self._job_store = JobStore(node_info.rendezvous.address, self._on_store_lost)
         self._rendezvous = Rendezvous(node_info, job, agent, self._job_store)
         self._round = Round(0, node_info.rendezvous.most)
+        self._is_replaced = False  # by another node, and the job goes on
+        self._view: NodeView | None = None  # of our ranks, as the others know it
+        self._told: dict[int, RankPace] = {}  # of our ranks, as the others know them
+        self._untold: dict[int, RankPace] = {}  # what has changed since
+        self._told_at = 0.0
         self._peers: Peers | None = None  # from the first rendezvous on
 
     # --- the agent's questions ----------------------------------------------------------------
@@ -78,6 +93,8 @@ class MultiNode:
         if self._peers is None:
             self._peers = await self._rendezvous.join(self.deliver)
         self._job_store.pause()
+        self._view = None
+        self._told, self._untold = {}, {}
         current = self._round = Round(number, self._config.most)
         return await self._rendezvous.meet(self._peers, current)
 
@@ -103,6 +120,53 @@ class MultiNode:
         shown = lines if fatal or is_first else []
         self._post(kind(rank=worker.rank, how=worker.exit.describe(), lines=shown))
 
+    def share_hang(self, rank: int, reason: str) -> None:
+        self._post(FailedRecord(rank=rank, how=f"hangs: {reason}"))
+
+    def share_view(self, view: NodeView) -> None:
+        others = [*self._views_elsewhere().values()]
+        if view.is_news(self._view, others):
+            self._view = view
+            self._post(ViewRecord(view=view))
+
+    def elsewhere(self) -> Elsewhere:
+        state, views = self._round.state, self._views_elsewhere()
+        silent = [
+            node
+            for node in range(min(state.size, self._config.active))
+            if node not in state.lost and node != self._round.rank and node not in views
+        ]
+        return Elsewhere.of([*views.values()], silent=len(silent) * self._job.layout.nproc)
+
+    def share_pace(self, pace: RankPace) -> None:
+        if pace.differs(self._told.get(pace.rank)):
+            self._untold[pace.rank] = pace
+        now = time.monotonic()
+        # All agents read it.
+        pause = max(_PACES_EVERY_S, _PACES_EVERY_S_A_NODE * self._round.state.size)
+        if self._untold and now - self._told_at >= pause:
+            self._told_at = now
+            self._told |= self._untold
+            self._post(PacesRecord(paces=list(self._untold.values())))
+            self._untold = {}
+
+    def paces_elsewhere(self) -> Sequence[RankPace]:
+        state = self._round.state
+        return [
+            pace
+            for node, paces in state.paces.items()
+            if node != self._round.rank and node not in state.lost
+            for pace in paces.values()
+        ]
+
+    def _views_elsewhere(self) -> dict[int, NodeView]:
+        state = self._round.state
+        return {
+            node: view
+            for node, view in state.views.items()
+            if node != self._round.rank and node not in state.lost
+        }
+
     def share_stop(self, request: StopRequest) -> None:
         if self._round.rank is not None:
             self._post(
@@ -112,6 +176,13 @@ class MultiNode:
                     grace_s=request.grace.total_seconds(),
                 )
             )
+
+    def stop_elsewhere(self) -> StopRequest | None:
+        stop = self._round.state.stop
+        if stop is None or stop.node == self._round.rank:
+            return None
+        signum = None if stop.signal is None else signal.Signals(stop.signal)
+        return StopRequest(reason=stop.reason, grace=timedelta(seconds=stop.grace_s), signum=signum)
 
     def share_limits(self, change: LimitsChange) -> bool:
         self._post(LimitsRecord(window=change.window, reason=change.reason, by=change.by))
@@ -124,19 +195,38 @@ class MultiNode:
         current, job_store = self._round, self._job_store
         if self._peers is None or current.state.start is None:
             return self._decide([end])
-        current.end = end
+        end = current.end = replace(end, hosts_store=job_store.is_ours)
         self._post(EndedRecord(end=end))
+        if end.stop is not None:
+            return await self._settle_stop(end)
         await self._condition.until(
             lambda: (
                 current.state.decision is not None or job_store.lost is not None or self._stop.asked
             )
         )
         decision = current.state.decision
-        if decision is not None and end.stop is None:
-            return decision
+        if decision is not None:
+            self._is_replaced = current.rank in decision.replaced
+            return replace(decision, following=None) if self._is_replaced else decision
         if job_store.lost is not None:
             self._say(f"{job_store.lost}: deciding locally")
         return self._decide([replace(end, cut_off=job_store.lost, stopping=self._stop.asked)])
+
+    async def _settle_stop(self, end: NodeEnd) -> AttemptDecision:
+        """What a stop that this node was asked for has come to, with the other nodes' part in it.
+
+        They end at the same point; on one that does not, nobody waits.
+        """
+        current, job_store = self._round, self._job_store
+        await self._condition.until(
+            lambda: current.state.all_ended() or job_store.lost is not None or self._stop.hurry,
+            limit=_OTHERS_END_WITHIN,
+        )
+        if not current.state.all_ended():
+            return self._decide([replace(end, cut_off=job_store.lost)])
+        others = current.state.node_ends()
+        ours = others.pop(current.rank or 0)
+        return self._decide([ours, *others])  # ours first: it says how the stop was asked for
 
     async def leave(self) -> None:
         if self._peers is not None:
@@ -144,7 +234,7 @@ class MultiNode:
                 self._post(ByeRecord())
             if self._job_store.is_ours and self._round.state.start is not None:
                 await self._condition.until(self._all_have_left, limit=_OTHERS_LEAVE_WITHIN)
-            await self._peers.leave(over=True)
+            await self._peers.leave(over=not self._is_replaced)
         self._job_store.close()
 
     def pids(self) -> set[int]:
@@ -168,9 +258,9 @@ class MultiNode:
                 return
             case messages.Connected():
                 self._job_store.is_connected = True
-            case messages.Waiting(here, begun):
+            case messages.Waiting(here, begun, first):
                 current.others_have_begun = begun
-                self._note(round_start.describe_missing(self._config, here, begun))
+                self._note(round_start.describe_missing(self._config, here, begun, first))
                 return
             case messages.Met(rank, size):
                 current.meet(rank, size)
@@ -214,9 +304,8 @@ class MultiNode:
 
     def _on_failure_elsewhere(self, failure: FailedRecord | FaultRecord) -> None:
         name, rank, how = self._round.state.name(failure.node), failure.rank, failure.how
-        self._say(f"{name}: rank {rank} {how}")
-        for line in failure.lines:
-            self._say(f"    {line}")
+        if isinstance(failure, FailedRecord):  # what others get over is told by their restart
+            self._say(f"{name}: rank {rank} {how}")
         self._job.run.add(FaultEvent(rank=rank, cause=how, on=name, how=how, lines=failure.lines))
 
     def _on_lost(self, node: int, why: str) -> None:
@@ -252,7 +341,9 @@ class MultiNode:
         self._post(DecisionRecord(decision=decision))
 
     def _decide(self, nodes: Sequence[NodeEnd]) -> AttemptDecision:
-        rules = replace(self._rules(), replaceable=self._config.backend == "c10d")
+        config = self._config
+        replaceable = config.backend == "c10d"
+        rules = replace(self._rules(), replaceable=replaceable, nodes_needed=config.active)
         return decide(nodes, rules, random=random.random)
 
     def _all_have_left(self) -> bool:

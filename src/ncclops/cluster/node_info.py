@@ -13,11 +13,13 @@ from ncclops.cluster.rendezvous_config import RendezvousConfig
 class NodeInfo:
     """What a job of several nodes brings: where to meet, and what this node is like.
 
-    ``listener`` is the socket of the job's store, where this node hosts it.
+    ``script`` is what it runs, by name. ``listener`` is the socket of the job's store, where this
+    node hosts it.
     """
 
     rendezvous: RendezvousConfig
     name: str
     print: Fingerprint
     allowed: tuple[str, ...]
+    script: str
     listener: socket.socket | None

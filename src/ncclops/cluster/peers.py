@@ -16,6 +16,7 @@ from ncclops.cluster.messages import Message
 from ncclops.cluster.records import Record
 from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.store_values import NodeFacts
+from ncclops.record.regular_file import append_regular
 
 # A rendezvous process that was sent ``leave`` has at most a rendezvous to close.
 _LEAVES_WITHIN_S = 5.0
@@ -36,7 +37,7 @@ class Peers:
             **os.environ,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }  # no line for each wait that times out
-        with theirs, log.open("ab") as output:
+        with theirs, append_regular(log) as output:
             self.process = subprocess.Popen(
                 [
                     sys.executable,

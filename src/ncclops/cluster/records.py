@@ -15,6 +15,8 @@ from ncclops.agent.stop_agreement import StopWay
 from ncclops.classify.policy import PastAttempt
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
+from ncclops.health.liveness import NodeView
+from ncclops.health.paces import RankPace
 from ncclops.timeouts.model import Window
 
 # No node of a round: an agent whose nodes have not met has no rank.
@@ -133,6 +135,18 @@ class StopGoRecord(LogRecord, tag="stop-go", frozen=True, kw_only=True):
     number: int
 
 
+class ViewRecord(LogRecord, tag="view", frozen=True, kw_only=True):
+    """What is thought of the node's ranks; the last one of a node counts."""
+
+    view: NodeView
+
+
+class PacesRecord(LogRecord, tag="paces", frozen=True, kw_only=True):
+    """How much the node's ranks wait for others, of those for which that has changed."""
+
+    paces: list[RankPace]
+
+
 class EndedRecord(LogRecord, tag="ended", frozen=True, kw_only=True):
     """How the attempt has ended on the node."""
 
@@ -164,6 +178,8 @@ Record = (
     | StopPointRecord
     | StopVoteRecord
     | StopGoRecord
+    | ViewRecord
+    | PacesRecord
     | EndedRecord
     | DecisionRecord
     | UnknownRecord

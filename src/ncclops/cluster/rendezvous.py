@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,6 +66,8 @@ class Rendezvous:
             most=config.most,
             rank=config.rank,
             name=self._node_info.name,
+            launcher=os.getppid(),
+            script="" if "script" in self._node_info.allowed else self._node_info.script,
             run_dir=str(self._job.run.path),
             join_s=pace.join.total_seconds(),
             last_call_s=pace.last_call.total_seconds(),

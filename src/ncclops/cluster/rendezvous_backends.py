@@ -121,12 +121,19 @@ class TorchBackend:
             here, begun = self._here(), self._has_begun()
             if (here, begun) != reported and here:
                 reported, self._seen = (here, begun), here
-                self._link.send(messages.Waiting(here, begun))
+                self._link.send(messages.Waiting(here, begun, self._link.first))
 
     def _has_begun(self) -> bool:
         """Whether a round is under way without us: we wait for the next one."""
         complete = bool(getattr(self._state, "complete", False))
-        return complete and self._link.config.name not in self._here()
+        return complete and not self._takes_part()
+
+    def _takes_part(self) -> bool:
+        """Whether this node is in the round. Not by its name: a host may have several agents."""
+        node = getattr(self._handler, "_this_node", None)  # not public either
+        if node is None:
+            return self._link.config.name in self._here()
+        return node in list(getattr(self._state, "participants", ()))
 
     @property
     def _state(self) -> Any:

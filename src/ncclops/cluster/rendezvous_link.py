@@ -15,7 +15,11 @@ from ncclops.cluster import messages
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What the agent starts the process with; times in seconds. See ``rendezvous_config``."""
+    """What the agent starts the process with; times in seconds. See ``rendezvous_config``.
+
+    ``launcher`` is the process that the user started; ``script`` its name, empty where the nodes
+    may have different ones.
+    """
 
     backend: str
     host: str
@@ -25,6 +29,8 @@ class Config:
     most: int
     rank: int | None
     name: str
+    launcher: int
+    script: str
     run_dir: str
     join_s: float
     last_call_s: float
@@ -53,6 +59,7 @@ class Link:
 
     def __init__(self, config: Config, agent: socket.socket) -> None:
         self.config = config
+        self.first = ""  # the node that has named the job, and its run
         self._agent = agent
         self._sending = threading.Lock()
         self._tcp_store = _tcp_store_class(config.backend)

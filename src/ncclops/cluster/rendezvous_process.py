@@ -20,13 +20,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from ncclops.cluster import messages, store_values
 from ncclops.cluster.records import LostRecord, Record
 from ncclops.cluster.rendezvous_backends import StaticBackend, TorchBackend
 from ncclops.cluster.rendezvous_link import Config, Link, NotNeeded, Refused, first_line
 from ncclops.cluster.round_member import RoundMember
-from ncclops.cluster.store_values import JobSize, NodeFacts
+from ncclops.cluster.store_values import JobClaim, NodeFacts
 
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
@@ -37,14 +38,14 @@ _RECORD_END_WITHIN_S = 3.0
 class RendezvousProcess:
     """Serves the agent at the other end of the socket ``agent``.
 
-    Raises ``Refused`` where the store does not answer, or another node has another ``--nnodes``.
+    Raises ``Refused`` where the store does not answer, or the job's name is that of another one.
     """
 
     def __init__(self, config: Config, agent: socket.socket) -> None:
         self._agent = agent
         self._link = Link(config, agent)
         self._commands: queue.Queue[messages.Meet | messages.Post | messages.Leave] = queue.Queue()
-        self._agree_on_size()
+        self._agree_on_job()
         static = config.backend == "static"
         self._backend = StaticBackend(self._link) if static else TorchBackend(self._link)
         self._round: RoundMember | None = None
@@ -66,29 +67,47 @@ class RendezvousProcess:
                         self._backend.close()
                     return
 
-    def _agree_on_size(self) -> None:
-        """Raise ``Refused`` where nodes expect jobs of different sizes: they would never meet."""
+    def _agree_on_job(self) -> None:
+        """Raise ``Refused`` where nodes expect jobs of different sizes: they would never meet.
+
+        Or where they run different scripts: they would train together.
+        """
         config = self._link.config
         try:
             store = self._link.connect()
-            mine = store_values.encode(JobSize(nnodes=config.nnodes, name=config.name))
-            stored = store.compare_set(f"ncclops/{config.job_id}/nnodes", "", mine)
+            mine = JobClaim(
+                name=config.name,
+                pid=config.launcher,
+                at=time.time(),
+                run_dir=config.run_dir,
+                nnodes=config.nnodes,
+                script=config.script,
+            )
+            encoded = store_values.encode(mine)
+            stored = store.compare_set(f"ncclops/{config.job_id}/nnodes", "", encoded)
         except RuntimeError as error:
             raise Refused(
                 f"the store at {config.host} port {config.port} does not answer"
                 f" ({first_line(error)})"
             ) from None
         self._link.send(messages.Connected())
-        agreed = store_values.decode(stored, JobSize)
+        agreed = store_values.decode(stored, JobClaim)
         if agreed is None:
             raise Refused(
                 f"another version of ncclops has begun job {config.job_id} in this store: install"
                 " the same on all nodes, and give each job in a store its own --rdzv-id"
             )
+        self._link.first = str(agreed)
         if agreed.nnodes != config.nnodes:
             raise Refused(
-                f"--nnodes {config.nnodes} here, but {agreed.nnodes} on {agreed.name}: give all"
+                f"--nnodes {config.nnodes} here, but {agreed.nnodes} on {agreed}: give all"
                 f" nodes of job {config.job_id} the same, and each job in a store its own --rdzv-id"
+            )
+        if agreed.script and config.script not in ("", agreed.script):
+            raise Refused(
+                f"{config.script} here, but job {config.job_id} in this store runs {agreed.script}"
+                f" on {agreed}: give each job in a store its own --rdzv-id (or"
+                " --allow-difference script, where its nodes run different ones)"
             )
 
     # --- commands -------------------------------------------------------------------------------

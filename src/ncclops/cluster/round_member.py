@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Collection
@@ -54,12 +53,15 @@ class RoundMember:
     def begin(self, facts: NodeFacts) -> None:
         """Register this node, and start the threads. Raises ``Refused`` if its rank is taken."""
         link, key = self._link, f"{self.prefix}/node/{self.rank}"
-        mine = RankClaim(name=facts.name, pid=os.getpid(), at=time.time())
+        config = link.config
+        mine = RankClaim(
+            name=facts.name, pid=config.launcher, at=time.time(), run_dir=config.run_dir
+        )
         claimed = self._store.compare_set(key, "", store_values.encode(mine))
         if (owner := store_values.decode(claimed, RankClaim)) != mine:
-            who = f" ({owner.name})" if owner else ""
+            who = f" ({owner})" if owner else ""
             raise Refused(
-                f"node {self.rank} of job {link.config.job_id} is there already{who}: give each"
+                f"node {self.rank} of job {config.job_id} is there already{who}: give each"
                 " node its own --node-rank, and each job in a store its own --rdzv-id"
             )
         self._store.set(self._heartbeat_key(self.rank), "0")

@@ -13,7 +13,7 @@ from ncclops.cluster.records import StartRecord
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.cluster.store_values import NodeFacts
 from ncclops.record.event_values import NodeEntry
-from ncclops.record.variables import ACTIVE_RANKS
+from ncclops.record.variables import ACTIVE_RANKS, NODES
 
 
 def compare_hosts(gathered: Sequence[NodeFacts], node_info: NodeInfo) -> fingerprint.Comparison:
@@ -50,10 +50,12 @@ def start_record(
 def workers_environ(
     start: StartRecord, rendezvous: RendezvousConfig, *, in_process: bool, nproc: int
 ) -> Mapping[str, str]:
-    """What workers have to know beyond their identity: the restart core's store, and spares."""
+    """What workers have to know beyond their identity: the nodes, and for restarts in place the
+    restart core's store, and spares."""
+    environ = {NODES: " ".join(start.names)}
     if not in_process:
-        return {}
-    environ = {"NCCLOPS_STORE_PREFIX": f"{start.prefix}/{start.attempt}"}
+        return environ
+    environ["NCCLOPS_STORE_PREFIX"] = f"{start.prefix}/{start.attempt}"
     if start.external:
         environ["NCCLOPS_STORE"] = "{}:{}".format(*start.store)
     if rendezvous.local_addr:
@@ -79,14 +81,19 @@ def describe_round(start: StartRecord, rank: int, active: int) -> str:
     return f"node {rank} of {len(names)}: {' '.join(names[:active])}{spare}"
 
 
-def describe_missing(rendezvous: RendezvousConfig, here: Sequence[str], begun: bool) -> str:
+def describe_missing(
+    rendezvous: RendezvousConfig, here: Sequence[str], begun: bool, first: str
+) -> str:
     """Which nodes are there and which are missing, before ranks are given.
 
-    ``begun``: a round is under way without us.
+    ``begun``: a round is under way without us. ``first`` is the node that has named the job.
     """
     present = f"{len(here)}/{rendezvous.active} nodes: {' '.join(here)}"
     if begun:
-        return f"{present}; they have begun, and this node waits to be needed"
+        return (
+            f"{present}; they have begun, and this node waits to be needed"
+            f" (job {rendezvous.job_id} of {first}; another job needs its own --rdzv-id)"
+        )
     if len(here) >= rendezvous.active:
         return f"{present}; last call for spares"
     missing = [name for name in rendezvous.expected if name not in here]

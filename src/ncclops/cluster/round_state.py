@@ -16,6 +16,7 @@ from ncclops.cluster.records import (
     EndedRecord,
     FailedRecord,
     LostRecord,
+    PacesRecord,
     Record,
     RefusedRecord,
     StartRecord,
@@ -25,9 +26,12 @@ from ncclops.cluster.records import (
     StopVoteRecord,
     StopWayRecord,
     UnknownRecord,
+    ViewRecord,
 )
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.decision.node_end import NodeEnd
+from ncclops.health.liveness import NodeView
+from ncclops.health.paces import RankPace
 
 
 @dataclass
@@ -51,6 +55,8 @@ class RoundState:
     stop_votes: dict[int, int] = field(default_factory=dict)  # on this point
     stop_go: bool = False
     decision: AttemptDecision | None = None
+    views: dict[int, NodeView] = field(default_factory=dict)  # of their ranks, by node
+    paces: dict[int, dict[int, RankPace]] = field(default_factory=dict)  # by node and rank
     ended: dict[int, NodeEnd] = field(default_factory=dict)
     lost: dict[int, LostRecord] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -79,6 +85,11 @@ class RoundState:
                     self.stop_votes[node] = record.at
             case StopGoRecord():
                 self.stop_go = self.stop_go or self._is_present(record)
+            case ViewRecord():
+                self.views[node] = record.view
+            case PacesRecord():
+                known = self.paces.setdefault(node, {})
+                known.update({pace.rank: pace for pace in record.paces})
             case EndedRecord():
                 self.ended[node] = record.end
                 self.lost.pop(node, None)  # it was only late
@@ -131,7 +142,9 @@ class RoundState:
         name, idle, lost = self.name(rank), rank in self.idle, self.lost.get(rank)
         first = self.failed is not None and self.failed.node == rank
         if (end := self.ended.get(rank)) is not None:
-            return replace(end, name=name, idle=idle, failed_first=first)
+            asked = self.stop is not None and self.stop.node == rank
+            stopping = end.stopping or asked  # maybe only after it had posted its end
+            return replace(end, name=name, idle=idle, failed_first=first, stopping=stopping)
         why = None if lost is None else lost.why
         return NodeEnd(name=name, idle=idle, failed_first=first, lost=why)
 

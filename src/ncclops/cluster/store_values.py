@@ -6,7 +6,8 @@ such a one: what cannot be read comes from another version.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from datetime import datetime
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -14,19 +15,32 @@ from ncclops.classify.policy import PastAttempt
 from ncclops.cluster.fingerprint import Fingerprint
 
 
-class JobSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of the job, as ``--nnodes`` has it, and the first node that has named it."""
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that was first: its launcher's process, when (in seconds since the epoch), its run.
 
-    nnodes: str
-    name: str
-
-
-class RankClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """The process of a node that has taken a rank of a round; ``at`` in seconds since the epoch."""
+    ``run_dir`` is empty where another version has not said it.
+    """
 
     name: str
     pid: int
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0, le=4e9)]
+    run_dir: str = ""
+
+    def __str__(self) -> str:
+        run = f", run directory {self.run_dir}" if self.run_dir else ""
+        since = datetime.fromtimestamp(self.at).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{self.name}: process {self.pid}, since {since}{run}"
+
+
+class JobClaim(Claim, frozen=True, kw_only=True):
+    """The job: its size, as ``--nnodes`` has it, and its script; empty: any."""
+
+    nnodes: str
+    script: str = ""
+
+
+class RankClaim(Claim, frozen=True, kw_only=True):
+    """A rank of a round."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +57,10 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     clock_offset_s: float = 0.0
 
 
-Value = TypeVar("Value", JobSize, RankClaim, NodeFacts)
+Value = TypeVar("Value", JobClaim, RankClaim, NodeFacts)
 
 
-def encode(value: JobSize | RankClaim | NodeFacts) -> str:
+def encode(value: JobClaim | RankClaim | NodeFacts) -> str:
     """One JSON object."""
     return msgspec.json.encode(value).decode()
 

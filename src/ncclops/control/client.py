@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ncclops.control import launcher
 from ncclops.errors import NcclopsError, UsageError
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
@@ -136,6 +137,8 @@ def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
         control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
     except ConnectionRefusedError:
         return True
+    except FileNotFoundError:  # it has been swept, or there never was one
+        return launcher.is_alive(run_dir) is False
     except OSError:
         return False
     return False

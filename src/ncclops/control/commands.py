@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ncclops.durations import parse_duration
+from ncclops.plain_text import plain_line
 
 # Of `ncclops.timeouts.model`: those that can be changed while a run is under way.
 TimeoutName = Literal["soft", "hard", "process_group"]
@@ -38,10 +39,6 @@ class Controls(Protocol):
         """Shorten the timeouts in ``limits`` (by :data:`TimeoutName`) from now on."""
 
 
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def _checked(text: str) -> str:
     try:
         limit = parse_duration(text)
@@ -52,7 +49,14 @@ def _checked(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, Field(max_length=400), AfterValidator(_one_line)]
+_MOST_CHARS = 400
+
+
+def _in_a_line(text: str) -> str:
+    return plain_line(text, _MOST_CHARS)
+
+
+_Text = Annotated[str, Field(max_length=_MOST_CHARS), AfterValidator(_in_a_line)]
 
 
 class _Command(BaseModel):
@@ -105,7 +109,9 @@ def parse_command(document: bytes | str) -> Command:
         first = error.errors(include_url=False, include_context=False)[0]
         # The command's own name is in front where it is known: the user did not write it.
         where = ".".join(str(part) for part in first["loc"][1:])
-        raise ValueError(_one_line(f"{where}: {first['msg']}" if where else first["msg"])) from None
+        raise ValueError(
+            _in_a_line(f"{where}: {first['msg']}" if where else first["msg"])
+        ) from None
 
 
 def run_command(controls: Controls, command: Command) -> str:

@@ -10,8 +10,8 @@ import json
 import math
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -23,6 +23,7 @@ import h11
 _TICK_S = 0.1
 # Little at a time: h11 looks at the size of what is not whole yet, each time it gets some more.
 _CHUNK = 8 << 10
+_DRAINED_CHUNKS = 128
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class Limits:
     """What one client, and all of them together, may take. Times in seconds.
 
     A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
-    Clients beyond ``connections`` wait in the kernel's queue until others have closed theirs.
+    Where all of ``connections`` are taken, a request is awaited for ``crowded_s`` only: clients
+    that send nothing must not keep out those that do.
+    After an answer to a request that is not read to its end, ``linger_s`` are for the client to
+    read it: closed at once, the kernel would throw it away on the client's side.
     Requests beyond ``requests_per_s`` are delayed, but for ``burst`` after a pause: however many
     clients look at a job, they must not take its cores.
     """
@@ -39,6 +43,8 @@ class Limits:
     body_bytes: int = 64 << 10
     request_s: float = 10.0
     response_s: float = 10.0
+    linger_s: float = 1.0
+    crowded_s: float = 0.25
     connections: int = 128
     requests_per_s: float = 100.0
     burst: int = 50
@@ -103,32 +109,55 @@ async def serve(listener: socket.socket, handler: Handler, limits: Limits | None
     """Answer all connections to ``listener``, until cancelled."""
     limits = limits or Limits()
     listener.setblocking(False)
-    loop, places = asyncio.get_running_loop(), asyncio.Semaphore(limits.connections)
-    pace = Pace(limits)
-    tasks: set[asyncio.Task[None]] = set()
+    loop, pace = asyncio.get_running_loop(), Pace(limits)
+    open_: dict[asyncio.Task[None], _Connection] = {}
     while True:
-        await places.acquire()
         try:
             client, _ = await loop.sock_accept(listener)
         except OSError:
             # Out of descriptors, or a client that has gone already. The kernel has no event for
             # "there are descriptors again".
-            places.release()
             await asyncio.sleep(0.1)
             continue
-        task = loop.create_task(_Connection(client, handler, limits, pace).run())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        task.add_done_callback(lambda _: places.release())
+        connection = _Connection(client, handler, limits, pace)
+        task = loop.create_task(connection.run())
+        open_[task] = connection
+        task.add_done_callback(open_.pop)
+        while len(open_) >= limits.connections:
+            await _one_ends(open_, limits.crowded_s)
+
+
+async def _one_ends(open_: dict[asyncio.Task[None], _Connection], crowded_s: float) -> None:
+    """Wait until one connection has ended, and see to it that a silent one does.
+
+    Returns early where none is silent: those that were accepted just now are not awaited yet.
+    """
+    silent = [each for each in open_.values() if each.awaited is not None]
+    longest = min(silent, key=lambda each: each.awaited_since, default=None)
+    limit_s = crowded_s
+    if longest is not None:
+        now = asyncio.get_running_loop().time()
+        limit_s = max(0.0, longest.awaited_since + crowded_s - now)
+    done, _ = await asyncio.wait(open_, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    if not done and longest is not None and longest.awaited is not None:
+        longest.awaited.reschedule(0.0)  # long ago
+        await asyncio.sleep(0)
 
 
 class _Connection:
+    """One client. ``awaited`` limits how long it is waited for, since ``awaited_since``.
+
+    In the loop's time; None while it is answered.
+    """
+
     def __init__(self, client: socket.socket, handler: Handler, limits: Limits, pace: Pace) -> None:
         self._socket = client
         self._handler = handler
         self._limits, self._pace = limits, pace
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self.awaited: asyncio.Timeout | None = None
+        self.awaited_since = 0.0
 
     async def run(self) -> None:
         self._socket.setblocking(False)
@@ -137,8 +166,27 @@ class _Connection:
             with suppress(OSError, TimeoutError, h11.LocalProtocolError):
                 while await self._answer_next():
                     pass
+                if self._http.their_state is not h11.DONE:
+                    await self._linger()
         finally:
             self._socket.close()
+
+    async def _linger(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+        async with self._limited(self._limits.linger_s):
+            for _ in range(_DRAINED_CHUNKS):
+                if not await self._loop.sock_recv(self._socket, _CHUNK):
+                    break
+
+    @asynccontextmanager
+    async def _limited(self, seconds: float) -> AsyncIterator[None]:
+        """What the client does, or does not do, may take so long; raises ``TimeoutError``."""
+        self.awaited_since = self._loop.time()
+        try:
+            async with asyncio.timeout(seconds) as self.awaited:
+                yield
+        finally:
+            self.awaited = None
 
     async def _answer_next(self) -> bool:
         """Whether there may be another request on this connection."""
@@ -171,7 +219,7 @@ class _Connection:
     async def _read_request(self) -> Request | None:
         """The next request, whole; None if there is no more."""
         try:
-            async with asyncio.timeout(self._limits.request_s):
+            async with self._limited(self._limits.request_s):
                 return await self._read_whole()
         except TimeoutError:
             if self._http.their_state is h11.IDLE and not self._http.trailing_data[0]:

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.control.commands import ControlRefused, Controls, parse_command, run_command
+from ncclops.exhausted import described
 from ncclops.record import control_address
 from ncclops.record.paths import RunPaths
+from ncclops.record.regular_file import append_regular
+from ncclops.record.variables import RUN_DIR
 
 # A server that ends is replaced, but not one that keeps ending.
 _MOST_STARTS = 5
@@ -25,9 +28,10 @@ class ControlServer:
     """The control plane of one run, for an agent with a running event loop.
 
     ``controls`` runs the commands. ``listeners`` are the sockets of the server
-    (``control_address.listen_unix``, ``listen_tcp``), closed here in the end. ``say`` gets a line
-    for the operator when there is a reason. No failure here ends the run: at worst it takes no
-    commands, and a line says so.
+    (``control_address.listen_unix``, ``listen_tcp``), closed here in the end; with
+    ``token_for_reads`` those in the network ask for the token also where a client only reads.
+    ``say`` gets a line for the operator when there is a reason. No failure here ends the run: at
+    worst it takes no commands, and a line says so.
     """
 
     def __init__(
@@ -37,11 +41,13 @@ class ControlServer:
         *,
         listeners: Sequence[socket.socket],
         say: Callable[[str], None],
+        token_for_reads: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._controls = controls
         self._say = say
         self._listeners = list(listeners)
+        self._options = ["--token-for-reads"] if token_for_reads else []
         self._process: subprocess.Popen[bytes] | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -73,7 +79,7 @@ class ControlServer:
             try:
                 reader, writer = await self._start_process()
             except OSError as error:
-                self._say(f"the control plane cannot be started: {error}")
+                self._say(f"the control plane cannot be started: {described(error)}")
                 return
             try:
                 await self._obey(reader, writer)
@@ -85,13 +91,14 @@ class ControlServer:
     async def _start_process(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *(listener.fileno() for listener in self._listeners)]
-        with theirs, self._log().open("ab") as output:
+        with theirs, append_regular(self._log()) as output:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-P",  # no modules from the current directory
                     "-m",
                     "ncclops.control.server",
+                    *self._options,
                     str(self._run_dir),
                     str(os.getpid()),
                     *map(str, fds),
@@ -100,6 +107,7 @@ class ControlServer:
                 stdout=output,
                 stderr=output,
                 pass_fds=fds,
+                env=os.environ | {RUN_DIR: str(self._run_dir)},  # by which `holders` knows it
                 start_new_session=True,
             )
         return await asyncio.open_connection(sock=ours)

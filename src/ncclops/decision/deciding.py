@@ -13,9 +13,11 @@ A request to stop that came after the attempt had failed changes nothing but tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from ncclops.classify import wording
 from ncclops.classify.model import Classification
@@ -24,6 +26,9 @@ from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import SIGNAL_EXIT_BASE, describe_ending
 from ncclops.decision.retrying import NextAttempt, next_attempt
 from ncclops.errors import EXIT_INTERNAL_ERROR, ReceiptMissing
+from ncclops.rank_lists import ranks_named
+from ncclops.record.event_values import GpuFault, SlowRank
+from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, Outcome, WorkerEnding
 
 Random = Callable[[], float]
@@ -34,10 +39,12 @@ class AttemptDecision:
     """The result of an attempt. ``following`` is the attempt after it; None: the job has ended.
 
     ``failure`` and ``classification`` (JSON, with evidence) are what it was judged by, None where
-    it did not fail. ``ranks_lost`` are those without which a job that restarts in place has
-    finished; ranks of a node that did not report its end are not among them. ``attempt`` is what
-    the job's history has to remember, ``retry`` the retry policy's decision with the fields of a
-    ``retry`` event.
+    it did not fail (of a job that was stopped, ``failure`` is a rank's meanwhile); ``story`` tells
+    it. ``ranks_lost`` are those without which a job that restarts in place has finished; ranks of a
+    node that did not report its end are not among them.
+    ``gpu_faults`` and ``slow_ranks`` are those of all nodes, ``replaced`` the nodes, by their rank,
+    that take no part in what follows. ``attempt`` is what the job's history has to remember,
+    ``retry`` the retry policy's decision with the fields of a ``retry`` event.
     """
 
     outcome: Outcome
@@ -45,7 +52,11 @@ class AttemptDecision:
     reason: str
     failure: FirstFailure | None = None
     ranks_lost: tuple[int, ...] = ()
+    gpu_faults: tuple[GpuFault, ...] = ()
+    slow_ranks: tuple[SlowRank, ...] = ()
+    replaced: tuple[int, ...] = ()
     classification: dict[str, Any] | None = None
+    story: Story | None = None
     attempt: PastAttempt | None = None
     retry: dict[str, Any] | None = None
     following: NextAttempt | None = None
@@ -56,6 +67,12 @@ def decide(nodes: Sequence[NodeEnd], rules: JobRules, *, random: Random) -> Atte
 
     ``random`` gives numbers from 0 to 1, for the pause before a retry.
     """
+    decision = _decide(nodes, rules, random)
+    slow = [rank for node in nodes for rank in node.slow_ranks]
+    return replace(decision, gpu_faults=tuple(_gpu_faults(nodes)), slow_ranks=tuple(slow))
+
+
+def _decide(nodes: Sequence[NodeEnd], rules: JobRules, random: Random) -> AttemptDecision:
     present = [node for node in nodes if not node.idle]
     if orphan := next((node for node in nodes if node.launcher_lost), None):
         return AttemptDecision(
@@ -79,19 +96,29 @@ def decide(nodes: Sequence[NodeEnd], rules: JobRules, *, random: Random) -> Atte
 
 def _stopped(asked: NodeEnd, nodes: Sequence[NodeEnd]) -> AttemptDecision:
     assert asked.stop is not None
-    forced = [ending for node in nodes for ending in node.bad]
-    how = f"; {_ranks(forced)} did not exit cleanly" if forced else ""
+    failures = [node.failure for node in nodes if node.failure is not None]
+    failed = {failure.rank for failure in failures}
+    bad = [ending.rank for node in nodes for ending in node.bad]
+    how = "".join(
+        f"; rank {each.rank} failed meanwhile ({each.message or describe_ending(each)})"
+        for each in failures
+    )
+    if forced := [rank for rank in bad if rank not in failed]:
+        how += f"; {ranks_named(forced)} did not exit cleanly"
     request, on = asked.stop, _on(asked, nodes)
+    failure = next(iter(failures), None)
     if request.signum is not None:
         return AttemptDecision(
             outcome="interrupted",
             exit_code=SIGNAL_EXIT_BASE + request.signum,
             reason=f"stopped by {request.signum.name}{on}{how}",
+            failure=failure,
         )
     return AttemptDecision(
         outcome="stopped",
-        exit_code=1 if forced else 0,
-        reason=f"stopped{on}: {request.reason}{how}",
+        exit_code=1 if bad else 0,
+        reason=f"requested{on}: {request.reason}{how}",
+        failure=failure,
     )
 
 
@@ -107,16 +134,25 @@ def _completed(
     present: Sequence[NodeEnd], nodes: Sequence[NodeEnd], rules: JobRules
 ) -> AttemptDecision:
     well = sum(node.well for node in present)
-    lost = tuple(sorted(ending.rank for node in present for ending in node.bad))
-    reason = f"{well} worker{'s' * (well != 1)} exited 0"
-    if len(nodes) > 1:
-        finished = sum(node.lost is None for node in present)
-        reason += f" on {finished} node{'s' * (finished != 1)}"
-    for node in present:
-        if node.lost is not None:
-            reason += f"; {wording.describe_loss(node.name, node.lost)}, the others went on"
-        for ending in node.bad:
-            reason += f"; rank {ending.rank} {describe_ending(ending)}, the others went on"
+    bad = [ending for node in present for ending in node.bad]
+    lost = tuple(sorted(ending.rank for ending in bad))
+    parts = [
+        f"{wording.describe_loss(node.name, node.lost)}, the others went on"
+        for node in present
+        if node.lost is not None
+    ]
+    why = {rank: why for node in present for rank, why in node.why_ended.items()}
+    why |= {fault.rank: str(fault) for fault in _gpu_faults(present)}
+    parts += [f"{ranks_named(ranks)} {how}, the others went on" for ranks, how in _alike(bad, why)]
+    after = [e for node in present for e in node.endings if e.ok and e.exit_code != 0]
+    parts += [
+        f"{ranks_named(ranks)} {how}, after the script had ended well"
+        for ranks, how in _alike(after, {})
+    ]
+    well -= len(after)
+    finished = sum(node.lost is None for node in present)
+    on = f" on {finished} node{'s' * (finished != 1)}" if len(nodes) > 1 else ""
+    reason = "; ".join([*parts, f"{well} worker{'s' * (well != 1)} exited 0{on}"])
     if rules.require_receipt and not any(node.healthy for node in present):
         # Not judged is neither healthy nor missing, and has an exit code of its own.
         unjudged = any(node.healthy is None for node in present)
@@ -129,13 +165,34 @@ def _completed(
     return AttemptDecision(outcome="completed", exit_code=0, reason=reason, ranks_lost=lost)
 
 
+def _alike(
+    endings: Sequence[WorkerEnding], why: Mapping[int, str]
+) -> Iterator[tuple[list[int], str]]:
+    """Ranks that ended alike, and how; ``why``: where that is known, by rank."""
+    by_ending: dict[str, list[int]] = {}
+    for ending in endings:
+        because = f" ({why[ending.rank]})" if ending.rank in why else ""
+        by_ending.setdefault(describe_ending(ending) + because, []).append(ending.rank)
+    for how, ranks in by_ending.items():
+        yield ranks, how if len(ranks) == 1 else how.replace("was ", "were ", 1)
+
+
 def _failed(
     present: Sequence[NodeEnd], nodes: Sequence[NodeEnd], rules: JobRules, random: Random
 ) -> AttemptDecision:
     blamed = _blamed(present)
     reason, code, classification = _what_failed(blamed, nodes), 1, blamed.classification
+    for fault in _gpu_faults(present):
+        reason += f"; {fault}"
     if blamed.lost is not None:
         classification = wording.loss(reason).as_json() | {"evidence": []}
+    story = _story(blamed, present)
+    if broken := next((node for node in present if node.store_ended is not None), None):
+        # A rank that misses its store fails because of that, whatever it says.
+        store = f"the store server {broken.store_ended}{_on(broken, nodes)}"
+        reason = f"{store}; {reason}"
+        if story is not None:
+            story = msgspec.structs.replace(story, what=f"{store}; {story.what}")
     if blamed.cannot_start is not None:
         code, classification = blamed.cannot_start.exit_code, None
     if blamed.cut_off is not None:
@@ -146,24 +203,27 @@ def _failed(
         reason=reason,
         failure=None if blamed.cannot_start else blamed.failure,
         classification=classification,
+        story=story,
     )
     nothing_follows = blamed.cut_off is not None or blamed.cannot_start is not None
     if nothing_follows or any(node.stopping for node in nodes):
         return decided
-    return _retried(decided, blamed, present, rules, random)
+    return _retried(decided, blamed, nodes, rules, random)
 
 
 def _retried(
     decided: AttemptDecision,
     blamed: NodeEnd,
-    present: Sequence[NodeEnd],
+    nodes: Sequence[NodeEnd],
     rules: JobRules,
     random: Random,
 ) -> AttemptDecision:
     """``decided`` with the retry policy's decision, and the attempt that follows, if one does."""
     found = decided.classification
     verdict = _UNKNOWN if found is None else Classification.from_json(found)
-    progressed = any(node.progressed for node in present)
+    progressed = any(node.progressed for node in nodes)
+    broken = tuple(rank for rank, node in enumerate(nodes) if node.gpu_faults)
+    others_do = _others_do(nodes, rules)
     retry, following = next_attempt(
         rules.retry,
         verdict,
@@ -172,19 +232,31 @@ def _retried(
         progressed=progressed,
         random=random,
         escalated=blamed.escalated,
-        replaces=rules.replaceable and blamed.lost is not None,
+        replaces=rules.replaceable and (blamed.lost is not None or (bool(broken) and others_do)),
     )
     reason = decided.reason
-    if following is not None and not rules.replaceable and any(n.lost is not None for n in present):
+    if following is not None and not rules.replaceable and any(n.lost is not None for n in nodes):
         following = None
         reason += "; no retry: with --rdzv-backend static no other node can take its place"
+    if following is not None and broken:
+        why = "; ".join([following.reason, *map(str, _gpu_faults(nodes))])
+        # On a broken GPU no process is started again.
+        following = replace(following, reason=why) if others_do else None
     return replace(
         decided,
         reason=reason,
+        replaced=() if following is None else broken,
         attempt=PastAttempt.of(verdict, progressed=progressed),
         retry=retry.as_json(),
         following=following,
     )
+
+
+def _others_do(nodes: Sequence[NodeEnd], rules: JobRules) -> bool:
+    """Whether the job can go on without the nodes that have broken GPUs."""
+    able = [node for node in nodes if node.lost is None and not node.gpu_faults]
+    keeps_store = not any(node.hosts_store for node in nodes if node.gpu_faults)
+    return rules.replaceable and keeps_store and len(able) >= rules.nodes_needed
 
 
 _UNKNOWN = Classification(class_="unknown", confidence=0.0, summary="nothing was classified")
@@ -196,12 +268,52 @@ def _blamed(present: Sequence[NodeEnd]) -> NodeEnd:
     lost = next((node for node in present if node.lost is not None), None)
     first = next((node for node in present if node.failed_first), None)
     if first is not None and first.lost is None:
-        return first
+        return _nearest(first, present)
     if first is None and lost is not None:
         return lost
     # A node that ended with a cause of its own before one that only lost its peers.
     failed = [node for node in ended if node.failed] or [node for node in ended if node.bad]
     return max(failed, key=_confidence, default=lost or present[0])
+
+
+def _nearest(first: NodeEnd, present: Sequence[NodeEnd]) -> NodeEnd:
+    """The node of the rank that ``first`` tells of, where its log says more surely what failed."""
+    if first.story is None:
+        return first
+    rank = first.story.rank
+    of_rank = (node for node in present if rank in _ranks_of(node) and node.story is not None)
+    found = next((node for node in of_rank if node.story and node.story.rank == rank), first)
+    return max(first, found, key=_confidence)
+
+
+def _story(blamed: NodeEnd, present: Sequence[NodeEnd]) -> Story | None:
+    """The blamed node's, unless another one knows more: whom its ranks waited for, or the lines of
+    the rank that it tells of."""
+    if blamed.lost is not None or blamed.cannot_start is not None or blamed.story is None:
+        return None
+    rank = blamed.story.rank
+    if blamed.story.waited:
+        told = (node.story for node in present if node.story is not None)
+        nearer = next((story for story in told if not story.waited), blamed.story)
+        return _of_class(nearer, blamed.story)
+    if rank in _ranks_of(blamed):
+        return blamed.story
+    owner = next((node for node in present if rank in _ranks_of(node)), None)
+    if owner is None:
+        return blamed.story
+    if owner.story is None or owner.story.rank != rank:
+        return msgspec.structs.replace(blamed.story, host=blamed.story.host or owner.name)
+    return _of_class(owner.story, blamed.story)
+
+
+def _of_class(story: Story, classified: Story) -> Story:
+    """``story`` as a failure of the class of ``classified``, with what proves that."""
+    fields = ("class_", "confidence", "summary", "proof")
+    return msgspec.structs.replace(story, **{name: getattr(classified, name) for name in fields})
+
+
+def _ranks_of(node: NodeEnd) -> set[int]:
+    return {ending.rank for ending in node.endings}
 
 
 def _confidence(node: NodeEnd) -> float:
@@ -217,8 +329,11 @@ def _what_failed(blamed: NodeEnd, nodes: Sequence[NodeEnd]) -> str:
         return f"hang: {blamed.hang}{_on(blamed, nodes)}"
     unasked = [each for each in blamed.bad if not each.asked_to_stop]
     ending = blamed.failure or next(iter([*unasked, *blamed.bad]), None)
-    what = "a worker failed" if ending is None else f"rank {ending.rank} {describe_ending(ending)}"
-    return f"{what}{_on(blamed, nodes)}"
+    if ending is None:
+        return f"a worker failed{_on(blamed, nodes)}"
+    why = blamed.why_ended.get(ending.rank)
+    because = "" if why is None else f" ({why})"
+    return f"rank {ending.rank} {describe_ending(ending)}{because}{_on(blamed, nodes)}"
 
 
 def _on(node: NodeEnd, nodes: Sequence[NodeEnd]) -> str:
@@ -226,6 +341,5 @@ def _on(node: NodeEnd, nodes: Sequence[NodeEnd]) -> str:
     return f" on {node.name}" if len(nodes) > 1 else ""
 
 
-def _ranks(endings: Sequence[WorkerEnding]) -> str:
-    numbers = ", ".join(str(ending.rank) for ending in endings)
-    return f"rank{'s' * (len(endings) != 1)} {numbers}"
+def _gpu_faults(nodes: Sequence[NodeEnd]) -> list[GpuFault]:
+    return [fault for node in nodes for fault in node.gpu_faults]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ncclops.classify.policy import PastAttempt
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.record.event_values import GpuFault, SlowRank
+from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 
@@ -40,10 +42,16 @@ class NodeEnd:
     only after the attempt had failed. ``launcher_lost``: the process that the user started was
     killed, and the agent has stopped the workers.
 
-    ``classification`` is the classifier's verdict as JSON with its evidence; ``progressed``:
+    ``classification`` is the classifier's verdict as JSON with its evidence, ``story`` what this
+    node can tell of the failure; ``progressed``:
     training steps were seen. ``healthy``: whether there is a healthy receipt, None where that
     could not be judged. ``escalated`` is what workers asked for when restarts in place could not
-    help.
+    help. ``gpu_faults`` are the GPUs that made ranks fail, ``slow_ranks``
+    those that the others waited for.
+
+    ``hosts_store``: the job's store goes with it. ``store_ended``: how the server of the workers'
+    store ended, where it did before they had. ``why_ended``: of ranks that the restart core has
+    ended, on this node or others, and of those whose death the agent can explain.
 
     ``lost``: why the node did not report its end; then all else is unknown. ``idle``:
     it had no workers in this attempt. ``cut_off``: why it could not decide with the other nodes.
@@ -61,9 +69,15 @@ class NodeEnd:
     launcher_lost: bool = False
     failure: FirstFailure | None = None
     classification: dict[str, Any] | None = None
+    story: Story | None = None
     progressed: bool = False
     healthy: bool | None = False
     escalated: Escalated | None = None
+    gpu_faults: tuple[GpuFault, ...] = ()
+    slow_ranks: tuple[SlowRank, ...] = ()
+    hosts_store: bool = False
+    store_ended: str | None = None
+    why_ended: Mapping[int, str] = field(default_factory=dict)
     lost: str | None = None
     idle: bool = False
     cut_off: str | None = None
@@ -84,7 +98,8 @@ class JobRules:
     """The rules of the job, which do not depend on what happened.
 
     ``losses_allowed``: workers restart in place, and those that are left finish the job.
-    ``replaceable``: a node that is lost may be replaced by another one in the next attempt.
+    ``replaceable``: a node that is lost may be replaced by another one in the next attempt, which
+    needs ``nodes_needed``.
     ``history`` are the failed attempts before this one, ``granted_used`` how many of them this
     agent has made (``--max-restarts`` is an order to one agent).
     """
@@ -95,3 +110,4 @@ class JobRules:
     losses_allowed: bool = False
     require_receipt: bool = False
     replaceable: bool = False
+    nodes_needed: int = 1

@@ -28,15 +28,3 @@ class StopRequest:
 def describe_ending(ending: WorkerEnding | FirstFailure) -> str:
     """How a worker ended, in words, such as ``exited with code 1`` or ``was killed by SIGKILL``."""
     return wording.describe_exit(ending.exit_code, ending.signal)
-
-
-def headline(failure: FirstFailure) -> str:
-    """Which rank failed, how and why, in one line."""
-    line = f"rank {failure.rank} {describe_ending(failure)}"
-    if failure.seconds is not None:
-        line += f" after {failure.seconds:.1f}s"
-    if failure.message:
-        line += f": {failure.message}"
-    elif hint := wording.signal_hint(failure.signal):
-        line += f" ({hint})"
-    return line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,13 +28,16 @@ class RetryPlan:
 class Escalated:
     """What the workers request when restarts in place cannot help: ``to`` is ``respawn`` or
     ``stop``, ``failure`` what happened and where, which new processes compare with theirs.
-    ``failed_start``: a communicator did not come up.
+    ``failed_start``: a communicator did not come up. ``passing``: nothing is known to be wrong with
+    the processes but that they could not be freed. ``hung``: the rank that hangs, if that was it.
     """
 
     to: str
     reason: str
     failure: tuple[str, str] | None
     failed_start: bool = False
+    passing: bool = False
+    hung: int | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Escalated:
@@ -46,6 +49,8 @@ class Escalated:
             if isinstance(failure, list | tuple)
             else None,
             failed_start=bool(record.get("failed_start", False)),
+            passing=bool(record.get("passing", False)),
+            hung=record.get("hung"),
         )
 
 
@@ -69,7 +74,7 @@ def next_attempt(
     escalated: Escalated | None = None,
     replaces: bool = False,
 ) -> tuple[Decision, NextAttempt | None]:
-    """The policy's decision, and the attempt that follows, if one does.
+    """What is done, and the attempt that follows, if one does.
 
     ``history`` is the job's; ``granted_used`` counts the attempts that this agent has made
     after its first, since ``--max-restarts`` is an order to one agent.
@@ -77,8 +82,9 @@ def next_attempt(
     A restart that the operator granted (``--max-restarts``) is taken where the policy would
     stop: it is an order, and not evidence that the failure may be retried. It starts as the
     job's lane starts a retry. So does one for which the workers themselves have ``escalated``,
-    within the policy's limits for any retry; after a failed start, it starts as a retry of that
-    does. With ``replaces``, the node to be replaced is gone, and another one can take its place.
+    within the policy's limits for any retry. What the workers know to be final the policy does
+    not retry. After a failed start, each starts as a retry of that does. With ``replaces``, the
+    node to be replaced is gone, and another one can take its place.
     """
     decision = decide(
         verdict,
@@ -88,39 +94,45 @@ def next_attempt(
         random=random,
         rules=plan.rules,
     )
+    if decision.action == "retry" and escalated is not None and escalated.to == "stop":
+        decision = Decision(action="stop", reason=escalated.reason, attempt=decision.attempt)
     if not plan.allowed:
         return decision, None
     variables = {} if escalated is None else respawned_for(escalated)
+    failed_start = escalated is not None and escalated.failed_start
+    row = STARTUP_ROW if failed_start else plan.lane
     if decision.action == "retry" or (decision.action == "replace-node" and replaces):
-        return decision, _following(decision, variables)
+        if failed_start:
+            decision = replace(decision, row=row, start=plan.rules.rows[row])
+        return decision, _following(decision, decision.reason, variables)
     if escalated is not None and _may_respawn(plan.rules, escalated, history, progressed):
-        row = STARTUP_ROW if escalated.failed_start else plan.lane
-        environ = start_environ(plan.rules.rows[row]) | variables
-        return decision, NextAttempt(
-            reason=f"new processes: {escalated.reason}", cooldown=timedelta(0), environ=environ
-        )
+        done = _at_once(decision, row, plan.rules)
+        return done, _following(done, f"new processes: {escalated.reason}", variables)
     if granted_used < plan.granted:
         left = plan.granted - granted_used
         reason = f"retrying by --max-restarts ({left} left); policy: {decision.reason}"
-        environ = start_environ(plan.rules.rows[plan.lane]) | variables
-        return decision, NextAttempt(reason=reason, cooldown=timedelta(0), environ=environ)
+        done = _at_once(decision, row, plan.rules)
+        return done, _following(done, reason, variables)
     return decision, None
+
+
+def _at_once(decision: Decision, row: str, rules: RetryRules) -> Decision:
+    """A retry in ``row`` where the policy has decided otherwise; the reason stays the policy's."""
+    return replace(decision, action="retry", row=row, start=rules.rows[row], cooldown=timedelta(0))
 
 
 def _may_respawn(
     rules: RetryRules, escalated: Escalated, history: Sequence[PastAttempt], progressed: bool
 ) -> bool:
-    """New processes after an escalation: once, and again if the last ones got further."""
+    """New processes after an escalation: once; again if the last ones got further, or were well."""
     if escalated.to != "respawn" or len(history) + 1 >= rules.max_attempts:
         return False
-    return progressed or not history
+    return progressed or escalated.passing or not history
 
 
-def _following(decision: Decision, variables: Mapping[str, str]) -> NextAttempt:
+def _following(decision: Decision, reason: str, variables: Mapping[str, str]) -> NextAttempt:
     environ = {} if decision.start is None else start_environ(decision.start)
-    return NextAttempt(
-        reason=decision.reason, cooldown=decision.cooldown, environ={**environ, **variables}
-    )
+    return NextAttempt(reason=reason, cooldown=decision.cooldown, environ={**environ, **variables})
 
 
 def respawned_for(escalated: Escalated) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ncclops.capture.run_snapshots import collect_run
 from ncclops.classify.wording import exit_status
 from ncclops.record import incident_record, snapshot_files
 from ncclops.record.error_file import read_error
-from ncclops.record.incident_record import FaultRecord, IncidentRecord
+from ncclops.record.incident_record import ELSEWHERE, FaultRecord, IncidentRecord
 from ncclops.record.paths import RunPaths
 
 # Of the stop of a job that has failed already.
@@ -37,14 +37,15 @@ def record_end(
     running: Sequence[int],
     attempt: int,
     hung: Mapping[int, str] | None = None,
+    elsewhere: bool = False,
     limit: timedelta = LIMIT,
 ) -> Path:
     """Take snapshots of the ranks that still run, and write the incident; its directory.
 
     ``ended`` are the initial ranks whose processes have ended, the one to blame first; ``hung`` are
-    those that still run and are to blame, with the evidence. Blocks for ``limit`` at most; call it
-    in a thread, before the others get SIGTERM. Raises ``OSError`` when the run directory cannot be
-    written.
+    those that still run and are to blame, with the evidence. ``elsewhere``: a rank of another node
+    is to blame. Blocks for ``limit`` at most; call it in a thread, before the others get SIGTERM.
+    Raises ``OSError`` when the run directory cannot be written.
     """
     at, started = time.time(), time.monotonic()
     paths = RunPaths(run)
@@ -67,6 +68,8 @@ def record_end(
     faults += [
         _fault(paths.rank(rank).error(attempt), rank, how, at) for rank, how in ended.items()
     ]
+    if elsewhere:
+        faults = [_elsewhere(min(running), at)]
     first = faults[0]
     incident_record.write(
         directory,
@@ -101,6 +104,11 @@ def _hang(rank: int, evidence: str, at: float) -> FaultRecord:
         summary=f"rank {rank} hangs: {evidence}",
         detail=f"hangs: {evidence}",
     )
+
+
+def _elsewhere(rank: int, at: float) -> FaultRecord:
+    summary = "a rank of another node has failed"
+    return FaultRecord(kind=ELSEWHERE, initial_rank=rank, rank=rank, at=at, summary=summary)
 
 
 def _fault(error_file: Path, rank: int, how: ProcessEnd, at: float) -> FaultRecord:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ncclops.classify import wording
+from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
     EscalationEvent,
     Event,
+    FaultEvent,
+    GpuFaultEvent,
     RestartEvent,
     RetryEvent,
     VerdictEvent,
@@ -32,20 +35,42 @@ class WorkerEnd:
 
     code: int | None
     signal: str | None
+    how: str | None = None
+    """In words, where the process was another node's and there is no more."""
 
     def __str__(self) -> str:
-        return wording.exit_status(self.code, self.signal)
+        return self.how or wording.exit_status(self.code, self.signal)
 
 
 def worker_end(events: Sequence[Event], rank: int, not_before: float) -> WorkerEnd | None:
     """How the worker of ``rank`` ended after that time; None without a record of it."""
     for event in events:
-        if not isinstance(event, WorkerExitedEvent) or event.rank != rank:
+        if event.rank != rank or event.ts < not_before:
             continue
-        if event.ts >= not_before:
+        if isinstance(event, FaultEvent) and event.how is not None:
+            return WorkerEnd(None, None, event.how)
+        if isinstance(event, WorkerExitedEvent):
             known = event.exit_code is not None or event.signal is not None
             return WorkerEnd(event.exit_code, event.signal) if known else None
     return None
+
+
+def gpu_faults(
+    events: Sequence[Event], ranks: Collection[int], not_before: float, until: float
+) -> tuple[GpuFault, ...]:
+    """GPUs that made ``ranks`` fail between two times, in seconds since the epoch."""
+    return tuple(
+        event.fault
+        for event in events
+        if isinstance(event, GpuFaultEvent)
+        and event.fault.rank in ranks
+        and not_before <= event.ts < until
+    )
+
+
+def advice_on(faults: Iterable[GpuFault]) -> list[str]:
+    """What to do about them."""
+    return [f"replace node {fault.node}: rank {fault.rank}'s {fault.device}" for fault in faults]
 
 
 def decision_on(

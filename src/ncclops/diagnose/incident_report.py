@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ncclops.diagnose import advice, escalated, log_evidence, places
 from ncclops.diagnose.incident_events import (
     DecisionTaken,
     WorkerEnd,
+    advice_on,
     decision_on,
+    gpu_faults,
     worker_end,
 )
 from ncclops.diagnose.places import Cluster, RankView
@@ -21,16 +26,31 @@ from ncclops.errors import UsageError
 from ncclops.flight.finding_kinds import FindingKind
 from ncclops.rank_lists import rank_list
 from ncclops.record import event_log, incident_record, snapshot_files
-from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.event_values import GpuFault
+from ncclops.record.events import Event, FaultEvent, WorkerStartedEvent
+from ncclops.record.incident_record import ELSEWHERE, IncidentRecord
 from ncclops.record.paths import INCIDENT, RunPaths, numbered
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame
 from ncclops.stacks.parsing import traceback_frames
 
-_MISMATCH = "collective-mismatch"  # the classifier's
+# The classifier's: what a rank shows that fails because of what another rank does, or does not do.
+_MISMATCH, _WAITED = "collective-mismatch", ("watchdog-timeout", "watchdog-compile")
 _MOST_CALLERS = 3
-_ENDED_IT = "; its monitor process ended it"
 _HANGS = ("soft-timeout", "completion-timeout", "hung")
+_CLOCKS_S = 1.0  # of several nodes
+_MOST_CHARS = 300
+# An exception begins with its type; the text that a script ends itself with does not.
+_NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
+# What a rank says that has waited for others before a process group was made (worker.meeting).
+_ABSENT_AT_START = "absent-rank"
+_DID_NOT_COME = re.compile(
+    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d+)[^\n]*? had not come to (?P<what>[^:\n]+)"
+    r"(?:: rank (?P=rank) on (?P<host>[^\s;:]+)(?: is at (?P<place>[^;\n]+)|:? (?P<why>[^;\n]+))?)?"
+)
+# What was handed to `sys.exit`: a number, or text.
+_LAST_WORDS = re.compile(r"SystemExit: (?:(?P<code>\d+)\b|(?P<text>.*))", re.DOTALL)
+_ENDED_IT = "; its monitor process ended it"
 
 
 @dataclass(frozen=True)
@@ -39,7 +59,8 @@ class Culprit:
 
     ``callers`` are the user's frames that lead to ``frame``, the innermost first: many ranks share
     the line of a helper and differ only in what calls it. ``by_recorders``: the flight
-    recorders and stacks name it, as ``how`` says.
+    recorders and stacks name it, as ``how`` says. ``absent``: others waited where it did not come.
+    ``waited``: it is not the one, but waited for it.
     """
 
     rank: int
@@ -48,6 +69,8 @@ class Culprit:
     how: str
     callers: tuple[Frame, ...] = ()
     by_recorders: bool = False
+    absent: bool = False
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class IncidentReport:
     """One incident, explained. ``record`` is its incident.json.
 
     ``left_in`` is the incident in which its ranks left restarts in place, if that one was
-    requested: it is a consequence of this one.
+    requested: it is a consequence of this one. ``advice`` is what to do, ``log`` what to read then.
     """
 
     number: int
@@ -66,10 +89,19 @@ class IncidentReport:
     classification: dict[str, Any] | None
     recorded: Recorded | None
     decision: DecisionTaken
-    next_steps: tuple[str, ...]
+    advice: tuple[str, ...]
+    log: Path | None
     views: tuple[RankView, ...]
     clusters: tuple[Cluster, ...]
     left_in: int | None = None
+    gpu_faults: tuple[GpuFault, ...] = ()
+
+    @property
+    def next_steps(self) -> tuple[str, ...]:
+        """The advice, and the log of the rank that failed."""
+        if self.log is None:
+            return self.advice
+        return (*self.advice, f"read what rank {self.log.parent.name} wrote: {self.log}")
 
     @property
     def timeline_ms(self) -> list[tuple[str, float]]:
@@ -95,6 +127,7 @@ class IncidentReport:
             "recorded": None if self.recorded is None else self.recorded.to_json(),
             "decision": vars(self.decision),
             "left_in": self.left_in,
+            "gpu_faults": [msgspec.to_builtins(fault) for fault in self.gpu_faults],
             "next_steps": list(self.next_steps),
             "clusters": [cluster.to_json() for cluster in self.clusters],
             "missing": {str(view.rank): view.reason for view in self.views if view.reason},
@@ -116,7 +149,8 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
     views = tuple(places.read_rank(directory, rank) for rank in snapshot_files.ranks_in(directory))
     events = event_log.read(paths.events)
     recorded = analyse(directory)
-    culprit = _culprit(record, views, recorded)
+    hosts = _hosts(views, events)
+    culprit = _culprit(record, views, hosts, recorded)
     failed, end = culprit.rank, None
     if failed in record.ranks_lost and not _is_hang(record):
         end = worker_end(events, failed, record.at - 60)
@@ -128,9 +162,27 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         end=end,
     )
     sentence = _sentence(record, culprit, views, recorded, end)
-    if recorded is not None and recorded.is_mismatch and _failed_of_mismatch(record, found):
-        culprit = _recorded_culprit(views, recorded)
-        sentence = recorded.sentence + _consequence(culprit, failed, end)
+    if recorded is not None and _failed_of_another(record, found, recorded):
+        culprit = _recorded_culprit(views, hosts, recorded)
+        sentence = _recorded_sentence(recorded, culprit) + _consequence(culprit, failed, end)
+    elif (missed := _did_not_come(record, found)) is not None:
+        culprit = _who_did_not_come(missed, views, hosts)
+        sentence = _missing_sentence(culprit, missed, record)
+    elif record.cause == ELSEWHERE or _failed_waiting(record, found):
+        absent = _absent(record, views, hosts)
+        if absent is None:
+            culprit = replace(culprit, waited=True)
+            if record.cause == ELSEWHERE:
+                sentence = f"{record.summary}; none of this one is known to be the cause"
+        else:
+            culprit, sentence = absent, _absence_sentence(absent, record)
+    until = escalated.next_fault_at(parent, int(directory.name))
+    ranks = {culprit.rank, *record.faulty_ranks, *record.ranks_lost}
+    broken = gpu_faults(events, ranks, record.at - _CLOCKS_S, until)
+    # Whatever was raised is a consequence.
+    sentence = "; ".join([*(f"rank {fault.rank}: {fault}" for fault in broken), sentence])
+    steps = _advice(directory, record, culprit, found, recorded)
+    log = paths.rank(failed).stderr_log
     return IncidentReport(
         number=int(directory.name),
         directory=directory,
@@ -139,13 +191,13 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
         culprit=culprit,
         classification=found,
         recorded=recorded,
-        decision=decision_on(
-            record, events, until=escalated.next_fault_at(parent, int(directory.name))
-        ),
-        next_steps=_next_steps(paths, directory, record, culprit, failed, found, recorded),
+        decision=decision_on(record, events, until=until),
+        advice=(*advice_on(broken), *steps),
+        log=log if log.exists() else None,
         views=views,
         clusters=tuple(places.cluster(views)),
         left_in=None if fault is None else asked,
+        gpu_faults=broken,
     )
 
 
@@ -178,13 +230,25 @@ def _is_hang(record: IncidentRecord) -> bool:
 # --- who ------------------------------------------------------------------------------------------
 
 
+def _hosts(views: Sequence[RankView], events: Sequence[Event]) -> dict[int, str]:
+    """Where the ranks were; of one that has ended, the agent that started it says it."""
+    started = {e.rank: e.node for e in events if isinstance(e, WorkerStartedEvent) and e.node}
+    elsewhere = {e.rank: e.on for e in events if isinstance(e, FaultEvent) and e.on}
+    seen = {view.rank: view.host for view in views if view.host is not None}
+    known = elsewhere | seen | started
+    return {rank: host for rank, host in known.items() if rank is not None}
+
+
 def _culprit(
-    record: IncidentRecord, views: Sequence[RankView], recorded: Recorded | None
+    record: IncidentRecord,
+    views: Sequence[RankView],
+    hosts: Mapping[int, str],
+    recorded: Recorded | None,
 ) -> Culprit:
     by_rank = {view.rank: view for view in views}
     rank, how = record.first_faulty_rank, "its fault was the first that follows from no other"
     if recorded is not None and _explains(recorded, record):
-        return _recorded_culprit(views, recorded)
+        return _recorded_culprit(views, hosts, recorded)
     if _is_hang(record) and (behind := _behind(views)) is not None:
         rank, how = behind
     view = by_rank.get(rank)
@@ -195,7 +259,7 @@ def _culprit(
     if frame is None and recorded is not None and recorded.kind == FindingKind.RANK_DIED:
         frame = recorded.frame if recorded.culprits[:1] == (rank,) else None  # its last output
     callers = _callers(frame, frames)
-    return Culprit(rank, view.host if view is not None else None, frame, how, callers)
+    return Culprit(rank, hosts.get(rank), frame, how, callers)
 
 
 def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -203,7 +267,9 @@ def _callers(frame: Frame | None, frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(filter(is_users, outer))[:_MOST_CALLERS]
 
 
-def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
+def _recorded_culprit(
+    views: Sequence[RankView], hosts: Mapping[int, str], recorded: Recorded
+) -> Culprit:
     rank = recorded.culprits[0]
     view = next((view for view in views if view.rank == rank), None)
     # After a disagreement the rank may have gone on; a rank that never came is where it stands.
@@ -214,8 +280,7 @@ def _recorded_culprit(views: Sequence[RankView], recorded: Recorded) -> Culprit:
     how = f"by the flight recorders and stacks: {recorded.kind}"
     if frame is None and recorded.is_mismatch and recorded.others_frame is not None:
         how += f"; it left no line of its own, the others called it at {recorded.others_frame}"
-    host = view.host if view is not None else None
-    return Culprit(rank, host, frame, how, callers, by_recorders=True)
+    return Culprit(rank, hosts.get(rank), frame, how, callers, by_recorders=True)
 
 
 def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
@@ -226,9 +291,61 @@ def _explains(recorded: Recorded, record: IncidentRecord) -> bool:
     return _is_hang(record) and recorded.kind != FindingKind.RANK_DIED
 
 
-def _failed_of_mismatch(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
-    """Whether the first rank that failed did so because of another rank's call."""
-    return not _is_hang(record) and found is not None and found["class"] == _MISMATCH
+def _failed_of_another(
+    record: IncidentRecord, found: dict[str, Any] | None, recorded: Recorded
+) -> bool:
+    """Whether the first rank that failed did so because of another rank's call, or for its want."""
+    if recorded.is_mismatch and not _is_hang(record):
+        return found is not None and found["class"] in (_MISMATCH, *_WAITED)
+    came = recorded.kind in (FindingKind.NEVER_ARRIVED, FindingKind.CROSS_GROUP_DEADLOCK)
+    return came and bool(recorded.culprits) and _failed_waiting(record, found)
+
+
+def _failed_waiting(record: IncidentRecord, found: dict[str, Any] | None) -> bool:
+    """Whether the first rank that failed had waited too long for the others."""
+    return not _is_hang(record) and found is not None and found["class"] in _WAITED
+
+
+def _absent(
+    record: IncidentRecord, views: Sequence[RankView], hosts: Mapping[int, str]
+) -> Culprit | None:
+    """The rank that was not in any collective when another one had waited too long in one.
+
+    By stacks alone: of a rank that has ended, or that is elsewhere, there is no recorder.
+    """
+    alive = [view for view in views if view.frames]
+    if record.cause != ELSEWHERE:
+        alive = [view for view in alive if view.rank != record.first_faulty_rank]
+    outside = [view for view in alive if view.doing is None and view.frame is not None]
+    if not outside:
+        return None
+    view = min(outside, key=lambda view: (_reached(view), view.rank))
+    how = "by the stacks: it was in no collective when another rank had waited too long in one"
+    callers = _callers(view.frame, view.frames)
+    return Culprit(view.rank, hosts.get(view.rank), view.frame, how, callers, absent=True)
+
+
+def _did_not_come(record: IncidentRecord, found: dict[str, Any] | None) -> re.Match[str] | None:
+    """What the first rank that failed says of those that it waited for before a group was made."""
+    if found is None or found["signature"] != _ABSENT_AT_START:
+        return None
+    return _DID_NOT_COME.search(record.exception or "")
+
+
+def _who_did_not_come(
+    missed: re.Match[str], views: Sequence[RankView], hosts: Mapping[int, str]
+) -> Culprit:
+    rank = int(missed["rank"])
+    view = next((view for view in views if view.rank == rank), None)
+    frames = () if view is None else view.frames
+    frame = None if view is None else view.frame
+    if frame is None and missed["place"]:
+        file, _, rest = missed["place"].rpartition(":")
+        line, _, function = rest.partition(" in ")
+        frame = Frame(file, int(line) if line.isdecimal() else 0, function)
+    how = "the other ranks of a process group waited for it before the group was made"
+    host = hosts.get(rank) or missed["host"]
+    return Culprit(rank, host, frame, how, _callers(frame, frames))
 
 
 def _consequence(culprit: Culprit, failed: int, end: WorkerEnd | None) -> str:
@@ -247,13 +364,13 @@ def _raised_through(record: IncidentRecord, rank: int) -> tuple[Frame, ...]:
 
 def _behind(views: Sequence[RankView]) -> tuple[int, str] | None:
     """The rank that others wait for, by what each entered last and where its main thread is."""
-    waiting = [view for view in views if view.last is not None and view.last["pending"]]
+    waiting = [view for view in views if view.last is not None and view.last.pending]
     if not waiting:
         return None
-    group, _ = Counter(view.last["name"] for view in waiting if view.last).most_common(1)[0]
-    reached = max(view.last["seq"] for view in waiting if view.last and view.last["name"] == group)
+    group, _ = Counter(view.last.name for view in waiting if view.last).most_common(1)[0]
+    reached = max(view.last.seq for view in waiting if view.last and view.last.name == group)
     others = [view for view in views if view not in waiting]
-    late = [view for view in others if view.last is None or view.last["seq"] < reached]
+    late = [view for view in others if view.last is None or view.last.seq < reached]
     if not late:
         return None
     # A rank that does not even answer is the more likely cause.
@@ -266,7 +383,7 @@ def _count(waiting: Sequence[RankView]) -> str:
 
 
 def _reached(view: RankView) -> int:
-    return view.last["seq"] if view.last is not None else 0
+    return view.last.seq if view.last is not None else 0
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -284,18 +401,52 @@ def _sentence(
     if _is_hang(record):
         ended = culprit.rank in record.ranks_lost
         if recorded is not None and _explains(recorded, record):
-            return recorded.sentence + _ENDED_IT * (ended and not recorded.ended_for_silence)
+            by_monitor = ended and not recorded.ended_for_silence
+            return _recorded_sentence(recorded, culprit) + _ENDED_IT * by_monitor
         return _hang_sentence(who, culprit, views) + _ENDED_IT * ended
     if record.cause in ("died", "lost"):
         how = "" if end is None else f" ({end})"
-        return f"{who} is gone{how}: {_detail(record)}" + (at and f"; it was{at}")
+        detail = "" if f"({end})" in _detail(record) else f": {_detail(record)}"
+        return f"{who} is gone{how}{detail}" + (at and f"; it was{at}")
     if record.exception:
-        return f"{who} raised {record.exception}{at}"
+        said = _in_a_line(record.exception)
+        if (last_words := _LAST_WORDS.match(said)) is not None:
+            code = last_words["code"]
+            said = f"exit code {code}{said[last_words.end() :]}" if code else last_words["text"]
+            return f"{who} ended: {said}{at}"
+        return f"{who} {'raised' if _NAMED.match(said) else 'ended:'} {said}{at}"
     return f"{who}: {_detail(record)}{at}"
 
 
+def _recorded_sentence(recorded: Recorded, culprit: Culprit) -> str:
+    """The recorders' sentence, with the host of the rank that it begins with."""
+    who = f"rank {culprit.rank} "
+    if culprit.host is None or not recorded.sentence.startswith(who):
+        return recorded.sentence
+    return f"{who}on {culprit.host} {recorded.sentence.removeprefix(who)}"
+
+
+def _missing_sentence(culprit: Culprit, missed: re.Match[str], record: IncidentRecord) -> str:
+    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    where = f": it was at {culprit.frame}" if culprit.frame is not None else ""
+    if not where and missed["why"]:
+        where = f": {missed['why']}"
+    waiting = f"rank {record.first_faulty_rank} waited {missed['waited']}"
+    return f"{who} did not come to {missed['what']}, for which {waiting}{where}"
+
+
+def _absence_sentence(culprit: Culprit, record: IncidentRecord) -> str:
+    who = f"rank {culprit.rank}" + (f" on {culprit.host}" if culprit.host else "")
+    waiting = f"rank {record.first_faulty_rank}"
+    if record.cause == ELSEWHERE:
+        waiting = "a rank of another node"
+    operation = places.doing(traceback_frames(record.traceback or "")) or "a collective"
+    where = f"it was at {culprit.frame}"
+    return f"{who} did not come to {operation}, in which {waiting} waited too long: {where}"
+
+
 def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str:
-    waiting = [v for v in views if v.rank != culprit.rank and v.last and v.last["pending"]]
+    waiting = [v for v in views if v.rank != culprit.rank and v.last and v.last.pending]
     where = f"it was at {culprit.frame}" if culprit.frame is not None else "where it was is unknown"
     if not waiting or waiting[0].last is None:
         return f"{who} made no progress: {where}"
@@ -308,16 +459,19 @@ def _hang_sentence(who: str, culprit: Culprit, views: Sequence[RankView]) -> str
     )
 
 
-def _next_steps(
-    paths: RunPaths,
+def _advice(
     directory: Path,
     record: IncidentRecord,
     culprit: Culprit,
-    rank: int,
     found: dict[str, Any] | None,
     recorded: Recorded | None,
 ) -> tuple[str, ...]:
     steps = []
+    if culprit.absent:
+        never = FindingKind.NEVER_ARRIVED
+        return tuple(
+            advice.steps(never, f"rank {culprit.rank}", str(culprit.frame), in_data_loader=False)
+        )
     if recorded is not None and culprit.by_recorders:
         steps += advice.steps(
             recorded.kind,
@@ -334,10 +488,16 @@ def _next_steps(
             "look at the kernel's log of that node around that time (dmesg -T): the OOM killer and"
             " Xid errors leave nothing else"
         )
-    log = paths.rank(rank).stderr_log
-    if log.exists():
-        steps.append(f"read what rank {rank} wrote: {log}")
     return tuple(steps)
+
+
+def _in_a_line(exception: str) -> str:
+    """Its first line, and what failed in another process whose traceback it quotes."""
+    lines = [line for line in exception.splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    inner = [n for n, line in enumerate(lines) if line.startswith(" ")]
+    there = lines[inner[-1] + 1 : inner[-1] + 2] if inner else []
+    return " ".join([first, *there])[:_MOST_CHARS]
 
 
 def _detail(record: IncidentRecord) -> str:

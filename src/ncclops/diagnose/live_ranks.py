@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclops.host import process_view
+from ncclops.capture.run_snapshots import is_running
 from ncclops.record import snapshot_server_record
 from ncclops.record.paths import RunPaths
 
@@ -16,8 +16,4 @@ def live_ranks(run: Path) -> list[int]:
         rank: snapshot_server_record.read(paths.rank(rank).snapshot_server)
         for rank in paths.rank_numbers()
     }
-    return [
-        rank
-        for rank, server in servers.items()
-        if server is not None and process_view.is_same_process(server.pid, server.started_ticks)
-    ]
+    return [rank for rank, server in servers.items() if server is not None and is_running(server)]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.diagnose.incident_events import WorkerEnd
-from ncclops.record import snapshot_files
-from ncclops.record.documents import read_document
+from ncclops.record import snapshot_files, snapshot_records
 from ncclops.record.paths import RunPaths, numbered
+from ncclops.record.regular_file import open_regular
 
 # Of each log; a failure is at its end.
 _WINDOW_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def classify_rank(
     if end is not None:
         scanner.add_exit(rank, code=end.code, signal=end.signal)
     report = scanner.verdict()
-    if report.verdict.class_ in ("unknown", "healthy"):
+    if not report.verdict.names_failure:
         return None
     lines = [
         dataclasses.replace(line, line=line.line + skipped.get(line.file, 0))
@@ -52,11 +52,11 @@ def classify_rank(
 def _windows(
     run: Path, incident: Path, rank: int, *, ended: bool
 ) -> Iterable[tuple[Path, int, int | None]]:
-    at_incident = read_document(snapshot_files.rank_dir(incident, rank) / snapshot_files.LOGS)
-    before = read_document(_previous(incident, rank) / snapshot_files.LOGS)
+    at_incident = snapshot_records.log_sizes(snapshot_files.rank_dir(incident, rank))
+    before = snapshot_records.log_sizes(_previous(incident, rank))
     paths = RunPaths(run).rank(rank)
     for path in (paths.stderr_log, paths.stdout_log):
-        if path.exists():
+        if path.is_file():
             end = at_incident.get(path.name)
             yield path, before.get(path.name, 0), None if ended or end is None else end
 
@@ -72,7 +72,7 @@ def _read(path: Path, start: int, end: int | None) -> tuple[bytes, int]:
     size = path.stat().st_size
     stop = size if end is None else min(size, end + _AFTERWARDS_BYTES)
     begin = max(start, stop - _WINDOW_BYTES, 0)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         lines_before = 0
         left = begin
         while left > 0 and (chunk := file.read(min(left, 1 << 20))):

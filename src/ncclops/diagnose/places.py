@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclops.record import snapshot_files
-from ncclops.record.documents import read_document, read_list
+from ncclops.rank_lists import ranks_named
+from ncclops.record import snapshot_files, snapshot_records
+from ncclops.record.regular_file import read_regular
+from ncclops.record.snapshot_records import LastOperation
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import is_users, user_frame, waits_in_our_loop
 from ncclops.stacks.parsing import main_thread, parse
@@ -25,8 +27,7 @@ class RankView:
 
     ``frame`` is the innermost one of the user's code in the main thread (else of any), ``doing``
     the collective of torch.distributed that it is in or why it is not in the script, ``last`` the
-    operation it entered last (a group's ``last_op``, with the group's ``name`` and ``desc``),
-    ``reason`` why the rank did not answer.
+    operation it entered last, ``reason`` why the rank did not answer.
     """
 
     rank: int
@@ -36,7 +37,7 @@ class RankView:
     frames: tuple[Frame, ...]
     frame: Frame | None
     doing: str | None
-    last: dict[str, Any] | None
+    last: LastOperation | None
     reason: str | None
 
     @property
@@ -60,38 +61,47 @@ class Cluster:
     frame: Frame | None
     frames: tuple[Frame, ...]  # of the first rank: the main thread's, the innermost first
 
+    def __str__(self) -> str:
+        return f"{ranks_named(self.ranks)}: {self.place}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "ranks": list(self.ranks),
             "place": self.place,
             "doing": self.doing,
             "frame": None if self.frame is None else self.frame.to_json(),
-            "frames": [frame.to_json() for frame in self.frames[:_SHOWN_FRAMES]],
+            "frames": [frame.to_json() for frame in self.shown_frames],
         }
+
+    @property
+    def shown_frames(self) -> tuple[Frame, ...]:
+        """The innermost ones, as far as the user's own at least."""
+        mine = user_frame(self.frames)
+        own = 0 if mine is None else self.frames.index(mine) + 1
+        return self.frames[: max(_SHOWN_FRAMES, own)]
 
 
 def read_rank(taken: Path, rank: int) -> RankView:
     """The snapshot of ``rank`` below ``taken``, in short; whatever is missing is None."""
     directory = snapshot_files.rank_dir(taken, rank)
-    process = read_document(directory / snapshot_files.PROCESS)
-    missing = read_document(directory / snapshot_files.MISSING)
+    process = snapshot_records.process(directory)
     frames = _main_frames(directory / snapshot_files.STACKS)
     return RankView(
         rank=rank,
-        host=process.get("host"),
-        pid=process.get("pid"),
-        state=process.get("state_name"),
+        host=process.host,
+        pid=process.pid,
+        state=process.state_name,
         frames=frames,
         frame=user_frame(frames),
-        doing=_doing(frames),
-        last=_last_operation(read_list(directory / snapshot_files.GROUPS)),
-        reason=missing.get("reason"),
+        doing=doing(frames),
+        last=snapshot_records.last_operation(directory),
+        reason=snapshot_records.missing(directory).reason,
     )
 
 
 def _main_frames(path: Path) -> tuple[Frame, ...]:
     try:
-        text = path.read_text(errors="replace")
+        text = read_regular(path).decode(errors="replace")
     except OSError:
         return ()
     stack = main_thread(parse(text))
@@ -104,7 +114,9 @@ def _inside_script(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return frames[:entry] if entry else frames
 
 
-def _doing(frames: Sequence[Frame]) -> str | None:
+def doing(frames: Sequence[Frame]) -> str | None:
+    """The collective of torch.distributed that the innermost frames are in, or why a rank is not in
+    its script; None where it runs code of its own."""
     for frame in frames:
         if _DISTRIBUTED.search(frame.file):
             return frame.function.rpartition(".")[2]
@@ -115,18 +127,9 @@ def _doing(frames: Sequence[Frame]) -> str | None:
     return None
 
 
-def _last_operation(groups: list[dict[str, Any]]) -> dict[str, Any] | None:
-    known = [
-        group["last_op"] | {"name": group.get("name"), "desc": group.get("desc")}
-        for group in groups
-        if group.get("last_op")
-    ]
-    return max(known, key=lambda op: op["at"], default=None)
-
-
-def describe_operation(last: dict[str, Any]) -> str:
-    """A group's ``last_op``, for people."""
-    return f"{last['op']} number {last['seq']} of {last['desc'] or last['name']}"
+def describe_operation(last: LastOperation) -> str:
+    """``last``, for people."""
+    return f"{last.op} number {last.seq} of {last.desc or last.name}"
 
 
 def cluster(views: Iterable[RankView]) -> list[Cluster]:

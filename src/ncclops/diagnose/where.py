@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ncclops.capture.run_snapshots import Collected, Native, collect_run
 from ncclops.diagnose import places
 from ncclops.diagnose.live_ranks import live_ranks
@@ -75,6 +77,6 @@ def _rank_json(view: RankView) -> dict[str, Any]:
         "place": view.place,
         "doing": view.doing,
         "frame": None if view.frame is None else view.frame.to_json(),
-        "last_operation": view.last,
+        "last_operation": msgspec.to_builtins(view.last),
         "reason": view.reason,
     }

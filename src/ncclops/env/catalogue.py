@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Literal
@@ -213,12 +213,55 @@ _FAMILIES = (
 )
 
 
+# Components that carry data between nodes, or are loaded for that.
+_NETWORKS = (
+    "libfabric",
+    "nccl-net-ib",
+    "nccl-net-socket",
+    "nccl-plugin-aws-ofi",
+    "nccl-plugin-gcp",
+    "nccl-plugin-rdma-sharp",
+    "sharp",
+    "ucx",
+)
+# Their names, for variables that the catalogue does not have. ``FI_`` alone may be anybody's.
+_NETWORK_FAMILIES = (
+    "FI_CXI_",
+    "FI_EFA_",
+    "FI_HMEM_",
+    "FI_MR_",
+    "FI_OFI_",
+    "FI_OPX_",
+    "FI_PSM2_",
+    "FI_PSM3_",
+    "FI_TCP_",
+    "FI_VERBS_",
+    "NCCL_FASTRAK_",
+    "NCCL_GPUDIRECTTCPX_",
+    "NCCL_IB_",
+    "NCCL_SHARP_",
+    "NCCL_UCX_",
+    "OFI_NCCL_",
+    "SHARP_COLL_",
+    "UCX_",
+)
+
+
+def is_between_nodes(name: str) -> bool:
+    """Whether ``name`` is a setting of networks between nodes, which one node has no use for."""
+    variable = catalogue().get(name)
+    if variable is None:
+        return name.startswith(_NETWORK_FAMILIES)
+    return variable.multi_host or variable.component in _NETWORKS
+
+
 def is_of_plugin(name: str) -> bool:
     """Whether ``name`` belongs to a plugin or tool with more names than the catalogue has."""
     return name.startswith(_FAMILIES)
 
 
-def nearest_names(name: str, count: int = 3) -> list[str]:
+@lru_cache(maxsize=10_000)
+def nearest_names(name: str, count: int = 3) -> tuple[str, ...]:
     """The catalogue's names that ``name`` may have been meant to be, the closest one first.
 
     A missing or doubled prefix (``BLOCKING_WAIT``, ``TORCH_NCCL_IB_HCA``) counts as close.
@@ -236,4 +279,4 @@ def nearest_names(name: str, count: int = 3) -> list[str]:
     cutoff = 0.92 if is_of_plugin(upper) else 0.8
     close = difflib.get_close_matches(upper, known, n=count, cutoff=cutoff)
     readable = [other for other in [*exact, *close] if known[other].status != "unread"]
-    return list(dict.fromkeys(readable))[:count]
+    return tuple(dict.fromkeys(readable))[:count]

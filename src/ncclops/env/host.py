@@ -36,6 +36,14 @@ def has_rdma(root: Path = Path("/")) -> bool:
     return devices.is_dir() and any(devices.iterdir())
 
 
+def files_in(directory: str) -> frozenset[str]:
+    """The names of what is in ``directory``; none where it cannot be read."""
+    try:
+        return frozenset(path.name for path in Path(directory).iterdir())
+    except OSError:
+        return frozenset()
+
+
 def describe_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
     """What lint needs to know about this host: interfaces, HCAs, network plugins."""
     devices = root / "sys/class/infiniband"

@@ -7,11 +7,13 @@ Precedence, lowest first: profile ``default`` < what the operator has exported <
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from ncclops.env.catalogue import catalogue, is_between_nodes
+from ncclops.env.host import files_in
 from ncclops.errors import UsageError
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
@@ -28,11 +30,12 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What conditions in a profile look at: restart mode, installed torch, this host's name."""
+    """What a profile looks at: restart mode, installed torch, this host's name and directories."""
 
     restart: RestartMode = DEFAULT_RESTART_MODE
     torch: str | None = None
     host: str = field(default_factory=socket.gethostname)
+    files_in: Callable[[str], Collection[str]] = files_in
 
 
 @dataclass(frozen=True)
@@ -102,18 +105,24 @@ class Plan:
 def compute_plan(
     profile: Profile, environ: Mapping[str, str], overrides: Overrides, context: PlanContext
 ) -> Plan:
-    """The plan of ``profile`` over ``environ``. Nothing is changed and nothing else is read."""
+    """The plan of ``profile`` over ``environ``. Nothing is changed.
+
+    Nothing else is read but the directories of path lists that ``profile`` scrubs by content.
+    """
     operator = {
         name: value
         for name, value in {**environ, **overrides.set}.items()
         if name not in overrides.unset
     }
     rows: list[Change] = []
-    for name, entries in profile.env.items():
-        entry = _first_match(entries, context, operator)
+    chosen = {
+        name: _first_match(name, entries, context, operator)
+        for name, entries in profile.env.items()
+    }
+    for name, entry in (chosen | _of_scopes(profile, operator)).items():
         row = _override(name, environ, overrides, entry)
         if row is None and entry is not None:
-            row = _row(name, entry, environ, operator)
+            row = _row(name, entry, environ, operator, context)
         if row is not None:
             rows.append(row)
     said = {row.name for row in rows}
@@ -125,14 +134,32 @@ def compute_plan(
 
 
 def _first_match(
-    entries: tuple[Entry, ...], context: PlanContext, operator: Mapping[str, str]
+    name: str, entries: tuple[Entry, ...], context: PlanContext, operator: Mapping[str, str]
 ) -> Entry | None:
     for entry in entries:
         if entry.when.holds(
-            restart=context.restart, torch=context.torch, operator=operator, host=context.host
+            restart=context.restart,
+            torch=context.torch,
+            operator=operator,
+            host=context.host,
+            name=name,
         ):
             return entry
     return None
+
+
+def _of_scopes(profile: Profile, operator: Mapping[str, str]) -> dict[str, Entry]:
+    """The entries for variables that the profile does not name one by one."""
+    entry = profile.scopes.get("between_nodes")
+    if entry is None:
+        return {}
+    names = [name for name in sorted(operator) if is_between_nodes(name)]
+    return {name: _about(name, entry) for name in names if name not in profile.env}
+
+
+def _about(name: str, entry: Entry) -> Entry:
+    variable = catalogue().get(name)
+    return entry if variable is None else replace(entry, why=f"{entry.why} {variable.summary}")
 
 
 def _override(
@@ -164,11 +191,19 @@ def _intent(entry: Entry) -> str:
 
 
 def _row(
-    name: str, entry: Entry, environ: Mapping[str, str], operator: Mapping[str, str]
+    name: str,
+    entry: Entry,
+    environ: Mapping[str, str],
+    operator: Mapping[str, str],
+    context: PlanContext,
 ) -> Change | None:
     before = environ.get(name)
+    if entry.action == "unset" and before is not None:
+        return Change(name, "unset", before, None, entry.why, entry.source)
+    if entry.action == "scrub" and before is not None:
+        return _scrubbed(name, entry, before, context)
     if entry.action in ("unset", "scrub"):
-        return None if before is None else _removal(name, entry, before)
+        return None
     if entry.action == "default" and before is not None:
         return Change(
             name,
@@ -183,23 +218,41 @@ def _row(
     return Change(name, action, before, after, entry.why, entry.source)
 
 
-def _removal(name: str, entry: Entry, before: str) -> Change:
-    if entry.action == "unset":
-        return Change(name, "unset", before, None, entry.why, entry.source)
-    after = _scrub(before, entry.patterns)
+def _scrubbed(name: str, entry: Entry, before: str, context: PlanContext) -> Change:
+    """``before`` without the entries that go; order and spelling of the rest stay."""
+    kept, remarks = [], []
+    for directory in before.split(":"):
+        goes, remark = _goes(directory, entry, context)
+        if not goes:
+            kept.append(directory)
+        if remark:
+            remarks.append(f"{directory} {remark}.")
+    after = ":".join(kept)
     if after == before:
-        reason = f"no entry to scrub. {entry.why}"
+        reason = " ".join(["no entry to scrub.", entry.why, *remarks])
         return Change(name, "keep", before, before, reason, entry.source)
-    return Change(name, "scrub", before, after or None, entry.why, entry.source)
+    reason = " ".join([entry.why, *remarks])
+    return Change(name, "scrub", before, after or None, reason, entry.source)
 
 
-def _scrub(path_list: str, patterns: tuple[str, ...]) -> str:
-    """``path_list`` without the entries that match; order and spelling of the rest stay."""
-    return ":".join(
-        entry
-        for entry in path_list.split(":")
-        if not any(fnmatchcase(entry.rstrip("/"), pattern) for pattern in patterns)
-    )
+def _goes(directory: str, entry: Entry, context: PlanContext) -> tuple[bool, str | None]:
+    """Whether an entry of a path list goes, and what its content has to do with that."""
+    if any(fnmatchcase(directory.rstrip("/"), pattern) for pattern in entry.patterns):
+        return True, None
+    if not entry.holding or not directory:
+        return False, None
+    files = context.files_in(directory)
+    unwanted, needed = _first_of(files, entry.holding), _first_of(files, entry.unless_holding)
+    if unwanted is None:
+        return False, None
+    if needed is not None:
+        return False, f"holds {unwanted} and stays, since it holds {needed} too"
+    return True, f"holds {unwanted}"
+
+
+def _first_of(files: Collection[str], patterns: tuple[str, ...]) -> str | None:
+    matching = (name for name in sorted(files) if any(fnmatchcase(name, p) for p in patterns))
+    return next(matching, None)
 
 
 def _fill(text: str, fill: Mapping[str, str]) -> str:

@@ -7,22 +7,36 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ncclops.env.catalogue import catalogue
 from ncclops.env.host import has_rdma, installed_torch
 from ncclops.env.plan import Overrides, Plan, PlanContext, compute_plan
-from ncclops.errors import UsageError
+from ncclops.env.values import problem_with
+from ncclops.errors import ProfileError, UsageError
 from ncclops.host.gpus import find_gpus
 from ncclops.profiles import Profile, RestartMode, choose_profile, load_profiles, with_lane
+from ncclops.profiles.files import find
+from ncclops.profiles.model import GivenParameter
+from ncclops.profiles.parameters import own_name
 
 _log = logging.getLogger(__name__)
 
+# What --profile is where no lane is named: profiles separated by commas.
+DEFAULT_PROFILE = "NCCLOPS_PROFILE"
+
 
 def resolve_profile(
-    refs: Sequence[str] | None, *, nnodes: int = 1, say: Callable[[str], None]
+    refs: Sequence[str] | None,
+    *,
+    parameters: Mapping[str, GivenParameter] | None = None,
+    nnodes: int = 1,
+    environ: Mapping[str, str] = os.environ,
+    say: Callable[[str], None],
 ) -> Profile:
-    """The profile of ``--profile``, with the lane chosen for this host when none is named.
+    """The profile of ``--profile``, with ``--param`` applied.
 
-    ``say`` gets a line when one was chosen. Raises ``ProfileError`` for one that is unknown or
-    invalid.
+    Where no lane is named, it is what ``NCCLOPS_PROFILE`` in ``environ`` names, or else the lane is
+    chosen for this host. ``say`` gets a line where that is so, and others on what a person should
+    know. Raises ``ProfileError`` for one that is unknown or invalid, ``UsageError`` for parameters.
     """
 
     def choose() -> str:
@@ -32,7 +46,47 @@ def resolve_profile(
         say(f"profile {lane} (chosen: {here})")
         return lane
 
-    return load_profiles(with_lane(tuple(refs or ()), choose))
+    def default() -> Sequence[str]:
+        names = [name.strip() for name in environ.get(DEFAULT_PROFILE, "").split(",")]
+        found = [name for name in names if name]
+        try:
+            for name in found:
+                find(name)
+        except ProfileError as error:
+            raise ProfileError(f"{DEFAULT_PROFILE}: {error}") from None
+        if found:
+            say(f"profile {'+'.join(found)} (by {DEFAULT_PROFILE})")
+        return found
+
+    return load(with_lane(tuple(refs or ()), choose, default=default), parameters, say=say)
+
+
+def load(
+    refs: Sequence[str],
+    parameters: Mapping[str, GivenParameter] | None,
+    *,
+    say: Callable[[str], None],
+) -> Profile:
+    """Exactly the profiles ``refs``, with ``--param`` applied; otherwise as ``resolve_profile``."""
+    profile = load_profiles(refs, parameters=parameters)
+    for name in map(own_name, parameters or ()):
+        _check_values(profile, name)
+        if not profile.uses[name]:
+            say(f"--param {name} changes nothing: profile {profile.name} makes no use of it")
+    for remark in profile.remarks:
+        say(remark)
+    return profile
+
+
+def _check_values(profile: Profile, parameter: str) -> None:
+    """Raise ``UsageError`` for a variable that would refuse what a parameter gives it."""
+    for use in profile.uses[parameter]:
+        variable = catalogue().get(use)
+        for entry in profile.env.get(use, ()):
+            problem = variable and entry.value and problem_with(variable, entry.value)
+            if problem:
+                value = profile.parameters[parameter]
+                raise UsageError(f"--param {parameter}={value}: {use}: {problem}")
 
 
 def parse_overrides(
@@ -71,6 +125,7 @@ def plan_environment(
     *,
     env: Mapping[str, str | None] | None = None,
     keep: Collection[str] = (),
+    parameters: Mapping[str, GivenParameter] | None = None,
     restart: RestartMode = "in-process",
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -81,9 +136,10 @@ def plan_environment(
     Changes nothing; any thread. Raises ``ProfileError`` and ``UsageError``.
     """
     refs = (profile,) if isinstance(profile, str) else tuple(profile)
+    environ = os.environ if environ is None else environ
     return compute_plan(
-        resolve_profile(refs, say=_log.info),
-        os.environ if environ is None else environ,
+        resolve_profile(refs, parameters=parameters, environ=environ, say=_log.info),
+        environ,
         overrides_of(env or {}, keep),
         PlanContext(restart=restart, torch=installed_torch()),
     )

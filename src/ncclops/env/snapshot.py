@@ -25,6 +25,7 @@ from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
 from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN
+from ncclops.redaction.marks import marks_of
 from ncclops.redaction.redactor import redact_variables
 
 __all__ = ["EnvSnapshot", "VariableDifference", "compare", "load", "take", "write"]
@@ -59,6 +60,7 @@ def take(
             "nccl": installed_nccl(),
         },
         redacted=not keep_secrets,
+        marks=[] if keep_secrets else marks_of(environ, variables),
     )
 
 

@@ -10,6 +10,8 @@ _WORDS = frozenset(["y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"])
 _TRUE = frozenset(["y", "yes", "1", "t", "true", "on"])
 # What strtoll takes with base 0: NCCL's own reading of a number.
 _INTEGER = re.compile(r"\s*[+-]?(0[xX][0-9a-fA-F]+|\d+)\s*")
+# No number that is read has more characters.
+_MOST_CHARS = 1000
 _LEADING_INTEGER = re.compile(r"\s*[+-]?\d+")
 
 
@@ -20,6 +22,8 @@ def is_true(value: str) -> bool:
 
 def as_number(value: str) -> float | None:
     """``value`` as a number, None when it is none."""
+    if len(value) > _MOST_CHARS:
+        return None
     if _INTEGER.fullmatch(value):
         return int(value, 0) if "x" in value.lower() else int(value)
     try:

@@ -210,16 +210,18 @@ def frame_at(evidence: FlightEvidence, group: Group, rank: int, seq: int) -> Fra
 def frames_at(evidence: FlightEvidence, group: Group, rank: int, seq: int) -> tuple[Frame, ...]:
     """The user's frames that enqueued ``seq`` on ``rank``, innermost first.
 
-    Where the recorder kept none: where the rank stands, if it is still in its last operation.
+    Where the recorder kept none: where the rank stands, if it is still in its last operation. One
+    that waits for a communicator of NCCL to come up is counted, and not recorded.
     """
     track, about = group.tracks.get(rank), evidence.ranks.get(rank)
     index = track.index(seq) if track is not None else None
-    if track is None or about is None or about.record is None or index is None:
+    if about is None:
         return ()
-    stack = track.frames[index]
-    if stack >= 0:
-        return about.record.frames[stack]
-    if seq == track.last and about.place is not None and about.place.inside:
+    if track is not None and about.record is not None and index is not None:
+        stack = track.frames[index]
+        if stack >= 0:
+            return about.record.frames[stack]
+    if seq == group.last.get(rank) and about.place is not None and about.place.inside:
         return user_frames(about.place.frames)
     return ()
 

@@ -31,12 +31,14 @@ class Group:
 
     ``last`` has, for each member that is known to have a count, the sequence number it enqueued
     last (0: nothing); ``completed`` the last one known to be complete. ``members_known`` is False
-    where membership was inferred.
+    where membership was inferred. ``is_mixed``: there is
+    one of the same name for another device.
     """
 
     name: GroupName
     members: tuple[int, ...]
     members_known: bool
+    is_mixed: bool = False
     tracks: dict[int, Track] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     completed: dict[int, int] = field(default_factory=dict)
@@ -54,7 +56,8 @@ class Group:
         return self._entered_s[seq]
 
     def __str__(self) -> str:
-        return f"{self.name} ({rank_list(self.members)})"
+        said = f"{self.name} ({rank_list(self.members)})"
+        return f"{said} over {self.name.backend}" if self.is_mixed else said
 
     def call(self, evidence: FlightEvidence, rank: int, seq: int) -> Call | None:
         """The call that ``rank`` made under ``seq``, if that is recorded."""
@@ -79,7 +82,12 @@ def align(evidence: FlightEvidence) -> list[Group]:
             group.tracks[rank.rank] = track
     found = _with_inferred(groups, world)
     _add_described(found, evidence)
+    backends: dict[tuple[str, str], set[str]] = {}
     for group in found:
+        same = backends.setdefault((group.name.name, group.name.desc), set())
+        same.add(group.name.backend)
+    for group in found:
+        group.is_mixed = len(backends[group.name.name, group.name.desc]) > 1
         _drop_left_behind(group)
         _count(group, evidence)
     return sorted(found, key=lambda group: (-len(group.members), str(group.name)))

@@ -212,7 +212,7 @@ def _notes(evidence: FlightEvidence, groups: list[Group]) -> list[str]:
     if empty:
         notes.append(
             f"the dump of {others_text(tuple(empty))} is empty: torch 2.7 to 2.10 record nothing "
-            "unless TORCH_FR_BUFFER_SIZE (2.8 on) and TORCH_NCCL_TRACE_BUFFER_SIZE are set"
+            "unless TORCH_FR_BUFFER_SIZE (in 2.7 TORCH_NCCL_TRACE_BUFFER_SIZE) is set"
         )
     inferred = [str(group.name) for group in groups if not group.members_known]
     if inferred:

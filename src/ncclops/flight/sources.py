@@ -17,6 +17,7 @@ from ncclops.errors import UsageError
 from ncclops.flight import rank_files
 from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
+from ncclops.record.paths import RunPaths
 
 _PICTURES = ("incidents", "where")
 _RANK_DIR = re.compile(r"^rank[_-]?(\d+)$")
@@ -30,6 +31,11 @@ _NEVER_DUMPS = {
     ".png", ".svg", ".csv", ".sh", ".partial", ".tmp", ".pt", ".pth", ".safetensors", ".so",
 }  # fmt: skip
 _MOST_FILES = 100_000
+# What a run writes itself, by its path there.
+_RECORDS = re.compile(
+    r"(?:nodes/[^/]+/)?(?:(?:run|verdict)\.json|control/.*"
+    r"|ranks/\d+/(?:environment|snapshot-server|error-\d+)\.json)"
+)
 
 
 def gather(path: Path) -> FlightEvidence:
@@ -109,7 +115,10 @@ def _says_something(rank: RankEvidence) -> bool:
 
 def _from_folder(directory: Path) -> FlightEvidence:
     dumps, stacks = [], []
+    is_run = RunPaths(directory).holds_run()
     for path in _files_below(directory):
+        if is_run and _RECORDS.fullmatch(path.relative_to(directory).as_posix()):
+            continue
         near = path.name if path.parent == directory else f"{path.parent.name}/{path.name}"
         if _STACK_NAME.search(near) and not _looks_like_dump(path):
             stacks.append(path)

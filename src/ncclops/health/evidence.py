@@ -18,6 +18,8 @@ _IDLE_CPU_SHARE = 0.05
 # The kernel counts CPU time in ticks of 10 ms: over less than this, a single one is a large share.
 _CPU_STRETCH_S = 1.0
 _STEPS_REMEMBERED = 8
+# What a declared compile warm-up is called, for which the limit is that of the run.
+WARMUP_PHASE = "compile warm-up"
 
 
 class Kind(StrEnum):
@@ -25,6 +27,7 @@ class Kind(StrEnum):
 
     STEP = "step counter"
     INTERPRETER = "interpreter progress"
+    MAIN_THREAD = "main thread"
     COLLECTIVE = "collective counters"
     CPU = "CPU time"
     GPU = "GPU activity"
@@ -35,9 +38,9 @@ class Kind(StrEnum):
 class Reading:
     """One look at a rank. None stands for "not known" throughout, and is no evidence of anything.
 
-    ``steps`` counts steps, ``tick`` changes while the interpreter runs, ``enqueued`` and
-    ``completed`` count collectives, ``cpu_s`` is CPU time of the process tree. ``incarnation``
-    changes with each start and iteration of the worker.
+    ``steps`` counts steps, ``tick`` changes while the interpreter runs, ``main_beat`` while the
+    main thread executes Python, ``enqueued`` and ``completed`` count collectives, ``cpu_s`` is CPU
+    time of the process tree. ``incarnation`` changes with each start and iteration of the worker.
     """
 
     rank: int
@@ -45,6 +48,7 @@ class Reading:
     incarnation: object = None
     steps: int | None = None
     tick: int | None = None
+    main_beat: int | None = None
     enqueued: int | None = None
     completed: int | None = None
     cpu_s: float | None = None
@@ -147,6 +151,7 @@ def _values(reading: Reading) -> dict[Kind, float]:
     values = {
         Kind.STEP: reading.steps,
         Kind.INTERPRETER: reading.tick,
+        Kind.MAIN_THREAD: reading.main_beat,
         Kind.COLLECTIVE: collectives,
         Kind.CPU: reading.cpu_s,
         Kind.GPU: reading.gpu_active,

@@ -1,4 +1,4 @@
-"""Whether a rank is hung or only slow. A verdict needs two independent kinds of stale evidence.
+"""Whether a job hangs or is only slow. A verdict needs two independent kinds of stale evidence.
 
 What counts as evidence depends on where a rank is:
 
@@ -7,18 +7,21 @@ What counts as evidence depends on where a rank is:
 - A rank outside any collective that uses CPU or GPU works, unless its interpreter is stuck as
   well: a thread that never releases the GIL may use CPU for ever.
 - A rank outside, or not known to be inside, that is idle while its interpreter runs (a slow file
-  server, a data loader) has the long window: much that looks like this ends by itself.
-- Compile warm-up and declared phases have windows of their own.
+  server, a data loader) has the long window: much that looks like this ends by itself. As long as
+  another rank is in a declared phase, it may also wait for that one, and is not judged.
+- Compile warm-up and declared phases have windows of their own. Nobody compiles where every rank
+  is known to be inside a collective, so there the long window is enough.
 
 The two kinds must be independent. Outside a collective neither the collective counters nor the GPU
 can change without a step, so there the three count as one, and the second must be about the process
-itself: its CPU time, its interpreter, or a phase that outlasts its declared limit. Inside one, an
-operation that stays pending is a separate fact.
+itself: its CPU time, its main thread, its interpreter, or a phase that outlasts its declared limit.
+Inside one, an operation that stays pending is a separate fact.
 
 What cannot be read is neither stale nor fresh. With fewer than two kinds that can be read, the
 answer is never "hung". A process that has ended needs no inference at all.
 
-Pure functions over :class:`ncclops.health.evidence.Sample`.
+``assess`` looks at one rank and ``judge`` at all ranks of the job. Pure functions over
+:class:`ncclops.health.evidence.Sample`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from datetime import timedelta
 from typing import Literal
 
 from ncclops.durations import format_duration
-from ncclops.health.evidence import Kind, Sample
+from ncclops.health.evidence import WARMUP_PHASE, Kind, Sample
 from ncclops.rank_lists import ranks_named
 
 _INDEPENDENT_KINDS_NEEDED = 2
@@ -43,19 +46,29 @@ class HangLimits:
     """How long a counter may not change before it counts as stale.
 
     ``hang`` is NCCL's default for a collective (10 minutes), ``quiet`` torch's default for groups
-    of other backends (30 minutes), ``compile`` 2 hours (cold compiles of large models
-    take 15 to 20 minutes). A step may take ``slow_steps`` times its usual time.
+    of other backends (30 minutes), ``compile`` as ``ncclops.timeouts`` has it. A step may take
+    ``slow_steps`` times its usual time. ``moving`` is for an idle rank whose main thread runs
+    Python, as in a loop that looks for something.
     """
 
     hang: timedelta = timedelta(minutes=10)
     quiet: timedelta = timedelta(minutes=30)
-    compile: timedelta = timedelta(hours=2)
+    moving: timedelta = timedelta(minutes=30)
+    compile: timedelta = timedelta(minutes=90)
     slow_steps: float = 10.0
+
+    def at_most(self, longest: timedelta) -> HangLimits:
+        """With no window of a rank that has warmed up longer than ``longest``, but ``moving``."""
+        return replace(self, hang=min(self.hang, longest), quiet=min(self.quiet, longest))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangFinding:
-    """What is thought of one rank and why. ``stale`` names what has not moved for ``window``."""
+    """What is thought of one rank and why. ``stale`` names what has not moved for ``window``.
+
+    ``collectives`` is how many it has enqueued, None where that is unknown; ``phase`` the declared
+    phase that it is in, within the limit.
+    """
 
     rank: int
     state: State
@@ -63,6 +76,13 @@ class HangFinding:
     window: timedelta | None = None
     reason: str = ""
     in_collective: bool | None = None
+    collectives: int | None = None
+    phase: str | None = None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether not even its interpreter runs."""
+        return Kind.INTERPRETER in self.stale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +99,13 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
     """What one rank's evidence says about it alone: ``stuck`` needs two stale kinds."""
     if sample.alive is False:
         return HangFinding(rank=sample.rank, state="dead", reason="its process has ended")
-    if _within_phase(sample):
-        reason = f"in {sample.phase}, declared for up to {_text(sample.phase_limit)}"
-        return HangFinding(rank=sample.rank, state="working", reason=reason)
+    if (limit := _phase_limit(sample, limits)) is not None and _within(sample, limit):
+        reason = f"in {sample.phase}, declared for up to {_text(limit)}"
+        return HangFinding(rank=sample.rank, state="working", reason=reason, phase=sample.phase)
     window = _window(sample, limits)
-    stale = _stale(sample, window)
+    stale = [kind for kind in Kind if _is_stale(sample, kind, window)]
+    if limit is not None:
+        stale.append(Kind.PHASE)  # the limit that it declared has passed
     names = " and ".join(stale) or "nothing that can be read"
     reason = f"{names} stale for more than {_text(window)}"
     state: State = "stuck"
@@ -94,31 +116,37 @@ def assess(sample: Sample, limits: HangLimits) -> HangFinding:
     return HangFinding(
         rank=sample.rank,
         state=state,
-        stale=stale,
+        stale=tuple(stale),
         window=window,
         reason=reason,
         in_collective=sample.in_collective,
+        collectives=sample.collectives,
     )
 
 
-def judge(samples: Sequence[Sample], limits: HangLimits, *, world_size: int) -> HangVerdict:
-    """Whether the job hangs, from one sample of each rank that can be seen.
+def judge(findings: Sequence[HangFinding], *, world_size: int) -> HangVerdict:
+    """Whether the job hangs, from what is thought of each rank of which anything is known.
 
     Ranks that wait in a collective are hung only if no rank is left to wait for: every rank of
-    ``world_size`` has been seen, and is stuck too. A rank stuck outside hangs by itself.
+    ``world_size`` is known, and is stuck too. A rank stuck outside hangs by itself.
     """
-    findings = [assess(sample, limits) for sample in samples]
     if dead := _ranks(findings, "dead"):
         return _verdict(findings, dead, f"{ranks_named(dead)} {_has(dead)} ended")
-    outside = [f for f in findings if f.state == "stuck" and f.in_collective is False]
+    phase = any(finding.phase is not None for finding in findings)
+    outside = [
+        f
+        for f in findings
+        if f.state == "stuck" and f.in_collective is False
+        if f.frozen or not phase
+    ]
     if outside:
         culprits = tuple(finding.rank for finding in outside)
         return _verdict(findings, culprits, f"{ranks_named(culprits)}: {outside[0].reason}")
-    stuck = _ranks(findings, "stuck")
+    stuck = [finding for finding in findings if finding.state == "stuck"]
     if stuck and len(stuck) == world_size:
-        culprits = _most_stuck(_behind(samples), findings)
-        first = next(finding for finding in findings if finding.rank == culprits[0])
-        inside = all(sample.in_collective for sample in samples)
+        culprits = _most_stuck(_behind(stuck))
+        first = next(finding for finding in stuck if finding.rank == culprits[0])
+        inside = all(finding.in_collective for finding in stuck)
         where = "wait in a collective" if inside else "are stuck"
         reason = f"all ranks {where}; {ranks_named(culprits)}: {first.reason}"
         return _verdict(findings, culprits, reason)
@@ -126,27 +154,30 @@ def judge(samples: Sequence[Sample], limits: HangLimits, *, world_size: int) -> 
     return HangVerdict(hung=False, culprits=(), reason=_excuse(waiting), findings=tuple(waiting))
 
 
-def _within_phase(sample: Sample) -> bool:
-    if sample.phase is None or sample.phase_limit is None:
-        return False
-    return sample.phase_age is None or sample.phase_age <= sample.phase_limit
+def _phase_limit(sample: Sample, limits: HangLimits) -> timedelta | None:
+    """How long the phase may take that the rank has declared, if it is in one."""
+    if sample.phase == WARMUP_PHASE:
+        return limits.compile
+    return None if sample.phase is None else sample.phase_limit
+
+
+def _within(sample: Sample, limit: timedelta) -> bool:
+    return sample.phase_age is None or sample.phase_age <= limit
 
 
 def _window(sample: Sample, limits: HangLimits) -> timedelta:
     if sample.warming_up:
-        return limits.compile
+        if sample.in_collective:
+            return min(limits.quiet, limits.compile)
+        moves = _is_fresh(sample, Kind.MAIN_THREAD, limits.compile)
+        return max(limits.compile, limits.moving) if moves else limits.compile
     usual = sample.step_time or timedelta()
     window = max(limits.hang, usual * limits.slow_steps)
     if sample.in_collective or _is_stale(sample, Kind.INTERPRETER, window):
         return window
-    return max(window, limits.quiet)  # it may only wait for something outside the job
-
-
-def _stale(sample: Sample, window: timedelta) -> tuple[Kind, ...]:
-    stale = [kind for kind in Kind if _is_stale(sample, kind, window)]
-    if sample.phase is not None and not _within_phase(sample):
-        stale.append(Kind.PHASE)  # the limit that it declared has passed
-    return tuple(stale)
+    # It may only wait for something outside the job.
+    moves = _is_fresh(sample, Kind.MAIN_THREAD, window)
+    return max(window, limits.moving if moves else limits.quiet)
 
 
 def _independent(stale: Sequence[Kind], in_collective: bool | None) -> int:
@@ -190,18 +221,18 @@ def _ranks(findings: Sequence[HangFinding], state: State) -> tuple[int, ...]:
     return tuple(finding.rank for finding in findings if finding.state == state)
 
 
-def _behind(samples: Sequence[Sample]) -> tuple[int, ...]:
+def _behind(findings: Sequence[HangFinding]) -> Sequence[HangFinding]:
     """The ranks that have come least far in their collectives: those that others wait for."""
-    known = [sample.collectives for sample in samples if sample.collectives is not None]
-    if len(known) < len(samples):
-        return tuple(sample.rank for sample in samples)
-    return tuple(sample.rank for sample in samples if sample.collectives == min(known))
+    known = [finding.collectives for finding in findings if finding.collectives is not None]
+    if len(known) < len(findings):
+        return findings
+    return [finding for finding in findings if finding.collectives == min(known)]
 
 
-def _most_stuck(ranks: tuple[int, ...], findings: Sequence[HangFinding]) -> tuple[int, ...]:
-    """Those of ``ranks`` of which not even the interpreter runs, if there are such ones."""
-    frozen = {finding.rank for finding in findings if Kind.INTERPRETER in finding.stale}
-    return tuple(rank for rank in ranks if rank in frozen) or ranks
+def _most_stuck(findings: Sequence[HangFinding]) -> tuple[int, ...]:
+    """Those of which not even the interpreter runs, if there are such ones."""
+    frozen = [finding for finding in findings if finding.frozen]
+    return tuple(finding.rank for finding in frozen or findings)
 
 
 def _as_waiting(finding: HangFinding) -> HangFinding:

@@ -8,18 +8,22 @@ over restarts in place; a new attempt has a new one.
 - ``compile-warmup``                    warm-up is over, once per rank and start
 - ``step``                              of the lowest rank that reports: the first after a start,
                                         one every ten seconds, the last before a fault or the end
-- ``straggler``                         a rank that is slower than the others (``stragglers``)
+- ``straggler``                         a rank that is slower than the others, by what the script
+                                        says of its steps (``stragglers``) or by how little it
+                                        waits for others (``paces``)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from msgspec.structs import replace
 
+from ncclops.health.paces import PaceWatch, RankPace
 from ncclops.health.stalls import StallLimits, StallWatch
-from ncclops.health.stragglers import THRESHOLD, RankStepTime, StragglerWatch
+from ncclops.health.stragglers import THRESHOLD, RankStepTime, Straggler, StragglerWatch
 from ncclops.receipts.observation import Observation, Where
 from ncclops.record.events import CompileWarmupEvent, Event, StepEvent, StragglerEvent
 from ncclops.record.progress import WARM_AFTER_STEPS
@@ -47,6 +51,9 @@ class LiveWatch:
     def __init__(self, rules: WatchRules, now: float) -> None:
         self._stalls = StallWatch(rules.stall, now)
         self._stragglers = StragglerWatch(threshold=rules.straggler)
+        self._paces = PaceWatch(threshold=rules.straggler)
+        self._waits_known = False
+        self._chronic: set[int] = set()  # ranks that were said to be
         self._compared = 0  # steps since the ranks were last compared
         self._ranks: dict[int, _Rank] = {}
         self._pace = _Pace()
@@ -103,6 +110,21 @@ class LiveWatch:
             found += self._compare(rank, step_time)
         return found
 
+    def saw_pace(self, pace: RankPace, elsewhere: Sequence[RankPace]) -> list[Event]:
+        """``pace`` of a rank is new; ``elsewhere`` is what is known of other nodes' ranks."""
+        if pace.iteration < self._iteration:
+            return []
+        self._waits_known = True
+        return self._say(self._paces.saw(pace, elsewhere))
+
+    def suspected(self, rank: int) -> bool:
+        """Whether ``rank`` seems slow at the moment."""
+        return self._paces.suspected(rank)
+
+    def finish(self) -> list[Event]:
+        """The ranks have ended: slow ones of a run that was too short to say so while it ran."""
+        return self._say(self._paces.finish())
+
     def trains(self, now: float) -> None:
         """Another source knows that steps are made, although none is printed or recorded."""
         self._stalls.saw(_SILENT_STEP, now)
@@ -139,12 +161,21 @@ class LiveWatch:
         return [CompileWarmupEvent(ts=at, rank=rank, seconds=seconds, stated=stated)]
 
     def _compare(self, rank: int, step_time: RankStepTime) -> list[Event]:
+        if self._waits_known and step_time.busy_s is None:
+            return []  # how long it waits says more than how long its steps are
         self._stragglers.saw(rank, step_time)
         self._compared += 1
         if self._compared < _COMPARE_EVERY_STEPS * len(self._ranks):
             return []
         self._compared = 0
-        return [StragglerEvent(**asdict(each)) for each in self._stragglers.check()]
+        return self._say(self._stragglers.check())
+
+    def _say(self, found: Sequence[Straggler]) -> list[Event]:
+        """Each chronic straggler once, whatever has found it."""
+        new = [each for each in found if each.kind == "over" or each.rank not in self._chronic]
+        self._chronic |= {each.rank for each in new if each.kind == "chronic"}
+        self._chronic -= {each.rank for each in new if each.kind == "over"}
+        return [StragglerEvent(**asdict(each)) for each in new]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from ncclops.health.evidence import Reading
+from ncclops.health.evidence import WARMUP_PHASE, Reading
 from ncclops.record import progress
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import WARM_AFTER_STEPS, Progress, Warmup
@@ -42,15 +42,18 @@ def read_rank(
 
 
 def _with_page(reading: Reading, page: Progress) -> Reading:
-    in_phase = page.phase is not None
     enqueued, completed = page.collectives or (None, None)
-    phase_age = timedelta(microseconds=(time.monotonic_ns() - page.phase_began_ns) // 1000)
+    phase, began_ns, limit = page.phase, page.phase_began_ns, page.phase_limit
+    if phase is None and page.warmup is Warmup.RUNNING:
+        phase, began_ns = WARMUP_PHASE, page.warmup_ns
+    age = timedelta(microseconds=(time.monotonic_ns() - began_ns) // 1000)
     return replace(
         reading,
         incarnation=(page.pid, page.iteration),
         # No steps yet may mean that the script reports none.
         steps=page.steps or page.updates or reading.steps,
         tick=page.tick_ns,
+        main_beat=page.main_ns,
         enqueued=enqueued,
         completed=completed,
         warming_up=(
@@ -58,9 +61,9 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
             and page.warmup is not Warmup.OVER
             and (page.updates < WARM_AFTER_STEPS or page.warmup is Warmup.RUNNING)
         ),
-        phase=page.phase,
-        phase_age=phase_age if in_phase else None,
-        phase_limit=page.phase_limit if in_phase else None,
+        phase=phase,
+        phase_age=None if phase is None else age,
+        phase_limit=None if page.phase is None else limit,
     )
 
 

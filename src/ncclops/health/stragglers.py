@@ -50,16 +50,21 @@ class RankStepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A rank that is ``ratio`` times as slow as the median rank since step ``since_step``."""
+    """A rank that is ``ratio`` times as slow as the median rank since step ``since_step``.
+
+    ``measured`` is what was compared, ``over_s`` for how long it was slow. ``over``: it was.
+    """
 
     rank: int
     ratio: float
-    kind: Literal["chronic", "one-off"]
+    kind: Literal["chronic", "one-off", "over"]
     since_step: int
     since: float
     steps_slow: int
     steps_compared: int
     advice: str
+    measured: Literal["waiting", "busy", "step"] = "step"
+    over_s: float = 0.0
 
 
 def step_time_in(record: ReceiptRecord) -> RankStepTime | None:
@@ -141,6 +146,7 @@ class _Step:
     step: int
     ended: Mapping[int, float]
     ratios: Mapping[int, float]
+    by_busy: bool
 
 
 def _comparable(times: Mapping[int, Sequence[RankStepTime]], window_steps: int) -> list[_Step]:
@@ -149,12 +155,13 @@ def _comparable(times: Mapping[int, Sequence[RankStepTime]], window_steps: int) 
     compared = []
     for number in sorted(common)[-window_steps:]:
         entries = {rank: by_rank[rank][number] for rank in by_rank}
-        own = _own_seconds(entries)
+        by_busy = all(entry.busy_s is not None for entry in entries.values())
+        own = _own_seconds(entries) if by_busy else _seconds(entries)
         usual = _usual(list(own.values()))
         if usual > 0:
             ended = {rank: entry.at for rank, entry in entries.items()}
             ratios = {rank: seconds / usual for rank, seconds in own.items()}
-            compared.append(_Step(number, ended, ratios))
+            compared.append(_Step(number, ended, ratios, by_busy))
     return compared
 
 
@@ -164,8 +171,10 @@ def _undisturbed(entries: Sequence[RankStepTime]) -> dict[int, RankStepTime]:
 
 
 def _own_seconds(entries: Mapping[int, RankStepTime]) -> dict[int, float]:
-    if all(entry.busy_s is not None for entry in entries.values()):
-        return {rank: entry.busy_s or 0.0 for rank, entry in entries.items()}
+    return {rank: entry.busy_s or 0.0 for rank, entry in entries.items()}
+
+
+def _seconds(entries: Mapping[int, RankStepTime]) -> dict[int, float]:
     return {rank: entry.seconds for rank, entry in entries.items()}
 
 
@@ -190,6 +199,8 @@ def _look_at(rank: int, steps: Sequence[_Step], threshold: float) -> Straggler |
         steps_slow=sum(slow),
         steps_compared=len(steps),
         advice=ADVICE if chronic else _WATCH,
+        measured="busy" if steps[-1].by_busy else "step",
+        over_s=round(max(0.0, steps[-1].ended[rank] - steps[begin].ended[rank]), 3),
     )
 
 

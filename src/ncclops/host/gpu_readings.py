@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from ncclops.host import nvml
@@ -20,6 +23,8 @@ _REASONS = {
 }
 # A GPU at work runs within a few percent of its clock; well below that something holds it.
 _SLOW_CLOCK = 0.9
+# GPUs of a machine that do the same have the same clock, all but this share.
+_SAME_CLOCK = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ class GpuHealth:
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     temperature_c: int | None = None
+    processes: int | None = None
 
     @property
     def available(self) -> bool:
@@ -63,6 +69,25 @@ class GpuHealth:
         if self.ecc_uncorrected:
             said.append(f"{self.ecc_uncorrected} uncorrected ECC errors")
         return said
+
+
+def what_differs(own: Sequence[GpuHealth], others: Sequence[GpuHealth]) -> list[str]:
+    """What speaks against a GPU in most of its ``own`` readings, and against ``others`` does not.
+
+    A GPU at its power cap is nothing special where all are.
+    """
+    general = {kind for kind, share in _shares(others).items() if share > 0.5}
+    often = {kind for kind, share in _shares(own).items() if share >= 0.5}
+    last = {_kind_of(text): text for reading in own for text in reading.complaints()}
+    own_kinds = often - general
+    said = [text for kind, text in last.items() if kind in own_kinds]
+    clock, usual = _middle(own, "sm_clock_mhz"), _middle(others, "sm_clock_mhz")
+    if clock and usual and clock < usual * _SAME_CLOCK and "SM clock" not in own_kinds:
+        said.append(f"SM clock {clock:.0f} MHz, others {usual:.0f}")
+    used, usually = _middle(own, "processes"), _middle(others, "processes")
+    if used and usually and used > usually:
+        said.append(f"{used:.0f} processes on it, {usually:.0f} on others")
+    return said
 
 
 def visible_device(local_rank: int, environ: Mapping[str, str] = os.environ) -> int | str | None:
@@ -92,14 +117,11 @@ def is_active(device: int | str) -> bool | None:
 
 def _read(gpu: nvml.Device, device: int | str) -> GpuHealth:
     constants = gpu.nvml.bindings
-
-    def errors(kind: int) -> Any:
-        return gpu.query("nvmlDeviceGetTotalEccErrors", kind, constants.NVML_VOLATILE_ECC)
-
     reasons = gpu.query("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:  # the name up to driver 535
         reasons = gpu.query("nvmlDeviceGetCurrentClocksThrottleReasons")
     utilization = gpu.query("nvmlDeviceGetUtilizationRates")
+    processes = gpu.query("nvmlDeviceGetComputeRunningProcesses")
     return GpuHealth(
         device=device,
         name=gpu.query("nvmlDeviceGetName"),
@@ -112,9 +134,10 @@ def _read(gpu: nvml.Device, device: int | str) -> GpuHealth:
         pcie_width_max=gpu.query("nvmlDeviceGetMaxPcieLinkWidth"),
         pcie_generation=gpu.query("nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_generation_max=gpu.query("nvmlDeviceGetMaxPcieLinkGeneration"),
-        ecc_corrected=errors(constants.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        ecc_uncorrected=errors(constants.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        ecc_corrected=gpu.ecc_errors(corrected=True),
+        ecc_uncorrected=gpu.ecc_errors(corrected=False),
         temperature_c=gpu.query("nvmlDeviceGetTemperature", constants.NVML_TEMPERATURE_GPU),
+        processes=None if processes is None else len(processes),
     )
 
 
@@ -124,3 +147,19 @@ def _reasons(bits: int) -> tuple[str, ...]:
 
 def _below(value: int | None, best: int | None, share: float) -> bool:
     return value is not None and best is not None and value < best * share
+
+
+def _kind_of(complaint: str) -> str:
+    """The complaint without its figures."""
+    return re.split(r" x?\d", complaint)[0]
+
+
+def _shares(readings: Sequence[GpuHealth]) -> dict[str, float]:
+    """In what share of the readings there is each kind of complaint."""
+    counts = Counter(kind for each in readings for kind in set(map(_kind_of, each.complaints())))
+    return {kind: count / len(readings) for kind, count in counts.items()}
+
+
+def _middle(readings: Sequence[GpuHealth], name: str) -> float | None:
+    values = [value for each in readings if (value := getattr(each, name)) is not None]
+    return median(values) if values else None

@@ -32,15 +32,114 @@ class Unavailable:
 
 
 @dataclass(frozen=True)
+class GpuName:
+    """What people find a GPU by: NVML's number, its UUID and its PCI address, as far as known."""
+
+    index: int | None = None
+    uuid: str | None = None
+    pci: str | None = None
+
+    @classmethod
+    def of_selector(cls, selector: int | str) -> GpuName:
+        """What NVML's number or a UUID alone says."""
+        return cls(index=selector) if isinstance(selector, int) else cls(uuid=selector)
+
+    def __str__(self) -> str:
+        """Such as ``GPU 3 (GPU-1f2e…, PCI 0000:5e:00.0)``."""
+        number = "GPU" if self.index is None else f"GPU {self.index}"
+        known = ", ".join(filter(None, (self.uuid, self.pci and f"PCI {self.pci}")))
+        return f"{number} ({known})" if known else number
+
+
+# nvmlDeviceGpuRecoveryAction_t of nvml.h
+_RECOVERY = {
+    1: "GPU reset",
+    2: "node reboot",
+    3: "drain peer-to-peer traffic",
+    4: "drain and GPU reset",
+    5: "recovery of the IMEX domain",
+    6: "PCIe bus reset",
+    7: "system reboot",
+}
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What NVML says of a GPU's need for repair; ``None`` where this driver or GPU does not report
+    it.
+
+    ``action``: ``nvmlDeviceGpuRecoveryAction_t``. ``remap_failed``: a memory row could not be
+    remapped.
+    """
+
+    action: int | None = None
+    remap_failed: bool | None = None
+
+    @property
+    def need(self) -> str | None:
+        """Why the GPU should not be used, in words; ``None``: nothing speaks against it.
+
+        Error counters are no reason: contained errors cost the process that met them, and the
+        driver's recovery action already says whether the GPU can be used again.
+        """
+        if self.action:
+            action = _RECOVERY.get(self.action, f"action {self.action}")
+            return f"the driver asks for recovery of the GPU: {action}"
+        return "a GPU memory row could not be remapped" if self.remap_failed else None
+
+
+@dataclass(frozen=True)
 class Device:
     """One GPU, for as long as NVML stays started."""
 
     nvml: Nvml
     handle: Any
+    selector: int | str
 
     def query(self, function: str, *arguments: Any) -> Any:
         """What NVML's ``function`` answers for this GPU. As ``Nvml.query``."""
         return self.nvml.query(function, self.handle, *arguments)
+
+    @property
+    def pci(self) -> str | None:
+        """The PCI address as Linux writes it, such as ``0000:5e:00.0``. Raises as ``query``."""
+        info = self.query("nvmlDeviceGetPciInfo")
+        if info is None:
+            return None
+        # NVML writes the domain with 8 digits, the kernel with 4.
+        domain, rest = text(info.busId).lower().split(":", 1)
+        return f"{int(domain, 16):04x}:{rest}"
+
+    def ecc_errors(self, *, corrected: bool) -> int | None:
+        """ECC errors since the driver was loaded. Raises as ``query``."""
+        names = self.nvml.bindings
+        kind = (
+            names.NVML_MEMORY_ERROR_TYPE_CORRECTED
+            if corrected
+            else names.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        )
+        count: int | None = self.query("nvmlDeviceGetTotalEccErrors", kind, names.NVML_VOLATILE_ECC)
+        return count
+
+    def recovery(self) -> Recovery:
+        """Whether the driver asks for repair. Raises as ``query``."""
+        rows = self.query("nvmlDeviceGetRemappedRows")
+        return Recovery(self._recovery_action(), None if rows is None else bool(rows[3]))
+
+    def _recovery_action(self) -> int | None:
+        bindings = self.nvml.bindings
+        field = getattr(bindings, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)  # older nvidia-ml-py
+        values = None if field is None else self.query("nvmlDeviceGetFieldValues", [field])
+        if values is None or values[0].nvmlReturn != bindings.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal)
+
+    @property
+    def name(self) -> GpuName:
+        """What people find it by. Raises as ``query``."""
+        known = GpuName.of_selector(self.selector)
+        index, uuid = self.query("nvmlDeviceGetIndex"), self.query("nvmlDeviceGetUUID")
+        return GpuName(known.index if index is None else index, uuid or known.uuid, self.pci)
 
 
 @dataclass(frozen=True)
@@ -55,9 +154,11 @@ class Nvml:
         None where this GPU, driver or release of the bindings does not offer the query. Raises
         ``GpuLostError``.
         """
+        # Raised where an old driver lacks what the bindings' newest form of a query is made of.
+        mismatch = getattr(self.bindings, "NVMLLibraryMismatchError", AttributeError)
         try:
             return text(getattr(self.bindings, function)(*arguments))
-        except AttributeError:
+        except (AttributeError, mismatch):
             return None
         except self.bindings.NVMLError as error:
             if _is_lost(error):
@@ -68,8 +169,10 @@ class Nvml:
         """The GPU with NVML's number, or with a UUID. Raises ``GpuLostError``."""
         try:
             if isinstance(selector, int):
-                return Device(self, self.bindings.nvmlDeviceGetHandleByIndex(selector))
-            return Device(self, self.bindings.nvmlDeviceGetHandleByUUID(selector.encode()))
+                handle = self.bindings.nvmlDeviceGetHandleByIndex(selector)
+            else:
+                handle = self.bindings.nvmlDeviceGetHandleByUUID(selector.encode())
+            return Device(self, handle, selector)
         except self.bindings.NVMLError as error:
             if _is_lost(error):
                 raise GpuLostError(f"the GPU does not answer: {error}") from error

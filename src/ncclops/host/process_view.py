@@ -64,6 +64,11 @@ def is_same_process(pid: int, started_ticks: int) -> bool:
     return stat is not None and stat.started_ticks == started_ticks and stat.state not in "ZX"
 
 
+def boot_id() -> str:
+    """Of this start of the machine. Raises ``OSError`` where ``/proc`` is not there."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def view(pid: int) -> dict[str, Any] | None:
     """What process.json holds of ``pid``; None if there is no such process.
 

@@ -11,21 +11,25 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from ncclops.agent import hosted_store, supervisor, workers
+from ncclops.agent import attached, hosted_store, supervisor, workers
 from ncclops.agent.history import JobHistory
 from ncclops.agent.job import Job
 from ncclops.agent.layout import Layout, Nodes
+from ncclops.agent.pulse import Pulse
 from ncclops.classify.policy import default_rules
 from ncclops.cluster.node_info import NodeInfo
+from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
-from ncclops.env import Overrides, PlanContext, compute_plan, installed_torch
+from ncclops.env import Overrides, PlanContext, compute_plan, inherited, installed_torch
 from ncclops.errors import UsageError
+from ncclops.exhausted import described
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
@@ -37,14 +41,17 @@ from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.receipts.log_formats import Form, parse_form
-from ncclops.record import shared_page, variables
+from ncclops.record import answer, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
-from ncclops.record.run_directory import RunDirectory
+from ncclops.record.run_directory import DirectoryTaken, RunDirectory
+from ncclops.redaction.redactor import Redactor
 from ncclops.schedulers import affinity
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import handed_over, settle
 from ncclops.timeouts.settle import Surroundings
+
+_SETTLE_LIMIT_S = 10.0
 
 
 def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
@@ -76,14 +83,23 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    if line := inherited.in_a_line(inherited.left_on(plan, request.profile, os.environ, context)):
+        remarks.append(line)
     around = Surroundings(
         restart=request.mode,
         environ=plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, "")),
         torch=context.torch,
         gpus=gpus.count > 0,
     )
-    named = settle.with_named(request.profile.timeouts, request.timeouts)
+    shown = options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc)
+    own = request.profile.timeouts
+    if (attached := request.attach_stdin) is not None:
+        rank = nodes.rank if rendezvous is None else rendezvous.rank
+        options.check_attached(attached, nproc, nodes.count, rank)
+        shown, own = options.with_attached(shown, attached, nproc), settle.attended(own)
+    named = settle.with_named(own, request.timeouts)
     timeouts = settle.settle(named, around)
+    remarks += options.follows_a_parameter(request.profile, request.timeouts)
     remarks += settle.remarks(timeouts, around)
     script = Path(request.target.name)
     return Prepared(
@@ -94,7 +110,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
         layout=Layout(nodes=nodes, nproc=nproc),
-        shown=options.parse_shown(request.tee, request.redirects, request.local_ranks, nproc),
+        shown=shown,
         argv=argv,
         remarks=remarks,
     )
@@ -128,20 +144,29 @@ def start(
     listener = node_info = None
     control_listeners = []
     if request.control_listen is not None:
-        control_listeners.append(listen_tcp(request.control_listen))
+        control_listeners.append(listen_tcp(request.control_listen, holders.port_in_use))
     if rendezvous is None:
         listener = hosted_store.listen(host=None, port=request.master_port)
     else:
         node_info = describe_node.bring(prepared, rendezvous)
         if doubt := describe_node.doubt(rendezvous):
             prepared.remarks.append(doubt)
-    run = RunDirectory.create(
-        exact=request.run_dir,
-        parent=request.log_dir,
-        node=socket.gethostname(),
-        several=rendezvous is not None,
-    )
-    _record_start(run, prepared)
+    try:
+        run = RunDirectory.create(
+            exact=request.run_dir,
+            parent=request.log_dir,
+            node=socket.gethostname(),
+            several=rendezvous is not None,
+        )
+    except DirectoryTaken as taken:
+        raise UsageError(holders.directory_in_use(taken.path)) from None
+    try:
+        _record_start(run, prepared)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the run directory {run.shown()}: {described(error)}:"
+            " or give --run-dir another path"
+        ) from error
     _greet(run, prepared, note)
     for control_listener in control_listeners:
         host, port = control_listener.getsockname()[:2]
@@ -152,28 +177,51 @@ def start(
     except OSError as error:
         say(f"`ncclops stop` will not reach this run: {error}")
     job = replace(
-        _job(run, prepared, listener, node_info), control_listeners=control_listeners, quiet=quiet
+        _job(run, prepared, listener, node_info),
+        control_listeners=control_listeners,
+        control_token_for_reads=request.control_token_for_reads,
+        quiet=quiet,
     )
 
-    def agent() -> int:
+    def agent(pulse: Pulse) -> int:
         from ncclops.agent.agent import run_agent
         from ncclops.cluster.multi_node import MultiNode
 
-        return run_agent(job, None if node_info is None else partial(MultiNode, node_info))
+        return run_agent(job, pulse, None if node_info is None else partial(MultiNode, node_info))
 
     sockets = (listener if node_info is None else node_info.listener, *control_listeners)
-    code = supervisor.hold(
-        agent,
-        handed_over=[each for each in sockets if each is not None],
-        ready=partial(began, run.path),
-    )
-    shared_page.settle_all(run.path)  # again, for an agent that was killed
+    with attached.restored() if job.attached is not None else nullcontext():
+        try:
+            code = supervisor.hold(
+                agent,
+                handed_over=[each for each in sockets if each is not None],
+                ready=partial(began, run.path),
+            )
+        except OSError as error:  # no process to be had
+            code = _without_agent(run, error)
+    with suppress(TimeoutError):  # again, for an agent that was killed
+        answer.within(_SETTLE_LIMIT_S, partial(shared_page.settle_all, run.path))
     return code
 
 
+def _without_agent(run: RunDirectory, error: OSError) -> int:
+    from ncclops.agent import conclusion, verdict_report
+
+    verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=0.0)
+    verdict_report.print_crash(verdict, run)
+    return verdict.exit_code
+
+
 def _record_start(run: RunDirectory, prepared: Prepared) -> None:
-    record = prepared.to_record()
-    began = {"started": time.time(), "argv": sys.argv, "cwd": str(Path.cwd())}
+    record, redactor = prepared.to_record(), Redactor()
+    # A command line may hold keys, and who may read the run may not have been meant to.
+    began = {
+        "started": time.time(),
+        "launcher": launcher.current(),
+        "argv": redactor.document(sys.argv),
+        "cwd": str(Path.cwd()),
+        "command": redactor.document(record.command),
+    }
     run.write_run(msgspec.structs.replace(record, **began))
     run.add(RunStartedEvent(run_id=run.run_id, world_size=prepared.layout.world_size))
     run.add(StackEvent(**asdict(prepared.stack)))
@@ -225,29 +273,24 @@ def _job(
         listener=listener,
         master_port=request.master_port,
         require_receipt=request.require_receipt,
+        attached=request.attach_stdin,
         stdout_is_data=request.stdout_is_data,
     )
 
 
 def _watch_rules(prepared: Prepared) -> WatchRules:
-    watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
+    watch = prepared.request.profile.watch
     return WatchRules(
-        stall=stalls.StallLimits(
-            startup=watch.startup, compile=compiling or hang.HangLimits().compile
-        ),
+        stall=stalls.StallLimits(startup=watch.startup, compile=prepared.timeouts.compile),
         straggler=watch.straggler,
     )
 
 
 def _hang_limits(prepared: Prepared) -> hang.HangLimits:
-    watch, compiling = prepared.request.profile.watch, prepared.timeouts.compile
-    usual = hang.HangLimits()
-    return replace(
-        usual,
-        hang=watch.hang,
-        quiet=max(watch.quiet, watch.hang),
-        compile=max(compiling or usual.compile, watch.hang),
-    )
+    watch, timeouts = prepared.request.profile.watch, prepared.timeouts
+    quiet = max(watch.quiet, watch.hang)
+    limits = hang.HangLimits(hang=watch.hang, quiet=quiet, moving=quiet, compile=timeouts.compile)
+    return limits.at_most(settle.acts_before(timeouts.steady or timeouts.first))
 
 
 def _trainers(profile: Profile) -> list[Form]:

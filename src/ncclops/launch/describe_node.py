@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 
 from ncclops._version import __version__
 from ncclops.agent import hosted_store, workers
 from ncclops.cluster import fingerprint
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.control import holders
 from ncclops.env.host import describe_host
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
 from ncclops.launch.prepared import Prepared
+from ncclops.profiles.model import Parameter, as_text
 from ncclops.redaction.redactor import Redactor, redact_variables
 
 # Values that a run fills in are compared as they are written: directories are a node's own.
@@ -26,12 +30,21 @@ def bring(prepared: Prepared, rendezvous: RendezvousConfig) -> NodeInfo:
 
     Raises ``UsageError`` when the store's port is taken by something else.
     """
-    listener = _host(rendezvous) if _is_host(rendezvous) else None
+    listener = None
+    if _is_host(rendezvous):
+        listener = _host(rendezvous)
+        other = None if listener is not None else holders.run_at(rendezvous.port)
+        if other is not None and (nodes := other.record.nodes) and nodes.id != rendezvous.job_id:
+            prepared.remarks.append(
+                f"the store at {rendezvous.address} is that of job {nodes.id}, {other}: it ends"
+                " with that; name another port, or a store of its own (`ncclops store serve`)"
+            )
     return NodeInfo(
         rendezvous=rendezvous,
         name=socket.gethostname(),
         print=_fingerprint(prepared, rendezvous),
         allowed=prepared.request.allowed_differences,
+        script=Path(prepared.request.target.name).name,
         listener=listener,
     )
 
@@ -90,6 +103,7 @@ def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprin
     facts = {
         "ncclops": __version__,
         "profile": request.profile.name,
+        "parameters": _in_words(request.profile.parameters),
         "restart": request.mode,
         "workers per node": str(prepared.layout.nproc),
         "torch": stack.torch,
@@ -110,3 +124,7 @@ def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprin
         facts=facts,
         per_host=request.profile.per_host,
     )
+
+
+def _in_words(parameters: Mapping[str, Parameter]) -> str | None:
+    return ", ".join(f"{name}={as_text(parameters[name])}" for name in sorted(parameters)) or None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 from ncclops.agent.layout import Shown, Target
 from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
+from ncclops.profiles import Profile
+from ncclops.profiles.model import as_text
 
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
@@ -93,6 +96,21 @@ def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
     return timeouts
 
 
+def follows_a_parameter(profile: Profile, asked: Iterable[str]) -> list[str]:
+    """A line for each timeout of ``--timeout`` whose parameter also sets what now stays behind."""
+    lines = []
+    for name in asked:
+        own = name.strip().replace("-", "_")
+        for parameter, uses in profile.uses.items():
+            others = [use for use in uses if use != f"timeouts.{own}"]
+            if len(others) < len(uses) and others:
+                lines.append(
+                    f"--timeout {name} leaves {', '.join(others)} at"
+                    f" {as_text(profile.parameters[parameter])}: --param {parameter}=TIME sets all"
+                )
+    return lines
+
+
 def target_of(name: str, arguments: tuple[str, ...], *, module: bool, program: bool) -> Target:
     """What SCRIPT on the command line stands for."""
     if module or program:
@@ -161,3 +179,29 @@ def _check_program(name: str) -> None:
 
     if shutil.which(name) is None:
         raise UsageError(f"program {name} is not found or not executable: check --no-python {name}")
+
+
+def check_attached(rank: int, nproc: int, nodes: int, node: int | None) -> None:
+    """Raise ``UsageError`` unless ``rank`` may get this node's standard input.
+
+    ``node`` is this node's rank among ``nodes``; None: it is not known before they meet.
+    """
+    if rank >= nproc * nodes:
+        raise UsageError(f"--attach-stdin {rank}: the ranks are 0 to {nproc * nodes - 1}")
+    if node is not None and rank // nproc != node:
+        raise UsageError(
+            f"--attach-stdin {rank}: that rank runs on node {rank // nproc}, and this is node"
+            f" {node}: give the option there, and not here"
+        )
+    with suppress(OSError):  # no terminal, or none of ours
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+            raise UsageError(
+                f"--attach-stdin {rank}: this runs in the background, where the terminal is not"
+                " its own: start it in the foreground"
+            )
+
+
+def with_attached(shown: Shown, rank: int, nproc: int) -> Shown:
+    """``shown``, and what the rank that gets standard input writes."""
+    local = {rank % nproc}
+    return Shown(stdout=shown.stdout | local, stderr=shown.stderr | local)

@@ -43,6 +43,8 @@ class Resolved:
     local_ranks: str
     require_receipt: bool
     control_listen: str | None  # [HOST:]PORT
+    control_token_for_reads: bool
+    attach_stdin: int | None  # the rank that gets standard input
     stdout_is_data: bool
 
     @property
@@ -79,7 +81,11 @@ class Prepared:
         """``run.json``, without what only a run has that has begun."""
         profile = self.request.profile
         return RunRecord(
-            profile=ProfileUsed(name=profile.name, files=list(profile.sources)),
+            profile=ProfileUsed(
+                name=profile.name,
+                files=list(profile.sources),
+                parameters=dict(profile.parameters),
+            ),
             restart=self.request.mode,
             max_restarts=self.request.max_restarts,
             nodes=self._nodes(),

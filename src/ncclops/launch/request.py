@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from ncclops.durations import format_duration
+from ncclops.profiles.model import as_text
 
 Restart = Literal["in-process", "process", "none"]
 
@@ -33,6 +34,9 @@ class LaunchRequest:
 
     profile: str | Sequence[str] = ()
     """One profile (name or path), or a lane and overlays. Default: chosen by what this node has."""
+
+    parameters: Mapping[str, str | int | float | bool | timedelta] = field(default_factory=dict)
+    """Parameters of the profile, by name: each replaces the profile's own."""
 
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables to set whatever the profile says; None removes one."""
@@ -77,6 +81,10 @@ class LaunchRequest:
     local_ranks_filter: str = ""
     require_receipt: bool = False
     control_listen: str | None = None
+    control_token_for_reads: bool = False
+
+    attach_stdin: int | None = None
+    """The rank that gets standard input, and the terminal if there is one: for a debugger."""
 
     def command_line(self) -> list[str]:
         """The arguments of ``ncclops`` that mean the same: what a person would type."""
@@ -92,6 +100,8 @@ class LaunchRequest:
                 yield from _option(name, value)
         for profile in self.profiles:
             yield from _option("profile", profile)
+        for name, given in self.parameters.items():
+            yield from _option("param", f"{name}={as_text(given)}")
         for name, text in self.env.items():
             yield from _option("unset", name) if text is None else _option("set", f"{name}={text}")
         for name in self.keep:
@@ -110,7 +120,8 @@ class LaunchRequest:
 
 
 _SPECIAL = (
-    "target", "arguments", "program", "profile", "env", "keep", "timeouts", "allow_difference",
+    "target", "arguments", "program", "profile", "parameters", "env", "keep", "timeouts",
+    "allow_difference",
 )  # fmt: skip
 
 

@@ -39,7 +39,9 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
             module=request.module,
             program=request.program,
         ),
-        profile=resolve_profile(request.profiles, nnodes=nnodes, say=remarks.append),
+        profile=resolve_profile(
+            request.profiles, parameters=request.parameters, nnodes=nnodes, say=remarks.append
+        ),
         remarks=remarks,
         overrides=overrides_of(request.env, request.keep),
         timeouts=request.timeouts,
@@ -57,6 +59,8 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         local_ranks=request.local_ranks_filter,
         require_receipt=request.require_receipt,
         control_listen=request.control_listen,
+        control_token_for_reads=request.control_token_for_reads,
+        attach_stdin=request.attach_stdin,
         stdout_is_data=stdout_is_data,
     )
 

@@ -21,7 +21,7 @@ __all__ = ["Outcome", "RunVerdict", "read_verdict"]
 class RunVerdict:
     """The result of a run; ``ncclops.verdict/1`` in the contracts describes ``document``.
 
-    ``failed_rank``, ``failure_class`` and ``remedy`` are of the first failure of a run that failed;
+    ``failed_rank`` is the rank that began a failure, ``failure_class`` and ``remedy`` are of that;
     ``failure_class`` is one of ``ncclops classify --list``. ``receipt`` is the judgement of the
     five rules (``"healthy"`` or what is missing), None where none could be made. ``goodput`` is the
     share of the time that went into training, from 0 to 1, None where the run does not show it.
@@ -64,6 +64,13 @@ def read_verdict(run_dir: str | PathLike[str]) -> RunVerdict:
     return _of_record(path.parent.resolve(), VERDICT.parse(document, path), document)
 
 
+def _failed_rank(record: VerdictRecord) -> int | None:
+    first = record.first_failure
+    if first is None:
+        return None
+    return first.rank if first.caused_by is None else first.caused_by
+
+
 def _of_record(run_dir: Path, record: VerdictRecord, document: Mapping[str, Any]) -> RunVerdict:
     found = record.classification
     return RunVerdict(
@@ -74,7 +81,7 @@ def _of_record(run_dir: Path, record: VerdictRecord, document: Mapping[str, Any]
         reason=record.reason,
         attempts=record.attempts,
         duration=timedelta(seconds=record.seconds),
-        failed_rank=None if record.first_failure is None else record.first_failure.rank,
+        failed_rank=_failed_rank(record),
         failure_class=None if found is None else found.class_,
         remedy=() if found is None else tuple(found.remedy),
         receipt=None if record.receipt is None else record.receipt.verdict,

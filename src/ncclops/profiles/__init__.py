@@ -1,7 +1,7 @@
 """Launch profiles: schema, lookup, inheritance.
 
 A profile says, for each variable it touches, what it does and why; files are TOML and live
-in ``./profiles``, the user's config directory, or with ncclops itself.
+in ``./profiles``, the user's config directory, ``/etc/ncclops/profiles``, or with ncclops itself.
 """
 
 from __future__ import annotations

@@ -50,13 +50,22 @@ def choose_profile(*, nnodes: int, gpus: int, rdma: bool) -> str:
 
 
 def with_lane(
-    refs: Sequence[str], choose: Callable[[], str], *, cwd: Path | None = None
+    refs: Sequence[str],
+    choose: Callable[[], str],
+    *,
+    default: Callable[[], Sequence[str]] = tuple,
+    cwd: Path | None = None,
 ) -> tuple[str, ...]:
     """``refs``, preceded by a lane when all of them are overlays (or there are none).
 
-    ``choose`` names that lane; it is called only where one is needed, since it queries the driver.
+    ``default`` names what a site has in that case, overlays included; where that has no lane
+    either, ``choose`` names one. Both are called only where they are needed.
     """
-    kinds = [read(find(ref, cwd=cwd)).content.kind for ref in refs]
-    if "lane" in kinds:
+    if _has_lane(refs, cwd):
         return tuple(refs)
-    return (choose(), *refs)
+    refs = tuple(dict.fromkeys([*default(), *refs]))
+    return refs if _has_lane(refs, cwd) else (choose(), *refs)
+
+
+def _has_lane(refs: Sequence[str], cwd: Path | None) -> bool:
+    return "lane" in [read(find(ref, cwd=cwd)).content.kind for ref in refs]

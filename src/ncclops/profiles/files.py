@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from ncclops.errors import ProfileError
 from ncclops.profiles.schema import ProfileFile, describe, nearest
+from ncclops.toml_files import load_toml
+
+# What the administrators of a machine have put there for all its users.
+SITE = Path("/etc/ncclops/profiles")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def search_path(cwd: Path | None = None) -> list[tuple[str, Path]]:
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     project, shipped = (cwd or Path.cwd()) / "profiles", shipped_dir()
     own = [] if project == shipped else [("project", project)]
-    return [*own, ("user", config / "ncclops" / "profiles"), ("shipped", shipped)]
+    user = ("user", config / "ncclops" / "profiles")
+    return [*own, user, ("site", SITE), ("shipped", shipped)]
 
 
 def profile_files(cwd: Path | None = None) -> Iterator[tuple[str, Path]]:
@@ -53,6 +56,13 @@ def is_path(ref: str) -> bool:
     return "/" in ref or ref.endswith(".toml")
 
 
+def _is(check: Callable[[], bool]) -> bool:
+    try:
+        return check()
+    except OSError:  # of a name that is too long
+        return False
+
+
 class ProfileNotFound(ProfileError):
     """No file is the one that a name or path means."""
 
@@ -65,15 +75,15 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
     """
     if is_path(ref):
         path = (cwd or Path.cwd()) / Path(ref).expanduser()
-        if not path.is_file():
-            what = "that is a directory" if path.is_dir() else "there is no such file"
+        if not _is(path.is_file):
+            what = "that is a directory" if _is(path.is_dir) else "there is no such file"
             raise ProfileNotFound(
                 f"profile {ref}: {what}; name a .toml file, or a profile of `ncclops profile list`"
             )
         return path
     for _, directory in search_path(cwd):
         path = directory / f"{ref}.toml"
-        if path.is_file() and path not in skip:
+        if _is(path.is_file) and path not in skip:
             return path
     names = [path.stem for _, path in profile_files(cwd)]
     raise ProfileNotFound(
@@ -84,13 +94,10 @@ def find(ref: str, *, cwd: Path | None = None, skip: Collection[Path] = ()) -> P
 def read(path: Path) -> Loaded:
     """The checked content of ``path``; ``ProfileError`` names file, key and remedy."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ProfileError(f"{path}: cannot be read: {reason}") from None
-    try:
-        raw: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = load_toml(path)
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise ProfileError(
             f"{path}: not valid TOML: {error}; correct that line of the profile"
         ) from None

@@ -8,6 +8,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from ncclops.durations import format_duration
 from ncclops.errors import ProfileError
 from ncclops.profiles.versions import satisfies
 
@@ -15,7 +16,11 @@ Kind = Literal["lane", "overlay"]
 Nodes = Literal["one", "many", "any"]
 RestartMode = Literal["in-process", "process", "none"]
 EntryAction = Literal["set", "default", "unset", "scrub"]
+# Groups of variables that ``ncclops.env.catalogue`` knows.
+Scope = Literal["between_nodes"]
 Parameter = str | int | float | bool
+# What Python callers give in place of one; a duration is a ``timedelta`` there.
+GivenParameter = Parameter | timedelta
 
 RESTART_MODES: tuple[RestartMode, ...] = ("in-process", "process", "none")
 DEFAULT_RESTART_MODE: RestartMode = "in-process"
@@ -27,17 +32,26 @@ RUN_PLACEHOLDERS = ("run_dir", "rank_dir")
 STOP_GRACE = timedelta(seconds=15)
 
 
+def as_text(value: GivenParameter) -> str:
+    """A parameter as ``--param`` takes it."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class EntryCondition:
     """When an entry applies; a field that is left out does not restrict.
 
-    ``host`` holds shell-style patterns, one of which the host's name has to match.
+    ``host`` holds shell-style patterns, one of which the host's name has to match; ``value`` such
+    patterns for what the operator gives the variable, in upper or lower case.
     """
 
     restart: frozenset[RestartMode] | None = None
     torch: str | None = None
     absent: tuple[str, ...] = ()
     host: tuple[str, ...] | None = None
+    value: tuple[str, ...] | None = None
 
     def holds(
         self,
@@ -46,12 +60,17 @@ class EntryCondition:
         torch: str | None,
         operator: Mapping[str, str],
         host: str = "",
+        name: str = "",
     ) -> bool:
         """Whether it applies; an unknown torch version meets no condition on it.
 
         ``operator`` is what the operator has given, exported or on the command line; ``host``
-        this host's name, with its domain or without.
+        this host's name, with its domain or without; ``name`` the variable's.
         """
+        if self.value is not None and not any(
+            fnmatchcase(operator.get(name, "").lower(), pattern.lower()) for pattern in self.value
+        ):
+            return False
         names = {host, host.partition(".")[0]}
         if self.host is not None and not any(
             fnmatchcase(name, pattern) for name in names for pattern in self.host
@@ -69,8 +88,10 @@ class Entry:
     """What a profile does with one variable.
 
     ``value`` belongs to ``set`` and ``default``, ``patterns`` (shell-style, on the entries of
-    a path list) to ``scrub``. ``follows`` names a second spelling of the same setting: a
-    ``default`` takes the operator's value of that spelling when there is one.
+    a path list) to ``scrub``; so do ``holding``, patterns of file names by which a directory goes
+    whatever its name, and ``unless_holding``, by which it stays all the same. ``follows`` names a
+    second spelling of the same setting: a ``default`` takes the operator's value of that spelling
+    when there is one.
     """
 
     action: EntryAction
@@ -78,6 +99,8 @@ class Entry:
     source: str
     value: str | None = None
     patterns: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    unless_holding: tuple[str, ...] = ()
     reference: str | None = None
     follows: str | None = None
     when: EntryCondition = field(default_factory=EntryCondition)
@@ -134,9 +157,12 @@ class Profile:
     ``sources`` are the files it came from, the most basic one first. ``suppress`` maps the
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
+    ``scopes`` say what happens to all variables of a kind, but for those that ``env`` names.
     ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave.
     ``timeouts`` are those that it names, by their names in ``[timeouts]``, for process groups as
-    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest.
+    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each
+    parameter, the timeouts (``timeouts.NAME``) and variables that follow from it. ``remarks`` are
+    what a person should know of how the files combine.
     """
 
     name: str
@@ -152,6 +178,9 @@ class Profile:
     watch: WatchSettings = WatchSettings()
     growth: Growth = Growth()
     restarts: Restarts = Restarts()
+    scopes: Mapping[Scope, Entry] = field(default_factory=dict)
+    uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def per_host(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,20 @@ from ncclops.profiles.model import (
     Entry,
     EntryAction,
     EntryCondition,
+    GivenParameter,
     Growth,
     Parameter,
     Profile,
     Restarts,
+    Scope,
     WatchSettings,
 )
+from ncclops.profiles.parameters import replaced
 from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
+
+# Of profiles that extend each other: one behind the other, and on all ways together.
+_MOST_LEVELS = 50
+_MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,18 @@ class _Timeout:
     path: Path
 
 
-def load_profiles(refs: Sequence[str], *, cwd: Path | None = None) -> Profile:
+def load_profiles(
+    refs: Sequence[str],
+    *,
+    parameters: Mapping[str, GivenParameter] | None = None,
+    cwd: Path | None = None,
+) -> Profile:
     """The profiles ``refs`` (names or paths) combined, later ones over earlier ones.
 
-    A variable's entry is replaced as a whole; parameters and timeouts one by one. Raises
-    ``ProfileError`` when a profile is unknown or invalid, or when two of them are lanes.
+    A variable's entry is replaced as a whole; parameters and timeouts one by one. ``parameters``
+    come in place of the profiles' own, as ``--param`` does. Raises ``ProfileError`` when a profile
+    is unknown or invalid, or when two of them are lanes, and ``UsageError`` for a parameter that
+    they do not have or that is of another type.
     """
     if not refs:
         raise ProfileError("no profile given: name one (see `ncclops profile list`)")
@@ -46,37 +60,73 @@ def load_profiles(refs: Sequence[str], *, cwd: Path | None = None) -> Profile:
         names = " and ".join(loaded.name for loaded in lanes)
         raise ProfileError(f"{names} are both lanes: choose one, and combine it with overlays")
     files: list[Loaded] = []
+    lineages = _Lineages(cwd)
+    declared: dict[str, Parameter] = {}
+    remarks: list[str] = []
     for loaded in chosen:
-        files.extend(file for file in _lineage(loaded, cwd, ()) if file not in files)
-    return _combine(chosen, lanes[0] if lanes else chosen[-1], files)
-
-
-def _lineage(loaded: Loaded, cwd: Path | None, trail: tuple[Loaded, ...]) -> list[Loaded]:
-    """``loaded`` preceded by everything it extends, each file once, the most basic one first."""
-    if loaded.path in [earlier.path for earlier in trail]:
-        loop = " -> ".join(file.name for file in (*trail, loaded))
-        raise ProfileError(f"{trail[-1].path}: extends: the profiles form a loop: {loop}")
-    files: list[Loaded] = []
-    for ref in loaded.content.extends:
-        parent = _read_parent(ref, loaded, cwd)
-        for file in _lineage(parent, cwd, (*trail, loaded)):
-            if file.path not in [known.path for known in files]:
+        before = dict(declared)
+        for file in lineages.of(loaded, ()):
+            if file not in files:
                 files.append(file)
-    return [*files, loaded]
+                declared |= file.content.parameters
+        remarks += [
+            f"parameter {name} is {declared[name]} by profile {loaded.name}, not {value}:"
+            f" --param {name}={value} keeps that"
+            for name, value in before.items()
+            if declared[name] != value and name not in (parameters or {})
+        ]
+    name = "+".join(loaded.name for loaded in chosen)
+    values = replaced(declared, parameters or {}, profile=name, cwd=cwd)
+    profile = _combine(name, lanes[0] if lanes else chosen[-1], files, values)
+    return replace(profile, remarks=tuple(remarks))
 
 
-def _read_parent(ref: str, child: Loaded, cwd: Path | None) -> Loaded:
-    try:
-        if is_path(ref):
-            return read(find(ref, cwd=child.path.parent))
-        own = {child.path} if ref == child.name else set()
-        return read(find(ref, cwd=cwd, skip=own))
-    except ProfileNotFound as error:
-        raise ProfileError(f"{child.path}: extends: {error}") from None
+class _Lineages:
+    """What profiles extend. Each file is read once, and what is read is bounded."""
+
+    def __init__(self, cwd: Path | None) -> None:
+        self._cwd = cwd
+        self._read: dict[Path, Loaded] = {}
+        self._steps = 0
+
+    def of(self, loaded: Loaded, trail: tuple[Loaded, ...]) -> list[Loaded]:
+        """``loaded`` preceded by everything it extends, each file once, the most basic one first.
+
+        ``trail`` are those that extend it.
+        """
+        if loaded.path in [earlier.path for earlier in trail]:
+            loop = " -> ".join(file.name for file in (*trail, loaded))
+            raise ProfileError(f"{trail[-1].path}: extends: the profiles form a loop: {loop}")
+        self._steps += 1
+        if len(trail) > _MOST_LEVELS or self._steps > _MOST_STEPS:
+            raise ProfileError(
+                f"{loaded.path}: extends: more than {_MOST_LEVELS} profiles in a row, or"
+                f" {_MOST_STEPS} in all; put them together"
+            )
+        files: dict[Path, Loaded] = {}
+        for ref in dict.fromkeys(loaded.content.extends):
+            for file in self.of(self._parent(ref, loaded, trail), (*trail, loaded)):
+                files.setdefault(file.path, file)
+        return [*files.values(), loaded]
+
+    def _parent(self, ref: str, child: Loaded, trail: tuple[Loaded, ...]) -> Loaded:
+        # A project's, a user's, a site's and the shipped one of a name may extend each other.
+        extending = [*trail, child] if ref == child.name else []
+        try:
+            if is_path(ref):
+                path = find(ref, cwd=child.path.parent)
+            else:
+                path = find(ref, cwd=self._cwd, skip=[file.path for file in extending])
+        except ProfileNotFound as error:
+            raise ProfileError(f"{child.path}: extends: {error}") from None
+        if path not in self._read:
+            self._read[path] = read(path)
+        return self._read[path]
 
 
-def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) -> Profile:
-    parameters: dict[str, Parameter] = {}
+def _combine(
+    name: str, main: Loaded, files: Sequence[Loaded], parameters: Mapping[str, Parameter]
+) -> Profile:
     timeouts: dict[str, _Timeout] = {}
     entries: dict[str, tuple[EntryPart, ...]] = {}
     owners: dict[str, Loaded] = {}
@@ -85,35 +135,41 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
     watch: dict[str, Any] = {}
     growth: dict[str, Any] = {}
     restarts: dict[str, Any] = {}
+    scopes: dict[Scope, Entry] = {}
     for file in files:
-        parameters |= file.content.parameters
         suppress |= file.content.lint.ignore
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
         growth |= file.content.growth.model_dump(exclude_none=True)
         restarts |= file.content.restarts.model_dump(exclude_none=True)
-        for name, text in _flat(file.content.timeouts).items():
-            timeouts[name] = _Timeout(text, file.path)
-        for name, given in file.content.watch.model_dump(exclude_none=True).items():
+        for scope, wanted in file.content.scopes.items():
+            scopes.pop(scope, None)
+            if wanted.unset:
+                why = " ".join(wanted.why.split())
+                scopes[scope] = Entry("unset", why, f"profile {file.name}")
+        for key, text in _flat(file.content.timeouts).items():
+            timeouts[key] = _Timeout(text, file.path)
+        for key, given in file.content.watch.model_dump(exclude_none=True).items():
             is_text = isinstance(given, str)
-            watch[name] = _Timeout(given, file.path) if is_text else given
-        for name, parts in file.content.env.items():
+            watch[key] = _Timeout(given, file.path) if is_text else given
+        for variable, parts in file.content.env.items():
             # Taken out first, so that a replaced variable stands where its last word was said.
-            entries.pop(name, None)
-            entries[name], owners[name] = tuple(parts), file
+            entries.pop(variable, None)
+            entries[variable], owners[variable] = tuple(parts), file
     return Profile(
-        name="+".join(loaded.name for loaded in chosen),
+        name=name,
         description=main.content.description,
         kind=main.content.kind,
         nodes=main.content.nodes,
         parameters=parameters,
+        uses=_uses(parameters, timeouts, watch, entries),
         timeouts={
-            name: _duration(timeout, f"timeouts.{name}", parameters)
-            for name, timeout in timeouts.items()
+            key: _duration(timeout, f"timeouts.{key}", parameters)
+            for key, timeout in timeouts.items()
         },
         env={
-            name: tuple(_entry(name, part, owners[name], parameters) for part in parts)
-            for name, parts in entries.items()
+            variable: tuple(_entry(variable, part, owners[variable], parameters) for part in parts)
+            for variable, parts in entries.items()
         },
         suppress=suppress,
         retry=retry,
@@ -121,7 +177,32 @@ def _combine(chosen: Sequence[Loaded], main: Loaded, files: Sequence[Loaded]) ->
         watch=_watch(watch, parameters),
         growth=Growth(**growth),
         restarts=Restarts(**restarts),
+        scopes=scopes,
     )
+
+
+def _uses(
+    parameters: Mapping[str, Parameter],
+    timeouts: Mapping[str, _Timeout],
+    watch: Mapping[str, Any],
+    entries: Mapping[str, Sequence[EntryPart]],
+) -> dict[str, tuple[str, ...]]:
+    """What follows from each parameter: timeouts and variables by their names."""
+    texts = [(f"timeouts.{key}", timeout.text) for key, timeout in timeouts.items()]
+    texts += [
+        (f"watch.{key}", given.text) for key, given in watch.items() if isinstance(given, _Timeout)
+    ]
+    texts += [
+        (variable, part.set_ or part.default or "")
+        for variable, parts in entries.items()
+        for part in parts
+    ]
+    uses: dict[str, dict[str, None]] = {name: {} for name in parameters}
+    for key, text in texts:
+        for name in PLACEHOLDER.findall(text):
+            if name in uses:
+                uses[name][key] = None
+    return {name: tuple(keys) for name, keys in uses.items()}
 
 
 def _flat(part: TimeoutsPart) -> dict[str, str]:
@@ -166,6 +247,8 @@ def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, P
         source=f"profile {owner.name}",
         value=None if text is None else _fill(text, parameters, where),
         patterns=tuple(part.scrub or ()),
+        holding=tuple(part.holding),
+        unless_holding=tuple(part.unless_holding),
         reference=part.reference,
         follows=part.follows,
         when=EntryCondition(
@@ -173,6 +256,7 @@ def _entry(name: str, part: EntryPart, owner: Loaded, parameters: Mapping[str, P
             torch=when.torch,
             absent=tuple(when.absent),
             host=None if when.host is None else tuple(when.host),
+            value=None if when.value is None else tuple(when.value),
         ),
     )
 

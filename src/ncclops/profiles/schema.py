@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +28,7 @@ from ncclops.profiles.model import (
     Parameter,
     RestartMode,
     Restarts,
+    Scope,
     WatchSettings,
 )
 from ncclops.profiles.versions import parse_spec
@@ -76,6 +77,7 @@ class ConditionPart(_Part):
     torch: Annotated[str, AfterValidator(_is_version_spec)] | None = None
     absent: Annotated[list[str], BeforeValidator(_as_list)] = []
     host: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    value: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] | None = None
 
 
 class EntryPart(_Part):
@@ -85,6 +87,8 @@ class EntryPart(_Part):
     default: str | None = None
     unset: Literal[True] | None = None
     scrub: list[str] | None = Field(None, min_length=1)
+    holding: list[str] = []
+    unless_holding: list[str] = []
     follows: str | None = None
     why: str = Field(min_length=1)
     reference: str | None = None
@@ -101,7 +105,16 @@ class EntryPart(_Part):
             raise ValueError("needs exactly one of set, default, unset = true and scrub")
         if self.follows is not None and self.default is None:
             raise ValueError("follows goes with default: only a default can give way")
+        if (self.holding or self.unless_holding) and self.scrub is None:
+            raise ValueError("holding and unless_holding go with scrub")
         return self
+
+
+class ScopePart(_Part):
+    """What is done with all variables of a scope; false takes back what a parent does."""
+
+    unset: bool
+    why: str = Field(min_length=1)
 
 
 class TimeoutsPart(_Part):
@@ -112,6 +125,7 @@ class TimeoutsPart(_Part):
     compile: Duration | None = None
     soft: Duration | None = None
     hard: Duration | None = None
+    abort: Duration | None = None
     heartbeat: Duration | None = None
     barrier: Duration | None = None
     completion: Duration | None = None
@@ -185,6 +199,7 @@ class ProfileFile(_Part):
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
     ] = {}
+    scopes: dict[Scope, ScopePart] = {}
     lint: LintPart = LintPart()
     retry: RetryPart = RetryPart()
 
@@ -249,6 +264,8 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "lint": LintPart,
         "retry": RetryPart,
     }
+    if location[0] == "scopes":
+        return list(get_args(Scope) if len(location) == 2 else ScopePart.model_fields)
     if location[0] == "env" and len(location) > 2:
         model: type[BaseModel] = ConditionPart if "when" in location else EntryPart
     else:

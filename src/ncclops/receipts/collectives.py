@@ -52,6 +52,16 @@ class CollectiveCounter:
         self._earlier = frozenset(read_statuses())
         self._recorder.note_collectives(None)
 
+    def groups_completed(self) -> tuple[int, int]:
+        """How many groups have completed a collective in this start: of NCCL, and others."""
+        done = [
+            name
+            for name, status in read_statuses().items()
+            if name not in self._earlier and (_number(status, "last_completed_collective") or 0) > 0
+        ]
+        of_nccl = sum(name.startswith(_NCCL) for name in done)
+        return of_nccl, len(done) - of_nccl
+
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(_EVERY_S):

@@ -48,11 +48,28 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The judgement of a run. ``steady_rate`` is per second, in ``rate_unit``, without step 0."""
+    """The judgement of a run."""
 
     verdict: Verdict
     rules: Sequence[Rule]
     facts: Facts
+
+    @property
+    def meaning(self) -> str:
+        """What the verdict says, in words."""
+        if self.verdict == "compile-stall" and self.rules[0].ok:
+            return "warm-up is over, and no step followed"
+        return MEANING[self.verdict]
+
+    @property
+    def steady_rate(self) -> float | None:
+        """Per second, in ``rate_unit``, without step 0; None unless all five rules carry it."""
+        return self.facts.steady_rate if self.verdict == "healthy" else None
+
+    @property
+    def rate_unit(self) -> str | None:
+        """What is counted by ``steady_rate``."""
+        return None if self.steady_rate is None else self.facts.rate_unit
 
     def to_record(self) -> JudgedReceipt:
         """As in ``verdict.json``."""
@@ -71,8 +88,8 @@ class Receipt:
             compile_warmup_s=facts.warmup_seconds,
             steps=facts.steps,
             first_real_step=facts.first_real_step,
-            steady_rate=facts.steady_rate,
-            rate_unit=facts.rate_unit,
+            steady_rate=self.steady_rate,
+            rate_unit=self.rate_unit,
             peak_memory_gib=facts.peak_gib,
         )
 

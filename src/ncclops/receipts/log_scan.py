@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclops.receipts.log_formats import Form, Pattern, Values, observe, shipped_forms
-from ncclops.receipts.observation import Observation, Where
+from ncclops.receipts.observation import LONGEST_EVIDENCE, Observation, Where
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, fill_gaps
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # torchrun's and the trainers' own ways to say which rank a line is from; srun -l has the task's.
 _RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<task>\d+): )\s?")
-_LONGEST_EVIDENCE = 300
 # What trainers print is shorter; a regex on megabytes of garbage could take minutes.
 _LONGEST_LINE = 2000
 
@@ -78,7 +77,7 @@ class LogScan:
         prefix = _RANK_PREFIX.match(text)
         rank = int(prefix["rank"] or prefix["task"]) if prefix else None
         body = text[prefix.end() :] if prefix else text
-        where = Where(self._file, number, text.strip()[:_LONGEST_EVIDENCE])
+        where = Where(self._file, number, text.strip()[:LONGEST_EVIDENCE])
         lowered = body.lower()
         seen: dict[str, Observation] = {}
         for form in self._forms:

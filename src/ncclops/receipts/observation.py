@@ -17,6 +17,8 @@ from ncclops.record.receipt_records import ReceiptRecord, StepRecord
 Kind = Literal["start", "begun", "warmup", "step", "memory", "end"]
 RateUnit = Literal["tokens/s", "samples/s", "steps/s"]
 
+LONGEST_EVIDENCE = 300
+
 
 @dataclass(frozen=True)
 class Where:
@@ -56,7 +58,8 @@ def parse_record(line: bytes, file: str, number: int) -> Observation | None:
     record = receipt_records.decode(line)
     if record is None:
         return None
-    return observe_record(record, Where(file, number, line.decode(errors="replace").strip()))
+    text = line.decode(errors="replace").strip()[:LONGEST_EVIDENCE]
+    return observe_record(record, Where(file, number, text))
 
 
 def observe_record(record: ReceiptRecord, where: Where) -> Observation | None:

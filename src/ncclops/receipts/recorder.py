@@ -26,6 +26,7 @@ from ncclops.receipts.writer import Writer
 from ncclops.record import progress
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
+from ncclops.record.regular_file import append_regular
 from ncclops.record.stop_point import Clock, StopPage
 from ncclops.record.variables import RUN_DIR
 
@@ -36,6 +37,7 @@ WarmupListener = Callable[[timedelta | None], None]
 PhaseListener = Callable[[timedelta | None], None]
 IterationListener = Callable[[], None]
 StopCallback = Callable[[], object]
+LastMoved = Callable[[], float]
 
 
 class Silent:
@@ -81,7 +83,21 @@ class Silent:
 
     def leave(self) -> None: ...
 
+    def begin_restart(self, limit: timedelta) -> None: ...
+
     def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
+
+    def note_pace(self, fields: dict[str, Any]) -> None: ...
+
+    def follow_main_thread(self, last_moved: LastMoved | None) -> None: ...
+
+    @property
+    def has_stopped(self) -> bool:
+        return False
+
+    @property
+    def busy_s(self) -> float | None:
+        return None
 
     @property
     def highest_step(self) -> int | None:
@@ -112,7 +128,10 @@ class Recorder(Silent):
         self._writer = Writer(fd, self._tick)
         self._rank = rank
         self._iteration = 0
+        self._last_moved: LastMoved | None = None
         self._highest_step: int | None = None
+        self._has_stopped = False
+        self._busy_s: float | None = None
         self._step_listeners: list[StepListener] = []
         self._update_listeners: list[UpdateListener] = []
         self._warmup_begin_listeners: list[WarmupBeginListener] = []
@@ -181,6 +200,7 @@ class Recorder(Silent):
             record["loss"] = _jsonable(float(loss))
         if busy is not None:
             record["busy_s"] = busy.total_seconds()
+        self._busy_s = record.get("busy_s")
         if self._phase_s or self._phases:
             record["phase_s"] = self._phase_s
             self._phase_s = 0.0
@@ -253,6 +273,11 @@ class Recorder(Silent):
         for listener in self._iteration_listeners:
             listener()
 
+    def begin_restart(self, limit: timedelta) -> None:
+        """The rank leaves the script to run it again, in at most ``limit``. From any thread."""
+        self._numbers[progress.RESTART_LIMIT_NS] = int(limit.total_seconds() * 1e9)
+        self._numbers[progress.RESTART_BEGAN_NS] = time.monotonic_ns()
+
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""
         self._step_listeners.append(listener)
@@ -291,6 +316,30 @@ class Recorder(Silent):
         self._numbers[progress.COMPLETED] = 0 if completed is None else completed + 1
         self._numbers[progress.ENQUEUED] = enqueued + 1
 
+    def note_pace(self, fields: dict[str, Any]) -> None:
+        """How much this rank waits for others; see ``pace``."""
+        self._writer.put(
+            {"ts": time.time(), "kind": "pace", "iteration": self._iteration, **fields}
+        )
+
+    @property
+    def busy_s(self) -> float | None:
+        """What the script has said of its last step."""
+        return self._busy_s
+
+    def follow_main_thread(self, last_moved: LastMoved | None) -> None:
+        """Note at each heartbeat when the main thread has ``last_moved``, by the monotonic clock in
+        seconds; None: nothing looks any more.
+        """
+        self._last_moved = last_moved
+        if last_moved is None:
+            self._numbers[progress.MAIN_NS] = 0
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether this rank has done its part of a stop at an agreed point."""
+        return self._has_stopped
+
     @property
     def highest_step(self) -> int | None:
         """The highest number of a step that ended in this process, over all iterations."""
@@ -320,6 +369,7 @@ class Recorder(Silent):
         self._phase_s = 0.0
         self._stop_callbacks: list[StopCallback] = []
         self._numbers[progress.STOP_CALLBACKS] = 0
+        self._numbers[progress.RESTART_BEGAN_NS] = 0
         self._page.set_phase(None, 0, 0)
         self._set_warmup(Warmup.NOT_BEGUN)
 
@@ -344,6 +394,8 @@ class Recorder(Silent):
         self._put("stop", **point)
         for callback in list(self._stop_callbacks):
             callback()
+        _wait_for_gpu()
+        self._has_stopped = True
         self._end("stopped")
         self.flush()
         raise SystemExit(0)
@@ -356,10 +408,20 @@ class Recorder(Silent):
 
     def _tick(self) -> None:
         self._numbers[progress.TICK_NS] = time.monotonic_ns()
+        if (last_moved := self._last_moved) is not None:
+            self._numbers[progress.MAIN_NS] = int(last_moved() * 1e9)
 
     def _put(self, kind: str, **fields: Any) -> None:
         record = {"ts": time.time(), "kind": kind, "iteration": self._iteration, **fields}
         self._writer.put_now(record)
+
+
+def _wait_for_gpu() -> None:
+    # Other ranks need its part of the collectives that it has yet to run, and the end of a process
+    # ends them.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 _current: Silent | None = None
@@ -389,7 +451,8 @@ def _make() -> Silent:
     path = RunPaths(Path(run_dir)).rank(int(rank)).receipt
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with append_regular(path) as file:
+            fd = os.dup(file.fileno())
         if not _is_ours(fd):
             os.close(fd)
             return Silent()

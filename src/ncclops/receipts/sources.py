@@ -11,8 +11,13 @@ from ncclops.receipts.log_formats import Form
 from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation, Where, parse_record
 from ncclops.receipts.receipt_facts import Facts, Tally, by_steps, combine_ranks, fill_gaps
-from ncclops.record import progress, receipt_records
+from ncclops.record import event_log, progress, receipt_records
+from ncclops.record.events import WorkerExitedEvent, WorkerStartedEvent
 from ncclops.record.paths import RankPaths, RunPaths
+from ncclops.record.tail import read_lines
+
+# Steps that a page may tell of which no record does: a page of random bytes tells of 2**63.
+_MOST_UNRECORDED = 1_000_000
 
 
 def load(path: Path, *, extra_forms: Sequence[Form] = ()) -> Facts:
@@ -36,14 +41,27 @@ def _load_run(run: Path, extra_forms: Sequence[Form]) -> Facts:
 def of_run(run: Path, logs: Iterable[Facts]) -> Facts:
     """What all ranks' records show; what they leave open, from their ``logs``.
 
-    Ranks that report nothing are not held against the run: many scripts report on rank 0 only.
+    Ranks that report nothing are not held against the run: many scripts report on rank 0 only. Nor
+    are those that were lost: the others went on without them.
     """
-    receipts = [rank.receipt for rank in _ranks(run)]
+    lost = _lost(run)
+    receipts = [rank.receipt for rank in _ranks(run) if int(rank.root.name) not in lost]
     records = combine_ranks(
-        load_records(path, _shown(path, run)) for path in receipts if path.exists()
+        load_records(path, _shown(path, run)) for path in receipts if path.is_file()
     )
     printed = fill_gaps(by_steps(logs))
     return fill_gaps([records, printed] if records.steps else [printed, records])
+
+
+def _lost(run: Path) -> set[int]:
+    """The ranks that ended badly in the last attempt, where others ended well."""
+    ended: dict[int, bool] = {}
+    for event in event_log.read(RunPaths(run).events):
+        if isinstance(event, WorkerStartedEvent) and event.rank is not None:
+            ended.pop(event.rank, None)
+        elif isinstance(event, WorkerExitedEvent) and event.rank is not None:
+            ended[event.rank] = event.exit_code == 0
+    return {rank for rank, well in ended.items() if not well} if any(ended.values()) else set()
 
 
 def _ranks(run: Path) -> list[RankPaths]:
@@ -61,13 +79,12 @@ def load_records(path: Path, shown: str | None = None) -> Facts:
 
 def _records(path: Path, shown: str) -> Iterable[Observation]:
     number = recorded = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            observation = parse_record(line, shown, number)
-            if observation is None:
-                continue
-            recorded = 0 if observation.kind == "start" else recorded + (observation.kind == "step")
-            yield observation
+    for number, line in enumerate(read_lines(path), start=1):
+        observation = parse_record(line, shown, number)
+        if observation is None:
+            continue
+        recorded = 0 if observation.kind == "start" else recorded + (observation.kind == "step")
+        yield observation
     yield from _unrecorded(path.with_name("progress"), recorded, Where(shown, number, ""))
 
 
@@ -79,7 +96,7 @@ def _unrecorded(page_path: Path, recorded: int, where: Where) -> Iterable[Observ
     page = progress.read(page_path)
     if page is None or page.step is None:
         return
-    missing = min(page.steps - recorded, page.step + 1)
+    missing = min(page.steps - recorded, page.step + 1, _MOST_UNRECORDED)
     for step in range(page.step - missing + 1, page.step + 1):
         where = replace(where, text=f"step {step} ended (from the progress page)")
         yield Observation(kind="step", where=where, step=step)
@@ -89,16 +106,13 @@ def _load_file(path: Path, shown: str, extra_forms: Sequence[Form]) -> Facts:
     if _holds_records(path):
         return load_records(path, shown)
     scan = LogScan(shown, extra_forms=extra_forms)
-    with path.open("rb") as file:
-        for line in file:
-            scan.feed(line)
+    for line in read_lines(path):
+        scan.feed(line)
     return scan.facts
 
 
 def _holds_records(path: Path) -> bool:
-    with path.open("rb") as file:
-        first = file.readline(1 << 16)
-    return receipt_records.decode(first) is not None
+    return receipt_records.decode(next(read_lines(path), b"")) is not None
 
 
 def _shown(path: Path, run: Path) -> str:

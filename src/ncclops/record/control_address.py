@@ -10,7 +10,9 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from ncclops.record.paths import RunPaths
 _BACKLOG = 512
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ncclops-"
+_IN_THE_MAKING_S = 60.0
 # Errors of file systems that do not support sockets (some cluster and FUSE ones), or that forbid
 # them in this directory.
 _NO_SOCKETS_HERE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
@@ -57,12 +60,45 @@ def remove_socket(run_dir: Path) -> None:
         path.unlink()
 
 
+def sweep_sockets() -> None:
+    """Remove the sockets of this user in shared memory at which no process listens any more."""
+    for path in _SHARED_MEMORY.glob(f"{_PREFIX}{os.getuid()}-*.sock"):
+        with suppress(OSError):
+            found = path.lstat()
+            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+            # One that is being made takes no connections for a moment.
+            if ours and found.st_mtime < time.time() - _IN_THE_MAKING_S and not _is_served(path):
+                path.unlink()
+
+
+def _is_served(path: Path) -> bool:
+    try:
+        _connect(path, 0).close()  # 0: no wait; one whose clients have to wait is served
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """Remove socket and token of a run whose processes were killed."""
+    if not _is_served(RunPaths(run_dir).socket):
+        remove_socket(run_dir)
+        with suppress(OSError):
+            RunPaths(run_dir).token.unlink()
+
+
 def connect_unix(run_dir: Path, timeout_s: float) -> socket.socket:
     """A connection to the server of a run. Raises ``OSError`` where no process listens."""
+    return _connect(RunPaths(run_dir).socket, timeout_s)
+
+
+def _connect(path: Path, timeout_s: float) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.settimeout(timeout_s)
-        with _short(RunPaths(run_dir).socket) as address:
+        with _short(path) as address:
             client.connect(address)
     except BaseException:
         client.close()
@@ -70,10 +106,10 @@ def connect_unix(run_dir: Path, timeout_s: float) -> socket.socket:
     return client
 
 
-def listen_tcp(text: str) -> socket.socket:
+def listen_tcp(text: str, in_use: Callable[[int], str] = lambda _: "") -> socket.socket:
     """A listening socket at ``text``: ``PORT`` (on loopback) or ``HOST:PORT``; port 0 is any.
 
-    Raises ``UsageError`` when that is no address, or is taken.
+    Raises ``UsageError`` when that is no address, or is taken; ``in_use`` says by whom.
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
@@ -83,8 +119,11 @@ def listen_tcp(text: str) -> socket.socket:
         family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
     except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = os.strerror(errno.EADDRINUSE) + in_use(int(port))
         raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}):"
+            f"cannot listen on {host}:{port} ({why}):"
             " give another port, or 0 to have a free one picked"
         ) from error
 

@@ -8,13 +8,22 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ncclops.record.regular_file import read_regular
+
+# More levels than any document has; the readers below go through them by recursion.
+_MOST_LEVELS = 100
+
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file whole or not at all. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    draft.write_bytes(data)
-    draft.replace(path)
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def write_document(path: Path, document: Any, indent: int | None = 1) -> None:
@@ -47,12 +56,17 @@ def read_list(path: Path) -> list[dict[str, Any]]:
 def load(path: Path) -> Any:
     """The JSON value in ``path``; numbers that are not finite are null.
 
-    Raises ``OSError`` if it cannot be read, ``ValueError`` if it holds no JSON.
+    Raises ``OSError`` if it cannot be read or is no file of such a size, ``ValueError`` if it holds
+    no JSON, or more deeply nested than any document of ours.
     """
+    raw = read_regular(path)
     try:
-        return json.loads(path.read_bytes(), parse_float=_finite, parse_constant=lambda _: None)
+        value = json.loads(raw, parse_float=_finite, parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if not _is_shallow(value, _MOST_LEVELS):
+        raise ValueError("nested too deeply")
+    return value
 
 
 def _read(path: Path) -> Any:
@@ -60,6 +74,11 @@ def _read(path: Path) -> Any:
         return load(path)
     except (OSError, ValueError):
         return None
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(each, levels - 1) for each in inner)
 
 
 def _finite(text: str) -> float | None:

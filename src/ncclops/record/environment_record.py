@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from ncclops.record.document_kind import DocumentKind
 class EnvSnapshot:
     """One environment. ``files`` is what NCCL adds to it from its configuration files.
 
-    ``taken`` is in seconds since the epoch; ``redacted``: secrets have been taken out.
+    ``taken`` is in seconds since the epoch; ``redacted``: secrets have been taken out. ``marks``
+    are of their values (``redaction.marks``), by which `bundle` finds them in logs.
     """
 
     label: str
@@ -23,6 +24,7 @@ class EnvSnapshot:
     taken: float | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
     redacted: bool = True
+    marks: Sequence[tuple[int, int]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document ``ncclops.env-snapshot/1``."""

@@ -9,8 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclops.plain_text import plain_line
+from ncclops.record.regular_file import read_regular
+
 # A traceback with long values in it; a larger file is no traceback.
 _MOST_BYTES = 1 << 20
+_MOST_CHARS = 1000
 _LATEST = 253370764800.0  # the beginning of the year 9999: what can be shown as a date anywhere
 
 
@@ -27,18 +31,22 @@ class RecordedError:
 
     @property
     def headline(self) -> str | None:
-        """The first line of the message that is not empty; None without one."""
-        return next(filter(None, map(str.strip, self.message.splitlines())), None)
+        """The first line of the message that is not empty, in short; None without one."""
+        first = next(filter(None, map(str.strip, self.message.splitlines())), None)
+        return None if first is None else plain_line(first, _MOST_CHARS)
+
+    @property
+    def is_system_exit(self) -> bool:
+        """Whether it is the text that the script has handed to ``sys.exit``."""
+        return (self.traceback or "").rstrip().endswith(f"SystemExit: {self.message.rstrip()}")
 
 
 def read_error(path: Path) -> RecordedError | None:
     """What ``path`` holds; None if it is not there, or is no such file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
+        return parse_error(read_regular(path, _MOST_BYTES))
     except OSError:
         return None
-    return None if len(raw) > _MOST_BYTES else parse_error(raw)
 
 
 def parse_error(raw: bytes) -> RecordedError | None:

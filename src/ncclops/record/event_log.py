@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from ncclops.record import events
+from ncclops.record import events, line_writer
 from ncclops.record.events import Event
 from ncclops.record.lines import RecordReader, encode_line, read_records
 
@@ -15,16 +15,17 @@ AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
 def append(path: Path, event: Event, node: str = "") -> None:
-    """Write one line, of now if the event has no time. Raises ``OSError``.
+    """Write one line, of now if the event has no time. Raises ``OSError``."""
+    line_writer.append(path, encode(event, node))
 
-    One unbuffered write each, so that no kill can leave half a record.
-    """
+
+def encode(event: Event, node: str = "") -> bytes:
+    """The line of ``event``, of now if it has no time, and of ``node`` if it names none."""
     fields = events.fields_of(event)
     if event.ts == events.UNSTAMPED:
         fields["ts"] = time.time()
     fields["node"] = event.node or node
-    with path.open("ab", buffering=0) as file:
-        file.write(encode_line(fields))
+    return encode_line(fields)
 
 
 def follow(path: Path) -> EventReader:

@@ -35,6 +35,44 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class GpuFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that made its rank fail. ``gpu`` is NVML's number, ``device`` its name for people,
+    ``what`` the evidence in words.
+    """
+
+    rank: int
+    node: str
+    gpu: int | None = None
+    uuid: str | None = None
+    pci: str | None = None
+    device: str = "GPU"
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.device} on node {self.node}: {self.what}; replace node {self.node}"
+
+
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that was ``ratio`` times as slow as the median one for ``over_s`` seconds.
+
+    ``gpu`` is NVML's number or UUID, ``cause`` what was seen of it, in words.
+    """
+
+    rank: int
+    node: str
+    ratio: float
+    over_s: float = 0.0
+    gpu: int | str | None = None
+    cause: list[str] = []
+
+    def __str__(self) -> str:
+        gpu = f"GPU {self.gpu}: " if self.gpu is not None and self.cause else ""
+        return (
+            f"rank {self.rank} on {self.node} was slow: {self.ratio:.2f} times the median over"
+            f" {self.over_s:.0f} s; {gpu}{', '.join(self.cause) or 'no cause seen'}"
+        )
+
+
 class RetryAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a failure of this class may be tried again."""
 

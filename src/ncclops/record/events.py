@@ -16,6 +16,7 @@ import msgspec
 from ncclops.record.event_values import (
     EnvChange,
     EvidenceLine,
+    GpuFault,
     HangEvidence,
     NodeEntry,
     RetryAdvice,
@@ -115,6 +116,9 @@ class WorkerStartedEvent(Event, tag="worker-started", frozen=True, kw_only=True)
     """its process"""
     attempt: int = 0
     """the attempt that it belongs to, from 0"""
+    started_ticks: int | None = None
+    """when the process started, in clock ticks since the machine did; with the boot of `run.json`
+    it tells the process from a later one of the same number"""
 
 
 class WorkerExitedEvent(Event, tag="worker-exited", frozen=True, kw_only=True):
@@ -134,8 +138,26 @@ class BootstrappedEvent(Event, tag="bootstrapped", frozen=True, kw_only=True):
     """The rank has its process group."""
 
 
+class ScriptFailedEvent(Event, tag="script-failed", frozen=True, kw_only=True):
+    """The script has left with an error. Of `worker.jsonl` only."""
+
+    iteration: int = 0
+    """in which start of it in this process, from 0"""
+    starting_up: bool | None = None
+    """whether a process group of the rank had not completed a collective; null: not known"""
+
+
 class ReadyToEndEvent(Event, tag="ready-to-end", frozen=True, kw_only=True):
     """The rank has nothing left to do and waits for the others. Of `worker.jsonl` only."""
+
+
+class FinishedEvent(Event, tag="finished", frozen=True, kw_only=True):
+    """The script has ended well on all ranks, under restarts in place. Of `worker.jsonl` only."""
+
+
+class ExitingEvent(Event, tag="exiting", frozen=True, kw_only=True):
+    """The script has ended well here, and so has all that it left to be done at exit: the process
+    only has to end. Of `worker.jsonl` only."""
 
 
 class GroupsAbortedEvent(Event, tag="groups-aborted", frozen=True, kw_only=True):
@@ -199,14 +221,14 @@ class CompileStallEvent(Event, tag="compile-stall", frozen=True, kw_only=True):
 
 
 class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
-    """The rank is slower than the median rank."""
+    """The rank is slower than the median rank, of all nodes where waiting is measured."""
 
     ratio: float
     """its time for a step over the median's"""
     kind: str
-    """chronic or one-off"""
+    """chronic or one-off; over: it was chronic, and keeps pace again"""
     since_step: int
-    """the first slow step"""
+    """the first slow step; of a script without steps, update of an optimizer or stretch of time"""
     since: float
     """when that step ended, in seconds since the epoch"""
     steps_slow: int = 0
@@ -215,12 +237,16 @@ class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
     """how many steps were looked at"""
     advice: str = ""
     """what to do"""
+    measured: str = ""
+    """what is compared: waiting in collectives, busy (as the script reports it) or step"""
+    over_s: float = 0.0
+    """for how long it was slow, in seconds"""
     host: str = ""
     """where it runs"""
     gpu: dict[str, Any] | None = None
     """what NVML reads on its GPU, null where nothing can be read"""
     hardware: list[str] = []
-    """what is not as it should be there, in words"""
+    """the cause as far as it is seen, in words: of its GPU, and of its process"""
 
 
 class GroupTimeoutEvent(Event, tag="group-timeout", frozen=True, kw_only=True):
@@ -278,6 +304,15 @@ class HangEndedEvent(Event, tag="hang-ended", frozen=True, kw_only=True):
     """what it was sent"""
 
 
+class ExitForcedEvent(Event, tag="exit-forced", frozen=True, kw_only=True):
+    """A process whose script had ended well did not end, and is killed. No failure of the job."""
+
+    after_s: float
+    """how long nothing but its end was left"""
+    signal: str = "SIGKILL"
+    """what it was sent"""
+
+
 class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
     """Something has failed: a rank, a node, or the job's store."""
 
@@ -306,6 +341,24 @@ class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
         return name if name in (NODE_LOST, STORE_LOST) else None
 
 
+class XidEvent(Event, tag="xid", frozen=True, kw_only=True):
+    """The driver reports an Xid error of the GPU of `rank`, which need not fail of it."""
+
+    xid: int
+    """its number in NVIDIA's catalogue"""
+    device: str = ""
+    """the GPU, with its UUID and PCI address"""
+    what: str = ""
+    """the error in words"""
+
+
+class GpuFaultEvent(Event, tag="gpu-fault", frozen=True, kw_only=True):
+    """`rank` has failed, and its GPU is the cause: the job starts no process on this node again."""
+
+    fault: GpuFault
+    """the GPU, the node, and what is wrong"""
+
+
 class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
     """All ranks start the script again in their processes."""
 
@@ -317,8 +370,16 @@ class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
     """all ranks that had a fault, the one that caused the others first"""
     ranks_lost: list[int] = []
     """those that do not come back"""
+    why_ended: dict[str, str] = {}
+    """of those among them that their monitor processes have ended: why"""
     world_size: int | None = None
     """ranks that go on"""
+    place: str | None = None
+    """the line of the script that the exception came from; null: not known, or no exception"""
+    alike: int = 0
+    """how many more ranks raised the same"""
+    instead: str | None = None
+    """respawn or stop: that follows, and the script is not started again; null: it is"""
     phases_ms: dict[str, float] = {}
     """milliseconds in each phase, of the rank that reports"""
 
@@ -357,6 +418,17 @@ class InternalErrorEvent(Event, tag="internal-error", frozen=True, kw_only=True)
     """the file with its traceback"""
 
 
+class EventsLostEvent(Event, tag="events-lost", frozen=True, kw_only=True):
+    """Events could not be written, because the disk was full or did not answer."""
+
+    count: int
+    """how many, since the last event of this kind"""
+
+
+# What ``EscalationEvent.failure`` says of a hang, whoever has found it; its place is the rank.
+HANG = "a hang"
+
+
 class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     """Restarts in place, or new processes, cannot help any more."""
 
@@ -369,6 +441,10 @@ class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     One text in older runs"""
     failed_start: bool = False
     """a communicator did not come up: new processes make theirs lazily"""
+    passing: bool = False
+    """the failure ended ranks that waited in NCCL for others: it does not count against new ones"""
+    hung: int | None = None
+    """the rank that hangs; null: the failure is no hang"""
 
 
 class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
@@ -379,9 +455,9 @@ class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
     reason: str = ""
     """why"""
     action: str | None = None
-    """what the retry policy says"""
+    """what is done: retry or replace-node"""
     row: str | None = None
-    """the row of its table"""
+    """the row of the retry policy's table"""
     init: str | None = None
     """eager or lazy: when NCCL communicators are made"""
     barrier: str | None = None

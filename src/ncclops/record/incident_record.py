@@ -7,6 +7,7 @@ Two write it: the restart core, which is usable alone and has a writer of its ow
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ import msgspec
 
 from ncclops.record.documents import write_document
 from ncclops.record.paths import INCIDENT
+from ncclops.record.regular_file import read_regular
 
 SCHEMA = "ncclops.incident/1"
+# The cause on a node of which no rank has failed: one of another node has.
+ELSEWHERE = "elsewhere"
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def same_words(one: str, other: str) -> bool:
+    """Whether two texts of errors differ in numbers at most (of a batch, a port, an object)."""
+    return _NUMBER.sub("", one) == _NUMBER.sub("", other)
 
 
 class RaisedRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +68,7 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     raised: RaisedRecord | None = None
     timeout: TimeoutRecord | None = None
     escalation: EscalationRecord | None = None
+    device: str | None = None
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +120,7 @@ def read(directory: Path) -> IncidentRecord | None:
     """
     for path in (directory / INCIDENT, *sorted(directory.glob("left-rank*.json"))):
         try:
-            return _decoder().decode(path.read_bytes())
+            return _decoder().decode(read_regular(path))
         except (OSError, ValueError, RecursionError):
             continue
     return None

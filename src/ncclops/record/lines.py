@@ -37,7 +37,7 @@ class RecordReader(Generic[Record]):
     """
 
     def __init__(self, path: Path, decode: Decode[Record]) -> None:
-        """Raises ``OSError`` where ``path`` cannot be opened."""
+        """Raises ``OSError`` where ``path`` cannot be opened, or is no regular file."""
         self._lines = LineReader(path)
         self._decode = decode
         self.skipped = 0

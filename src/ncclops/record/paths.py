@@ -45,6 +45,11 @@ class RankPaths:
         return self.root / "stderr.log"
 
     @property
+    def worker_log(self) -> Path:
+        """What ncclops logs in the worker (``worker.own_log``)."""
+        return self.root / "worker.log"
+
+    @property
     def worker_events(self) -> Path:
         """What the worker reports to the agent (``record.worker_record``)."""
         return self.root / WORKER_EVENTS
@@ -176,6 +181,11 @@ class RunPaths:
             return self.events.is_file()
         except OSError:  # not ours to look into
             return False
+
+
+def run_of_page(page: Path) -> Path:
+    """The run directory of a page of memory: ``RunPaths.stop_page`` or ``RankPaths.progress``."""
+    return page.parents[2] if page.name == "progress" else page.parents[1]
 
 
 def job_history(runs: Path, name: str) -> Path:

@@ -30,12 +30,17 @@ class Warmup(IntEnum):
 # Positions of the numbers in the page. STEP holds the number of the last step that ended plus one.
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
-UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED = range(13, 17)
+UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED, MAIN_NS = range(13, 18)
+RESTART_BEGAN_NS, RESTART_LIMIT_NS = range(18, 20)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
 # contains the compile.
 WARM_AFTER_STEPS = 2
+# The phase of a rank that waits for input from a person (``--attach-stdin``).
+INPUT_PHASE = "input"
+# The phase of a rank from the abort of its groups until it enters the script again.
+RESTART_PHASE = "restart in place"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,8 @@ class Progress:
     ``step`` is the number of the last step, None before the first; ``steps`` how many there were
     in this iteration, and ``updates`` how often an optimizer has updated in it.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
-    ``collectives`` how many were enqueued and completed (``receipts.collectives``).
+    ``collectives`` how many were enqueued and completed (``receipts.collectives``). ``main_ns`` is
+    when the main thread was last known to execute Python, None where nothing looks.
     """
 
     pid: int
@@ -55,6 +61,7 @@ class Progress:
     started_ns: int
     step_ns: int
     tick_ns: int
+    main_ns: int | None
     warmup: Warmup
     warmup_ns: int
     phase: str | None
@@ -99,8 +106,11 @@ def read(path: Path) -> Progress | None:
     numbers = memoryview(content)[:_NAME_AT].cast("q")
     if numbers[MAGIC] != _MAGIC:
         return None
-    in_phase = numbers[PHASE_BEGAN_NS] > 0
-    name = content[_NAME_AT : _NAME_AT + _NAME_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+    text = content[_NAME_AT : _NAME_AT + _NAME_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+    name, began_ns, limit_ns = text, numbers[PHASE_BEGAN_NS], numbers[PHASE_LIMIT_NS]
+    if numbers[RESTART_BEGAN_NS]:  # whatever it was in when the fault came
+        name = RESTART_PHASE
+        began_ns, limit_ns = numbers[RESTART_BEGAN_NS], numbers[RESTART_LIMIT_NS]
     return Progress(
         pid=numbers[PID],
         iteration=numbers[ITERATION],
@@ -109,11 +119,12 @@ def read(path: Path) -> Progress | None:
         started_ns=numbers[STARTED_NS],
         step_ns=numbers[STEP_NS],
         tick_ns=numbers[TICK_NS],
+        main_ns=numbers[MAIN_NS] or None,
         warmup=Warmup(numbers[WARMUP]),
         warmup_ns=numbers[WARMUP_NS],
-        phase=name if in_phase else None,
-        phase_began_ns=numbers[PHASE_BEGAN_NS],
-        phase_limit=timedelta(microseconds=numbers[PHASE_LIMIT_NS] // 1000),
+        phase=name if began_ns > 0 else None,
+        phase_began_ns=began_ns,
+        phase_limit=timedelta(microseconds=limit_ns // 1000),
         ended=numbers[ENDED_NS] > 0,
         updates=numbers[UPDATES],
         stop_callbacks=numbers[STOP_CALLBACKS],

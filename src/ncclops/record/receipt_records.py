@@ -75,6 +75,31 @@ class StepRecord(ReceiptRecord, tag="step", frozen=True, kw_only=True):
         return self.first or self.phase_s is not None
 
 
+class PaceRecord(ReceiptRecord, tag="pace", frozen=True, kw_only=True):
+    """How much of its last units of work the rank has waited for others in collectives."""
+
+    unit: str
+    """step; update of an optimizer, where the script reports no steps; or stretch of time"""
+    number: int
+    """of the last unit"""
+    first: int
+    """of the first unit"""
+    since: float
+    """when the first one ended, in seconds since the epoch"""
+    units: int
+    """how many were looked at"""
+    fresh: int
+    """how many of them have come since the last such record"""
+    seconds: Seconds
+    """the median unit's length"""
+    waited: float
+    """the median share of waiting"""
+    error: float
+    """its standard error"""
+    peers: list[int] | None = None
+    """ranks that do the same work; null: all"""
+
+
 class PhaseBeginRecord(ReceiptRecord, tag="phase-begin", frozen=True, kw_only=True):
     """A declared phase begins."""
 

@@ -10,15 +10,16 @@ from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import EnvChange
 
 # What a run has and a dry run has not.
-_BEGUN = ("run_id", "started", "argv", "cwd")
+_BEGUN = ("run_id", "started", "argv", "cwd", "launcher")
 _LATEST = 253402300799.0  # the last second of the year 9999: what can be shown as a date
 
 
 class ProfileUsed(msgspec.Struct, frozen=True, kw_only=True):
-    """The profile, and the files that it was combined from."""
+    """The profile, the files that it was combined from, and its parameters, ``--param`` applied."""
 
     name: str
     files: list[str] = []
+    parameters: dict[str, str | int | float | bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class NodesPlanned(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +33,22 @@ class NodesPlanned(msgspec.Struct, frozen=True, kw_only=True):
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that the user started (``host.process_identity``)."""
+
+    host: str
+    pid: int
+    started_ticks: int
+    boot_id: str
+    pid_namespace: int
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``ncclops.run/1``. What an older run does not say has its default.
 
     ``started`` is in seconds since the epoch, ``argv`` and ``cwd`` are the launcher's; ``command``
-    is what each worker runs. ``stack`` has the versions by name, ``timeouts`` each limit as text
-    (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
+    is what each worker runs, both without secrets. ``stack`` has the versions by name, ``timeouts``
+    each limit as text (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
     """
 
     run_id: str | None = None
@@ -54,6 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     stack: dict[str, str | None] = {}
     timeouts: dict[str, str | None] = {}
     plan: list[EnvChange] = []
+    launcher: Launcher | None = None
 
     def settled(self) -> dict[str, Any]:
         """What a dry run shows of it, as JSON."""

@@ -13,7 +13,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class SnapshotServerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The process, by its host, number and time of start, and its socket's abstract ``address``.
+    """The process, by its host, number and time of start since a boot; its socket's abstract name.
 
     ``tid``, ``signal``, ``stacks_fd`` and ``main_thread`` are for a dump of its stacks by signal
     (``capture.signal_stacks``), 0 without. ``device`` has the variables that name its GPU.
@@ -23,6 +23,7 @@ class SnapshotServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
     started_ticks: Number
+    boot_id: str = ""
     tid: Number = 0
     signal: Number = 0
     stacks_fd: int = 0

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ncclops.record.regular_file import open_regular
+
 _IN_MODIFY = 0x2
 # A line longer than this is handed on in pieces, so that output without a newline (binary
 # garbage, an endless progress bar) cannot fill the memory.
@@ -23,11 +25,11 @@ FALLBACK_INTERVAL_S = 0.1
 class LineReader:
     """Yields each line of a growing file once, or with ``from_end`` each that is new from now on.
 
-    One reader, one thread.
+    One reader, one thread. Raises ``OSError`` where ``path`` is not there, or no regular file.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._file = open_regular(path)
         if from_end:
             self._file.seek(0, os.SEEK_END)
         self._partial: list[bytes] = []
@@ -68,6 +70,17 @@ class LineReader:
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of ``path`` as it is now. Raises ``OSError``, as ``LineReader``."""
+    reader = LineReader(path)
+    try:
+        while lines := list(reader.read()):
+            yield from filter(None, lines)
+        yield from reader.rest()
+    finally:
+        reader.close()
 
 
 class GrowthWatch:
@@ -123,7 +136,7 @@ class GrowthWatch:
 def last_lines(path: Path, count: int, limit_bytes: int = 64 << 10) -> list[str]:
     """The last ``count`` lines of ``path``, looking no further back than ``limit_bytes``."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit_bytes))
             text = file.read().decode(errors="replace")

@@ -21,6 +21,10 @@ LIMITS = "NCCLOPS_LIMITS"
 RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
 # How many ranks train, where more take part: the others are in reserve (``in_process``).
 ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
+# The worker has the launcher's standard input (``attached``); removed once read.
+ATTACHED = "NCCLOPS_ATTACHED"
+# The names of the job's nodes, by their numbers; absent on a single node.
+NODES = "NCCLOPS_NODES"
 
 OURS = (
     AGENT_PID,
@@ -34,4 +38,6 @@ OURS = (
     LIMITS,
     RESPAWNED_FOR,
     ACTIVE_RANKS,
+    ATTACHED,
+    NODES,
 )

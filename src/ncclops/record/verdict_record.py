@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from ncclops.record.document_kind import DocumentKind
-from ncclops.record.event_values import EvidenceLine, RetryAdvice
+from ncclops.record.event_values import EvidenceLine, GpuFault, RetryAdvice, SlowRank
+from ncclops.record.story_record import Story
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
 
@@ -16,7 +17,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 
 
 class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker ended in the last attempt. Both codes are None if it did not end at all."""
+    """How one worker ended in the last attempt. Both codes are None if it did not end at all.
+
+    ``finished``: its script had ended well before, so that its death is no failure.
+    """
 
     rank: int
     pid: int | None = None
@@ -24,14 +28,18 @@ class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
     seconds: Seconds | None = None
     asked_to_stop: bool = False
+    finished: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0
+        return self.exit_code == 0 or (self.finished and self.signal is not None)
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker that failed first, and what it left to read. ``log`` is a file of ``host``."""
+    """The worker that failed first, and what it left to read. ``log`` is a file of ``host``.
+
+    ``caused_by`` is the rank that began it, where that is another one: it hung, or was not there.
+    """
 
     message: str | None = None
     tail: list[str] = []
@@ -43,6 +51,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None = None
     seconds: Seconds | None = None
     asked_to_stop: bool = False
+    caused_by: int | None = None
 
     @classmethod
     def of(
@@ -50,6 +59,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """The failure that ``ending`` is, with what the worker has left."""
         ended = msgspec.structs.asdict(ending)
+        del ended["finished"]  # says no more: it has failed
         return cls(message=message, tail=tail, log=log, host=host, **ended)
 
 
@@ -139,7 +149,9 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``classification`` and ``first_failure`` are None where nothing failed, ``receipt`` and
     ``goodput`` where they could not be made. ``ranks_lost`` are those, of all nodes, without which
-    the job has finished.
+    the job has finished, ``gpu_faults`` the GPUs, of all nodes, that made ranks fail,
+    ``slow_ranks`` those that the others waited for in the last attempt. ``story`` tells how the job
+    failed, where it did.
     """
 
     run_id: str
@@ -154,6 +166,9 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     goodput: GoodputFigures | None = None
     first_failure: FirstFailure | None = None
     ranks_lost: list[int] = []
+    gpu_faults: list[GpuFault] = []
+    slow_ranks: list[SlowRank] = []
+    story: Story | None = None
 
 
 VERDICT = DocumentKind(

@@ -22,13 +22,22 @@ class RestartCommand(WorkerCommand, tag="restart", frozen=True, kw_only=True):
 class TightenCommand(WorkerCommand, tag="tighten", frozen=True, kw_only=True):
     """Shorten timeouts to these, as ``timeouts.model.Window`` has them."""
 
-    process_group: timedelta | None
+    process_group: timedelta
     soft: timedelta | None
     hard: timedelta | None
 
 
+class EndingCommand(WorkerCommand, tag="ending", frozen=True, kw_only=True):
+    """The attempt is ending, because of ``reason``: do not start the script again."""
+
+    reason: str
+
+
 class AbortCommand(WorkerCommand, tag="abort", frozen=True, kw_only=True):
     """Abort all process groups, since the process is about to be ended."""
+
+
+_Any = RestartCommand | TightenCommand | EndingCommand | AbortCommand
 
 
 def name_of(command: WorkerCommand) -> str:
@@ -42,8 +51,8 @@ def encode(command: WorkerCommand) -> bytes:
 
 
 @functools.cache
-def _decoder() -> msgspec.json.Decoder[RestartCommand | TightenCommand | AbortCommand]:
-    return msgspec.json.Decoder(RestartCommand | TightenCommand | AbortCommand)
+def _decoder() -> msgspec.json.Decoder[_Any]:
+    return msgspec.json.Decoder(_Any)
 
 
 def decode(message: bytes) -> WorkerCommand | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from ncclops.redaction.marks import Mark, without_marked
+
 REDACTED = "<redacted>"
 
 # The body of a key in PEM form; the first line that does not look so is no part of it.
@@ -74,10 +76,14 @@ def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Redactor:
-    """Takes secrets out; ``taken`` counts them by rule. For one thread at a time."""
+    """Takes secrets out; ``taken`` counts them by rule. For one thread at a time.
 
-    def __init__(self) -> None:
+    ``marks`` are of values that are taken out wherever they stand.
+    """
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
         self.taken: Counter[str] = Counter()
+        self._marks = frozenset(marks)
 
     def variable(self, name: str, value: str) -> str:
         """The value of an environment variable: as it is, or nothing of it if it holds a secret."""
@@ -94,7 +100,11 @@ class Redactor:
         for rule in rules():
             if any(hint in lower for hint in rule.hints):
                 text = rule.pattern.sub(functools.partial(self._replace, rule), text)
-        return text
+        return without_marked(text, self._marks, self._take_value) if self._marks else text
+
+    def _take_value(self) -> str:
+        self.taken[_VARIABLE] += 1
+        return REDACTED
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
         """``lines`` without secrets, those that span lines included."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from ncclops.goodput import Span
+from ncclops.report.markup import escape
 from ncclops.report.units import spell
 
 _WIDTH, _BAR, _TOP, _HEIGHT = 1100, 34, 26, 92

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 import msgspec
 
 from ncclops._version import __version__
+from ncclops.diagnose import story_text
 from ncclops.goodput import spans
+from ncclops.rank_lists import ranks_named
 from ncclops.record.events import (
     EscalationEvent,
     Event,
@@ -29,6 +30,7 @@ from ncclops.record.incident_record import IncidentRecord
 from ncclops.report import incidents
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
+from ncclops.report.markup import escape
 from ncclops.report.records import Records
 from ncclops.report.units import moment, spell
 
@@ -52,9 +54,9 @@ def render(records: Records) -> str:
     heat = heat_of(records.steps)
     sections = (
         _head(records),
+        _story(records),
         _timeline(records),
         _incidents(records),
-        _failure(records),
         _restarts(records),
         _heat(heat),
         _receipt(records),
@@ -76,18 +78,28 @@ def render(records: Records) -> str:
 
 def _head(records: Records) -> str:
     verdict, run = records.verdict, records.run
-    outcome = "still running, or its end is not on record" if verdict is None else verdict.outcome
+    outcome: str = (
+        "still running, or its end is not on record" if verdict is None else verdict.outcome
+    )
     good = outcome in _GOOD_OUTCOMES
+    if verdict is not None and verdict.ranks_lost:
+        outcome += f" without {ranks_named(verdict.ranks_lost)}"
     badge = f'<span class="badge {"good" if good else "bad"}">{escape(outcome)}</span>'
     versions = " | ".join(f"{name} {value}" for name, value in run.stack.items() if value)
     lines = [
         f"<h1>{escape(_run_id(records))}{badge}</h1>",
-        f"<p>{escape('' if verdict is None else verdict.reason)}</p>",
+        f"<p>{escape(_sentence(records))}</p>",
         f'<p class="dim mono">{escape(" ".join(run.argv))}</p>',
         f'<p class="dim">{escape(versions)}</p>',
         f'<div class="facts">{"".join(_fact(*fact) for fact in _facts(records))}</div>',
     ]
     return "\n".join(lines)
+
+
+def _sentence(records: Records) -> str:
+    if records.story is not None:
+        return records.story.what
+    return "" if records.verdict is None else records.verdict.reason
 
 
 def _facts(records: Records) -> Iterable[tuple[str, str]]:
@@ -141,24 +153,11 @@ def _incidents(records: Records) -> str:
     return "<h2>Incidents</h2>" + "".join(parts) if parts else ""
 
 
-def _failure(records: Records) -> str:
-    verdict = records.verdict
-    failure = None if verdict is None else verdict.first_failure
-    found = None if verdict is None else verdict.classification
-    if failure is None and found is None:
+def _story(records: Records) -> str:
+    told = records.story
+    if told is None:
         return ""
-    lines = ["<h2>What failed first</h2>"]
-    if failure is not None:
-        said = failure.message or failure.signal or "no message"
-        lines.append(f"<p>rank {failure.rank}: {escape(said)}</p>")
-    if found is not None:
-        lines.append(f"<p><b>{escape(found.class_)}</b>: {escape(found.summary)}</p>")
-        lines += [f"<p>remedy: {escape(remedy)}</p>" for remedy in found.remedy]
-        proof = "\n".join(f"{line.file}:{line.line}: {line.text}" for line in found.evidence)
-        lines.append(f"<pre>{escape(proof)}</pre>" if proof else "")
-    if failure is not None and failure.tail:
-        lines.append(f"<pre>{escape(chr(10).join(failure.tail))}</pre>")
-    return "\n".join(lines)
+    return "<h2>What happened</h2>" + _table((), story_text.rows(told))
 
 
 def _restarts(records: Records) -> str:

@@ -18,6 +18,7 @@ from ncclops.record.lines import read_records
 from ncclops.record.paths import EVENTS, RunPaths, numbered
 from ncclops.record.receipt_records import StepRecord
 from ncclops.record.run_record import RUN, RunRecord
+from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import VERDICT, VerdictRecord
 from ncclops.redaction.redactor import Redactor
 from ncclops.report import incidents
@@ -47,7 +48,8 @@ class StepTime:
 class Records:
     """What is on record of one run; ``steps`` by initial rank, in the order they were done.
 
-    ``incident_reports`` are the newest, as ``ncclops incident --json`` has them.
+    ``story`` is what ``ncclops diagnose`` tells; ``incident_reports`` are the newest, as
+    ``ncclops incident --json`` has them.
     """
 
     path: Path
@@ -56,6 +58,7 @@ class Records:
     events: tuple[Event, ...]
     incidents: tuple[IncidentRecord, ...]
     incident_reports: tuple[Record, ...] = ()
+    story: Story | None = None
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
     def of(self, *types: type[AnyEvent]) -> list[AnyEvent]:
@@ -80,8 +83,16 @@ def read(path: Path) -> Records:
         events=tuple(sorted(events, key=lambda event: event.ts)),
         incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
         incident_reports=tuple(redactor.document(each) for each in incidents.newest_reports(path)),
+        story=_story(path, redactor),
         steps=dict(_steps(paths)),
     )
+
+
+def _story(path: Path, redactor: Redactor) -> Story | None:
+    from ncclops.diagnose import diagnose
+
+    story = diagnose(path).story
+    return None if story is None else _without_secrets(story, redactor)
 
 
 def _document(kind: DocumentKind[AnyStruct], path: Path, redactor: Redactor) -> AnyStruct | None:

@@ -30,14 +30,18 @@ def run_within(timeout: timedelta, what: str, function: Callable[[], T]) -> T:
 
 
 def current_cuda_device() -> int | None:
-    """The caller's CUDA device, or ``None`` where this process has no CUDA context so far.
+    """The caller's CUDA device, or ``None`` where this process has no CUDA context so far, or one
+    that does not answer after an error.
 
     Never makes one: it would cost hundreds of MiB of GPU memory and time in the restart.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    device: int = torch.cuda.current_device()
+    try:
+        device: int = torch.cuda.current_device()
+    except RuntimeError:
+        return None
     return device
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ncclops.host.nvml import Device, Unavailable, session, text
+from ncclops.host.nvml import Device, GpuLostError, GpuName, Recovery, Unavailable, session
 
 
 class Health(enum.Enum):
@@ -33,18 +34,6 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuReading:
-    """What NVML says of a GPU; ``None`` where this driver or GPU does not report it.
-
-    ``recovery_action``: ``nvmlDeviceGpuRecoveryAction_t``. ``remap_failed``: a memory row could
-    not be remapped.
-    """
-
-    recovery_action: int | None = None
-    remap_failed: bool | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Port:
     """One port of a NIC: whether its link is up, and how often it went down since boot."""
 
@@ -52,30 +41,11 @@ class Port:
     link_downed: int | None = None
 
 
-# nvmlDeviceGpuRecoveryAction_t of nvml.h
-_RECOVERY = {
-    1: "GPU reset",
-    2: "node reboot",
-    3: "drain peer-to-peer traffic",
-    4: "drain and GPU reset",
-    5: "recovery of the IMEX domain",
-    6: "PCIe bus reset",
-    7: "system reboot",
-}
-
-
-def judge_gpu(reading: GpuReading) -> Finding:
-    """Unhealthy when the driver asks for a recovery action or memory is beyond repair.
-
-    Error counters are no reason: contained errors cost the process that met them, and the
-    driver's recovery action already says whether the GPU can be used again.
-    """
-    if reading.recovery_action:
-        action = _RECOVERY.get(reading.recovery_action, f"action {reading.recovery_action}")
-        return Finding(Health.UNHEALTHY, f"the driver asks for recovery of the GPU: {action}")
-    if reading.remap_failed:
-        return Finding(Health.UNHEALTHY, "a GPU memory row could not be remapped")
-    if reading.recovery_action is None and reading.remap_failed is None:
+def judge_gpu(reading: Recovery) -> Finding:
+    """Unhealthy when the driver asks for a recovery action or memory is beyond repair."""
+    if reading.need is not None:
+        return Finding(Health.UNHEALTHY, reading.need)
+    if reading.action is None and reading.remap_failed is None:
         return Finding(Health.NOT_CHECKED, "this driver reports no recovery state")
     return Finding(Health.HEALTHY, "the driver asks for no recovery")
 
@@ -140,6 +110,16 @@ class NotAvailableError(Exception):
     """NVML has no answer; the message says why. Not a sign of a broken GPU."""
 
 
+# By selector. Kept, since a GPU that is lost does not say its name any more.
+_names: dict[int | str, GpuName] = {}
+
+
+def describe_gpu(selector: int | str | None) -> str:
+    """The GPU and its host, by what NVML said when it was last asked for the GPU."""
+    name = GpuName() if selector is None else _names.get(selector, GpuName.of_selector(selector))
+    return f"{name} on {socket.gethostname()}"
+
+
 @contextlib.contextmanager
 def nvml_device(selector: int | str | None) -> Iterator[Device]:
     """The GPU of the given NVML number or UUID.
@@ -153,13 +133,22 @@ def nvml_device(selector: int | str | None) -> Iterator[Device]:
         device = nvml if isinstance(nvml, Unavailable) else nvml.device(selector)
         if isinstance(device, Unavailable):
             raise NotAvailableError(device.reason)
+        if selector not in _names:
+            with contextlib.suppress(GpuLostError):
+                _names[selector] = device.name
         yield device
 
 
-def read_gpu(selector: int | str | None) -> GpuReading:
+def learn_name(selector: int | str | None) -> None:
+    """Have ``describe_gpu`` know more than the number. Raises as ``nvml_device``."""
+    with nvml_device(selector):
+        pass
+
+
+def read_gpu(selector: int | str | None) -> Recovery:
     """The GPU's recovery state. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
-        return GpuReading(_recovery_action(device), _remap_failed(device))
+        return device.recovery()
 
 
 def read_links(selector: int | str | None) -> dict[int, bool]:
@@ -175,12 +164,10 @@ def read_links(selector: int | str | None) -> dict[int, bool]:
 def gpu_pci_path(selector: int | str | None, sysfs: Path) -> Path:
     """Where the GPU is in the PCI tree. Raises as ``nvml_device``."""
     with nvml_device(selector) as device:
-        info = device.query("nvmlDeviceGetPciInfo")
-        if info is None:
-            raise NotAvailableError("NVML does not report the PCI address of the GPU")
-    # NVML writes the domain with 8 digits, sysfs with 4: 00000000:18:00.0 is 0000:18:00.0.
-    domain, rest = text(info.busId).lower().split(":", 1)
-    return (sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}").resolve()
+        address = device.pci
+    if address is None:
+        raise NotAvailableError("NVML does not report the PCI address of the GPU")
+    return (sysfs / "bus/pci/devices" / address).resolve()
 
 
 def nics_near(gpu: Path, sysfs: Path) -> list[str]:
@@ -213,19 +200,3 @@ def _port(port: Path) -> Port:
     except (OSError, ValueError):  # drivers without hardware counters
         downed = None
     return Port(active, downed)
-
-
-def _recovery_action(device: Device) -> int | None:
-    nvml = device.nvml.bindings
-    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)  # older nvidia-ml-py
-    if field is None:
-        return None
-    values = device.query("nvmlDeviceGetFieldValues", [field])
-    if values is None or values[0].nvmlReturn != nvml.NVML_SUCCESS:
-        return None
-    return int(values[0].value.uiVal)
-
-
-def _remap_failed(device: Device) -> bool | None:
-    rows = device.query("nvmlDeviceGetRemappedRows")
-    return None if rows is None else bool(rows[3])

@@ -5,7 +5,9 @@ This module and ``_gloo_sockets`` know torch's internal tables.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import inspect
@@ -61,8 +63,9 @@ def forget_failed_groups() -> None:
     end_groups_in_a_thread()
     release_gloo_connections()
     _empty_tables()
+    _hooks.clear()
     global _newest_ended
-    _newest_ended = max(_recorded_status(), default=-1)
+    _newest_ended = max(_recorded_groups(), default=-1)
 
 
 def _empty_tables() -> None:
@@ -97,11 +100,16 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     group, groups = distributed.group.WORLD, list(distributed_c10d._world.pg_map)
     backends = _backends() + _backends_in_the_making(main_thread)
     watched = [backend for backend in backends if _has_watchdog(backend)]
-    global _without_communicator
-    _without_communicator = any(not _has_communicator(backend) for backend in watched)
+    to_end = [each for each in groups if _is_first_to_end(each)]
+    ending = [b for each in groups if each not in to_end for b in _backends_of(each)]
+    backends = [b for b in backends if not (_has_watchdog(b) and b in ending)]
+    global aborted_nccl, _members
+    aborted_nccl, ranks = bool(watched), distributed_c10d._world.pg_group_ranks
+    _members = {id(each): frozenset(ranks[each]) for each in groups if each in ranks}
     if watched:
         # The abort ends a wait for the device without an error, and the main thread goes on: it
         # must not find these groups, as destroy_process_group() would end them, too, and hang.
+        _hooks.extend(getattr(distributed_c10d._world, "pg_flight_recorder_hooks", {}).values())
         _empty_tables()
         before_silent_ends.get()()
     _abort(backends)
@@ -110,42 +118,35 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
         with logged("destroy_process_group"):
             distributed.destroy_process_group()
     if watched:
-        _end_later(watched, groups)
+        _end_later([backend for backend in backends if _has_watchdog(backend)], to_end)
 
 
-# Whether an NCCL backend of the latest abort had no communicator: it was never used, or is just
-# being connected.
-_without_communicator = False
-
-# Not in these: what they wait for comes.
-_ENDINGS = {"destroy_process_group", "_shutdown_backend"}
-_DISK = "/torch/distributed/checkpoint/"
+# The flight recorder's, of aborted groups. Who drops one takes it out of a table of the group, in
+# which the main thread may be looking in a collective (seen in torch 2.15: SIGSEGV in
+# ProcessGroup::firePostHook). They are kept until it is out of the function.
+_hooks: list[Any] = []
 
 
-def is_blocked_in_nccl(main_thread: FrameType | None) -> bool:
-    """Whether nothing can free the main thread, now that all groups are aborted.
+# Whether the latest abort has met groups of NCCL, and the ranks of each group by its identity.
+aborted_nccl = False
+_members: dict[int, frozenset[int]] = {}
 
-    It is still in a call of ``torch.distributed``, which may be the one that makes a communicator
-    of NCCL: that waits in ``ncclCommInitRank`` for all ranks. torch knows no communicator before
-    that returns, so none was aborted. (With non-blocking communicators torch does, and its abort
-    waits for their making to end.) One that two ranks make to send and receive is not noticed where
-    all groups have been used.
-    """
-    if main_thread is None or not _without_communicator:
-        return False
-    innermost = main_thread.f_code.co_filename
-    if "/torch/distributed/" not in innermost or _DISK in innermost:
-        return False
-    calls = {frame.f_code.co_name for frame, _ in traceback.walk_stack(main_thread)}
-    return calls.isdisjoint(_ENDINGS)
+
+def members_of_aborted(group: Any) -> frozenset[int] | None:
+    """The ranks of ``group``, which the latest abort has met; ``None``: it has not."""
+    return _members.get(id(group))
 
 
 def _abort(backends: list[Any]) -> None:
     """Abort all backends at once: one may wait for another's peers."""
+    together = [backend for backend in backends if _is_of_second_engine(backend)]
     threads = [
         threading.Thread(target=_abort_backend, args=(backend,), daemon=True)
         for backend in backends
+        if backend not in together
     ]
+    if together:
+        threads.append(threading.Thread(target=_abort_together, args=(together,), daemon=True))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -159,6 +160,24 @@ def _abort_backend(backend: Any) -> None:
             abort()
 
 
+def _is_of_second_engine(backend: Any) -> bool:
+    return type(backend).__name__ == "ProcessGroupNCCL2"
+
+
+def _abort_together(backends: list[Any]) -> None:
+    """Abort groups of torch's second NCCL engine, which holds one lock in each call of NCCL.
+
+    The first one would wait for its kernels behind those of another, for ever. In a group of NCCL's
+    calls all are aborted at its end.
+    """
+    with logged("aborting groups together"):
+        nccl = ctypes.CDLL("libnccl.so.2")  # torch has loaded it
+        nccl.ncclGroupStart()
+        for backend in backends:
+            _abort_backend(backend)
+        nccl.ncclGroupEnd()
+
+
 # torch ends an NCCL backend by joining its watchdog thread. One that has seen an error before it is
 # asked to end, be it the abort itself, prints the collective's stack, which takes seconds the first
 # time, and sleeps for 4 x TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, a minute by default, whatever
@@ -167,16 +186,11 @@ def _abort_backend(backend: Any) -> None:
 # either to have ended: the communicators are aborted, the store's name space is another one.
 
 
-def _has_communicator(backend: Any) -> bool:
-    """True as well where this torch does not say."""
-    return not hasattr(backend, "_is_initialized") or backend._is_initialized()
-
-
 def _has_watchdog(backend: Any) -> bool:
     return type(backend).__name__.startswith("ProcessGroupNCCL")
 
 
-def _end_later(backends: list[Any], groups: list[Any]) -> None:
+def _end_later(backends: list[Any], groups: list[Any]) -> threading.Thread:
     """Join the watchdogs of aborted ``backends`` in a thread of its own.
 
     The thread holds ``groups``, too: what frees the last reference to one joins as well, and that
@@ -193,7 +207,23 @@ def _end_later(backends: list[Any], groups: list[Any]) -> None:
         kept.clear()
         backends.clear()
 
-    threading.Thread(target=end, name="ncclops-groups", daemon=True).start()
+    thread = threading.Thread(target=end, name="ncclops-groups", daemon=True)
+    thread.start()
+    return thread
+
+
+# An NCCL group is ended once: by the abort, or by destroy_process_group in the main thread, whoever
+# comes first. torch's NCCLComm::destroy keeps the handle of what it has destroyed, and an abort
+# after it hands that to NCCL again, which has freed it (seen in 2.13: SIGSEGV). Both also join the
+# watchdog, which only one thread may. Nothing is lost where the abort leaves a group to the main
+# thread, which holds the locks that an abort needs while it destroys one.
+_ended: dict[ref[Any], object] = {}
+
+
+def _is_first_to_end(group: Any) -> bool:
+    claim = object()
+    # One step: a lock could be lost where the main thread is interrupted.
+    return _ended.setdefault(ref(group, _ended.pop), claim) is claim
 
 
 def _backends() -> list[Any]:
@@ -227,28 +257,30 @@ def nccl_error() -> str | None:
     return None
 
 
-def has_pending_collective() -> bool:
-    """Whether a collective of NCCL has not ended, as torch's flight recorder knows it.
+def has_pending_operation() -> bool:
+    """Whether an operation of NCCL has not ended, as torch's flight recorder knows it.
 
     A main thread that waits for the device is not in ``torch.distributed`` then, and waits for its
-    peers all the same. Sending and receiving do not count. No device is queried for this.
+    peers all the same. The recorder's counts do not tell: messages and collectives are numbered
+    apart, and counted together. Asks CUDA about operations that are pending.
     """
-    return any(
-        last["last_enqueued_collective"] > max(0, last["last_completed_collective"])
-        for number, last in _recorded_status().items()
-        if number > _newest_ended
-    )
+    recorded = _recorded(with_operations=True).get("entries", ())
+    return any(operation["pg_id"] > _newest_ended for operation in recorded)
 
 
-# The recorder's highest number of a group of an earlier iteration, whose collectives stay pending.
+# The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
 _newest_ended = -1
 
 
-def _recorded_status() -> dict[int, dict[str, int]]:
-    """How far the NCCL groups of this process are, by the recorder's number; ended ones as well."""
+def _recorded_groups() -> list[int]:
+    """The recorder's numbers of the NCCL groups of this process; of ended ones as well."""
+    return list(map(int, _recorded().get("pg_status", ())))
+
+
+def _recorded(*, with_operations: bool = False) -> dict[str, Any]:
+    """What the recorder has of groups, and of the operations that are pending."""
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
-    recorded = {} if dump is None else pickle.loads(dump(False, False, False))
-    return {int(number): last for number, last in recorded.get("pg_status", {}).items()}
+    return {} if dump is None else pickle.loads(dump(with_operations, False, True))
 
 
 # Not TIMEOUT: how long a rank may wait is what the soft timeout says.
@@ -348,6 +380,7 @@ def env_leads_to(
 # iteration ends, whichever comes first, and dropped then if its group's Python object is gone.
 
 _kept: dict[ref[Any], list[Any]] = {}  # by group
+_keeper: int | None = None  # the process; a fork of it has none of torch's threads
 
 
 @functools.cache
@@ -356,10 +389,12 @@ def keep_backends_longer_than_groups() -> None:
 
     The last reference to a group may be dropped by torch's tables, a model, the function's frames
     or the abort, on any thread: the one place common to all groups is where they are made. Groups
-    made before are not changed.
+    made before are not changed. What is left when Python ends is never freed.
     """
     if not distributed.is_available():
         return
+    global _keeper
+    _keeper = os.getpid()
     register = distributed.ProcessGroup._register_backend
 
     def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
@@ -368,6 +403,72 @@ def keep_backends_longer_than_groups() -> None:
         _kept.setdefault(ref(group), []).append(backend)
 
     distributed.ProcessGroup._register_backend = register_and_keep
+
+
+# When Python ends it clears modules in no order that one could rely on: a model may go after the
+# backends that are kept for it. And a thread that takes the GIL meanwhile is ended by Python in the
+# middle of torch's code, which ends the process with SIGABRT (seen with Python 3.11).
+_SETTLE_WITHIN_S = 5.0
+# Who wants the GIL has had it by then.
+_SETTLE_S = 0.02
+
+
+@atexit.register  # while this is imported: what a script registers is dropped when it restarts
+def leave_groups_to_the_kernel() -> None:
+    """Have no backend freed from now on, and wait until torch's threads have left Python.
+
+    The process is ending, and the kernel takes what they hold. NCCL's groups are ended as torch
+    would do; what takes long there is left alone.
+    """
+    if _keeper is None:
+        return
+    kept = [each for backends in list(_kept.values()) for each in backends] + _backends()
+    for backend in kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
+    if not kept or os.getpid() != _keeper:
+        return
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    watched = {
+        g: [b for b in _backends_of(g) if _has_watchdog(b)] for g in distributed_c10d._world.pg_map
+    }
+    groups = [group for group, found in watched.items() if found and _is_first_to_end(group)]
+    if groups:
+        backends = [backend for group in groups for backend in watched.pop(group)]
+        _end_later(backends, groups).join(_SETTLE_WITHIN_S)
+    time.sleep(_SETTLE_S)
+    while _threads_of_others_in_python() and time.monotonic() < deadline:
+        time.sleep(_SETTLE_S)
+
+
+def _threads_of_others_in_python() -> bool:
+    """Whether a thread that Python has not started executes Python, such as a callback of torch."""
+    own = {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    return not own.issuperset(sys._current_frames())
+
+
+@functools.cache
+def finish_operations_before_groups_end() -> None:
+    """Have ``destroy_process_group`` wait where an abort ends the wait, for good.
+
+    torch waits in NCCL for a group's operations, with a lock held that the abort needs. A rank that
+    has finished, and whose peer hangs before its last collectives, could not be restarted. What
+    the abort has come to meanwhile is not ended again.
+    """
+    if not distributed.is_available():
+        return
+    shut_down = getattr(distributed.ProcessGroup, "shutdown", None)
+    if shut_down is None:
+        return  # up to torch 2.6 a group's end aborts its operations
+
+    def wait_and_shut_down(group: Any) -> None:
+        if any(map(_has_watchdog, _backends_of(group))):
+            with contextlib.suppress(RuntimeError):  # torch's second engine cannot
+                group._wait_for_pending_works()
+            if not _is_first_to_end(group):
+                return
+        shut_down(group)
+
+    distributed.ProcessGroup.shutdown = wait_and_shut_down
 
 
 def release_backends_of_ended_groups() -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from traceback import format_stack
 from typing import Any
 
-from ncclops.restart._groups import has_pending_collective
+from ncclops.restart._groups import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
@@ -72,6 +72,10 @@ class MonitorClient:
         self._suspected: set[int] = set()
         self._passed_over: set[int] = set()  # our monitor process may still try to reach them
         self._vouching = False
+
+    def submit(self, job: Job) -> None:
+        """Have the reporter thread run ``job``. Does not block; any thread."""
+        self._reporter.submit(job)
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is to be recorded, for at most ``timeout_s``."""
@@ -285,7 +289,7 @@ def _is_due_to_peer(message: dict[str, Any], stack: str | None) -> bool:
     if message["cause"] == "soft-timeout":
         # Without a stack nothing shows that a rank whose threads run did not wait for its peers.
         if stack:  # this rank's own
-            return waits_for_peers(stack) or has_pending_collective()
+            return waits_for_peers(stack) or has_pending_operation()
         return bool(message["runs"])
     timeout = message.get("timeout")
     return timeout is not None and timeout["limit"] == "abort"

@@ -17,6 +17,9 @@ from typing import Any
 _BYTES = 4096
 _MOST_RANKS = 1 << 24
 
+# An abort frees a thread that waits in NCCL within milliseconds.
+FREED_WITHIN_S = 1.0
+
 
 class Watch(enum.IntEnum):
     """Which timeouts the monitor process applies to the main thread at the moment."""
@@ -62,7 +65,7 @@ class Page:
     timeouts_stamp = _Slot(12)  # of the change that soft_s and hard_s come from, see next_stamp
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
     abort_began = _Slot(14)  # the abort of the groups is under way since; 0: it is not
-    blocked_since = _Slot(15)  # aborted then, and the main thread was in NCCL; 0: it was not
+    blocked_since = _Slot(15)  # aborted then, and nothing frees the main thread; 0: it is not so
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _BYTES)
@@ -76,9 +79,11 @@ class Page:
 
     def blocked_s(self, now: float) -> float:
         """How long the main thread has been where no abort of its groups frees it; 0: it is not."""
-        if not self.blocked_since or self.main_beat > self.blocked_since:
-            return 0.0
-        return now - self.blocked_since
+        return now - self.blocked_since if self.blocked_since else 0.0
+
+    def aborting_s(self, now: float) -> float:
+        """How long an abort of the groups has been under way; 0: none is."""
+        return now - self.abort_began if self.abort_began else 0.0
 
     def timeouts(self) -> tuple[float, float]:
         """The (soft, hard) timeouts in force, in seconds."""

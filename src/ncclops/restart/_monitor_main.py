@@ -30,7 +30,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ncclops.restart._instant import Instant
-from ncclops.restart._monitor_link import Message, Page, Peer, Watch, receive_packet
+from ncclops.restart._monitor_link import (
+    FREED_WITHIN_S,
+    Message,
+    Page,
+    Peer,
+    Watch,
+    receive_packet,
+)
 from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
 from ncclops.restart._ring import Address, Ring, RingActions
 from ncclops.restart.snapshots import LastProgress, OutsideView
@@ -42,10 +49,9 @@ T = TypeVar("T")
 # A tick this late means that this process (or the whole machine) was stopped: the clocks of the
 # main process ran on meanwhile and prove nothing.
 _OVERSLEPT_S = 5.0
-# A main thread that waits in NCCL although its groups were aborted, see _groups.is_blocked_in_nccl.
-# An abort frees in milliseconds. What may hold it up is torch's watchdog, which locks the dynamic
-# loader while it prints a stack: for seconds, and for some twenty at a load of 50. Tests need less.
-_FREED_WITHIN_S = float(os.environ.get("NCCLOPS_FREED_WITHIN_S", "28"))
+# An abort that takes too long is given up, and the main thread interrupted: it then leaves the
+# function in this time, or the abort holds it.
+_INTERRUPTED_WITHIN_S = 5.0
 # As much as a report carries; the main thread, which matters, comes last.
 _STACKS_CHARS = 8000
 
@@ -86,6 +92,7 @@ class Monitor:
         self._rank: int = config["rank"]
         self._interval_s: float = config["monitor_process_interval_s"]
         self._grace_s: float = config["termination_grace_time_s"]
+        self._abort_s: float = config["abort_timeout_s"]
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
         self._listener = socket.socket(fileno=config["listen_fd"])
@@ -167,11 +174,14 @@ class Monitor:
             return
         silent_s, clock = self._silence(now)
         soft_s, hard_s = self._page.timeouts()
-        freed_within_s, blocked_s = min(_FREED_WITHIN_S, hard_s), self._page.blocked_s(now)
+        blocked_s = self._page.blocked_s(now)
+        held_s = min(silent_s, self._page.aborting_s(now))
         if silent_s > hard_s:
             self._end_main(now, _exceeded("hard", hard_s, silent_s, clock))
-        elif blocked_s > freed_within_s:
-            self._end_main(now, _exceeded("abort", freed_within_s, blocked_s, "main-thread"))
+        elif blocked_s > 0:
+            self._end_main(now, _exceeded("abort", FREED_WITHIN_S, blocked_s, "main-thread"))
+        elif held_s > self._abort_s + _INTERRUPTED_WITHIN_S:
+            self._end_main(now, _exceeded("abort-hang", self._abort_s, held_s, clock))
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
             self._report_soft(_exceeded("soft", soft_s, silent_s, clock))
         else:
@@ -221,11 +231,11 @@ class Monitor:
         if timeout["limit"] == "abort":
             aborted = f"its process groups were aborted {timeout['silent_s']:.1f} s ago"
             return f"{aborted}, and it still waits in NCCL, which no abort ends"
-        why = f"hard timeout: {_describe(timeout)}"
-        if self._page.abort_began:
-            aborting_s = time.monotonic() - self._page.abort_began
-            why += f"; the abort of its process groups has not returned for {aborting_s:.1f} s"
-        return why
+        aborting_s = self._page.aborting_s(time.monotonic())
+        hangs = f"the abort of its process groups has not returned for {aborting_s:.1f} s"
+        if timeout["limit"] == "abort-hang":
+            return f"{hangs} (abort timeout {self._abort_s:g} s)"
+        return f"hard timeout: {_describe(timeout)}" + (f"; {hangs}" if aborting_s > 0 else "")
 
     def _signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:
@@ -292,6 +302,7 @@ class Monitor:
             "observe": self._on_observe,
             "look-again": self._on_look_again,
             "forget": self._on_forget,
+            "blocked": self._on_blocked,
             "departed": self._on_departed,
             "bye": self._on_bye,
         }
@@ -316,6 +327,10 @@ class Monitor:
     def _on_observe(self, message: Message) -> None:
         directory = self._directory(message["iteration"])
         self._look(lambda view: view.iteration_failed(directory, self._progress()))
+
+    def _on_blocked(self, _message: Message) -> None:
+        """The main thread waits for what does not come: no need to wait for the next tick."""
+        self._judge_progress(time.monotonic())
 
     def _on_bye(self, _message: Message) -> None:
         self._done = True

@@ -129,6 +129,8 @@ def set_deadlines(sock: socket.socket, answer_s: float) -> None:
 
 
 _is_frozen = False
+# How the note begins that has the traceback of a released exception.
+TRACEBACK_NOTE = "Traceback of the earlier iteration"
 
 
 def freeze_heap() -> None:
@@ -158,7 +160,7 @@ def release(errors: Iterable[BaseException]) -> None:
             continue
         text = "".join(traceback.format_tb(_from_the_function_on(trace)))
         with contextlib.suppress(Exception):  # an exception that cannot be changed
-            error.add_note(f"Traceback of the earlier iteration (most recent call last):\n{text}")
+            error.add_note(f"{TRACEBACK_NOTE} (most recent call last):\n{text}")
         for frame, _ in traceback.walk_tb(trace):
             with contextlib.suppress(RuntimeError):  # still running: the loop's own
                 frame.clear()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import distributed
 
-from ncclops.restart._groups import has_pending_collective
+from ncclops.restart._groups import has_pending_operation
 from ncclops.restart._instant import Instant
 from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
@@ -33,12 +33,13 @@ def own_silence(
         return None
     calls = {caller.f_code.co_name for caller, _ in walk_stack(frame)}
     left = had_groups and not distributed.is_initialized() and "init_process_group" not in calls
-    if left or "destroy_process_group" in calls:
+    ends = "destroy_process_group" in calls and not has_pending_operation()
+    if left or ends:
         return Fault.of_early_return(initial_rank, int(page.number), int(page.iteration))
     if silent_s < soft_s / 2:
         return None
     stack = "".join(["Main thread (most recent call last):\n", *format_stack(frame)])
-    if waits_for_peers(stack) or has_pending_collective():
+    if waits_for_peers(stack) or has_pending_operation():
         return None
     what = "no ping" if by_ping else "the main thread did not move"
     detail = f"{what} for {silent_s:.1f} s, and it did not wait for its peers"

@@ -16,7 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from ncclops.restart._instant import Instant
-from ncclops.restart.exception import Escalation, RankShouldRestart, RestartAbort, RestartError
+from ncclops.restart.exception import (
+    CudaContextLost,
+    Escalation,
+    GpuUnusable,
+    RankShouldRestart,
+    RestartAbort,
+    RestartError,
+)
 
 
 class FaultKind(enum.StrEnum):
@@ -115,13 +122,14 @@ class Raised:
 class ExceededTimeout:
     """Which timeout a silent rank has exceeded, and by which clock.
 
-    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one, and at
-    ``abort``: the abort of its groups did not free the main thread, which waited in NCCL.
+    ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one, at
+    ``abort-hang``: the abort of its groups did not return in time, and at ``abort``: it did, and
+    has not freed the main thread, which waited in NCCL.
     ``clock`` says what did not move: ``python`` (no Python thread could run), ``main-thread`` or
     ``ping``. Times are in seconds, as measured on the rank's host.
     """
 
-    limit: Literal["soft", "hard", "abort"]
+    limit: Literal["soft", "hard", "abort", "abort-hang"]
     limit_s: float
     silent_s: float
     clock: Literal["python", "main-thread", "ping"]
@@ -141,7 +149,8 @@ class Fault:
     ``summary`` is one line for people; decide on the fields instead. ``detail`` is the summary
     without the rank's number, where it begins with that. ``raised`` is the exception, ``timeout``
     what a silent rank has exceeded (of a rank that ``died``: ``None`` unless its monitor process
-    ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``.
+    ended it), ``escalation`` what a rank asks for that leaves with ``RestartAbort``, ``device`` the
+    GPU of one that leaves with ``GpuUnusable`` or ``CudaContextLost``, and its host.
     ``due_to_peer``: it is what a rank shows whose peer has gone or does not come. The exception, or
     one that it was raised from, is a connection's or a collective's; a silent rank waits in
     ``torch.distributed``, or has threads that run and another rank has recorded it.
@@ -163,6 +172,7 @@ class Fault:
     due_to_peer: bool = False
     instant: Instant | None = None
     recorded_after_s: float | None = None
+    device: str | None = None
 
     @property
     def stops_restarting(self) -> bool:
@@ -278,6 +288,7 @@ class Fault:
             raised=Raised.of(error),
             escalation=error.escalation if isinstance(error, RestartAbort) else None,
             due_to_peer=is_due_to_peer(error),
+            device=error.device if isinstance(error, GpuUnusable | CudaContextLost) else None,
         )
 
     @classmethod
@@ -464,6 +475,7 @@ class Causes:
         self.last: BaseException | None = None
         self._earlier: BaseException | None = None
         self._remote: Fault | None = None  # the latest one
+        self._follows_from_remote = False
 
     def note(self, error: BaseException) -> None:
         """``error`` was raised on this rank."""
@@ -471,7 +483,7 @@ class Causes:
             self._earlier, self.last = self.last, error
 
     def note_faults(self, faults: Iterable[Fault]) -> None:
-        """The faults of an iteration; the cause of them if it is another rank's.
+        """The faults of an iteration; that of another rank which comes closest to their cause.
 
         A rank that merely stops restarting, as a rule all at once, is not taken for a cause.
         """
@@ -479,12 +491,15 @@ class Causes:
         others = [fault for fault in causes if fault.initial_rank != self._initial_rank]
         if others:
             self._remote = find_cause(others)
+            self._follows_from_remote = find_cause(causes) is self._remote
 
     def with_root_cause(self, error: BaseException) -> BaseException:
-        """``error``, chained to this rank's earlier exception or else to another rank's fault."""
-        earlier = self._earlier
-        if earlier is None and self._remote is not None:
-            earlier = RemoteFaultError(self._remote.report)
-        if earlier is not None:
-            append_to_chain(error, earlier)
+        """``error``, chained to this rank's earlier exception, and that to another rank's fault.
+
+        The latter if it was the cause, or if this rank has raised nothing.
+        """
+        if self._earlier is not None:
+            append_to_chain(error, self._earlier)
+        if self._remote is not None and (self._earlier is None or self._follows_from_remote):
+            append_to_chain(error, RemoteFaultError(self._remote.report))
         return error

@@ -37,9 +37,7 @@ T = TypeVar("T")
 class CallWrapper:
     """One call of a wrapped function, handed to a parameter that is annotated with this type."""
 
-    def __init__(
-        self, name: str, settings: Settings, restart_health_check: HealthCheck | None
-    ) -> None:
+    def __init__(self, name: str, settings: Settings, restart_health_check: HealthCheck) -> None:
         self._name = name
         self._settings = observed(settings)
         self._restart_health_check = restart_health_check
@@ -75,8 +73,7 @@ class CallWrapper:
         set_up_logging(state.initial_rank)
         if state.initial_rank == 0:
             _warn_once(settings.hard_timeout, issubclass(settings.store_factory, TCPStore))
-        check = self._restart_health_check or settings.health_check
-        self._loop = RestartLoop(settings, state, call, check)
+        self._loop = RestartLoop(settings, state, call, self._restart_health_check)
         value: T | None = self._loop.run()
         return value
 
@@ -106,6 +103,20 @@ class CallWrapper:
         For training outside the main thread, which then only waits and would look stuck.
         """
         self._page.main_beat = time.monotonic()
+
+    @property
+    def unfinished(self) -> frozenset[int] | None:
+        """The initial ranks that had not returned from the function in the last iteration, if all
+        that run it now had, this one among them; ``None`` otherwise.
+
+        Empty: a rank was lost when the work was done everywhere.
+        """
+        return None if self._loop is None else self._loop.unfinished
+
+    @property
+    def main_thread_moved_at(self) -> float:
+        """When the main thread was last known to execute Python, by ``time.monotonic``."""
+        return self._page.main_beat
 
     @property
     def is_monitored(self) -> bool:

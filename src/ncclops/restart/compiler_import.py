@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 _here = threading.local()
@@ -34,7 +35,13 @@ def keep_compiler_unloaded() -> None:
                 raise AttributeError(name)
         return load(name)
 
-    torch.__dict__["__getattr__"] = load_unless_naming_frames
+    # torch's warnings about old names are for its caller, and torch filters those of its own
+    # modules: this function is one of them, or each use of torch.compile would print four lines.
+    torch.__dict__["__getattr__"] = FunctionType(
+        load_unless_naming_frames.__code__,
+        globals() | {"__name__": torch.__name__},
+        closure=load_unless_naming_frames.__closure__,
+    )
 
 
 @contextmanager

@@ -107,10 +107,9 @@ def _files_of_store(env: Mapping[str, str]) -> int:
 
 
 def _has_second_engine(env: Mapping[str, str], torch_version: tuple[int, int]) -> bool:
-    """Whether "nccl" is torch's newer engine: by default from 2.15 on, optional in 2.14."""
-    by_default = "1" if torch_version >= (2, 15) else "0"
-    asked = env.get("TORCH_DIST_USE_NCCL2", by_default).lower() not in _FALSE
-    return torch_version >= (2, 14) and asked
+    """Whether "nccl" is torch's newer engine: 2.15 takes it but for 0, 2.14 only for 1."""
+    asked = env.get("TORCH_DIST_USE_NCCL2")
+    return asked != "0" if torch_version >= (2, 15) else torch_version >= (2, 14) and asked == "1"
 
 
 def _under_torchrun(env: Mapping[str, str]) -> bool:

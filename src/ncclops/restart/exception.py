@@ -8,6 +8,8 @@
     Exception
     └── RestartError             base of what the wrapper itself reports
         ├── HealthCheckError     a health check found this rank unfit to go on
+        │   ├── GpuUnusable      its GPU is broken or lost
+        │   ├── CudaContextLost  a CUDA error that only a new process gets over
         │   └── (health_check)   FaultCounterExceeded
         ├── StoreGone            the store through which the ranks agree does not answer any more
         ├── NameSpaceUsed        another job has used this place in the store
@@ -32,6 +34,25 @@ class RestartError(Exception):
 
 class HealthCheckError(RestartError):
     """A health check failed on this rank; the check's own exception is the ``__cause__``."""
+
+
+class GpuUnusable(HealthCheckError):
+    """This rank's GPU is broken or lost, so that no process can use it. ``device``: which one."""
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(f"{device}: {why}")
+        self.device = device
+
+
+class CudaContextLost(HealthCheckError):
+    """A CUDA error after which every further call of this process fails; another may do well.
+
+    What CUDA reports is the ``__cause__``, ``device`` is the GPU.
+    """
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(f"the CUDA context on {device} is lost: {why}")
+        self.device = device
 
 
 class StoreGone(RestartError):
@@ -60,13 +81,17 @@ class Escalation:
     ``to``: ``respawn`` (start new processes, a restart in this one cannot help) or ``stop`` (no
     attempt can help). ``reason`` is for people. ``failure`` is what happened and where, for
     comparing it with the failure of the next attempt; ``None`` where no single failure led here.
-    ``failed_start``: a communicator did not come up.
+    ``failed_start``: a communicator did not come up. ``passing``: nothing is known to be wrong with
+    the processes but that they could not be freed. ``hung`` is the initial rank that hangs, where
+    ``failure`` is a hang.
     """
 
     to: Literal["respawn", "stop"]
     reason: str
     failure: tuple[str, str] | None = None
     failed_start: bool = False
+    passing: bool = False
+    hung: int | None = None
 
 
 class RestartAbort(BaseException):
@@ -88,3 +113,7 @@ class RankShouldRestart(BaseException):
     The function must let it pass: like all ``BaseException`` it may be caught to clean up, and
     must then be raised again. A user may raise it to ask for a restart.
     """
+
+    def __str__(self) -> str:
+        """What it says where clean-up code shows it; the interpreter raises it without a text."""
+        return super().__str__() or "all ranks start again: let this exception pass"

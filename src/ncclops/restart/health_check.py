@@ -6,8 +6,10 @@ after ``finalize`` on the way to a restart. Raising means "no".
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from pathlib import Path
@@ -19,22 +21,30 @@ from ncclops.restart._devices import (
     Finding,
     Health,
     NotAvailableError,
+    describe_gpu,
     gpu_pci_path,
     judge_gpu,
     judge_links,
     judge_ports,
+    learn_name,
     nics_near,
     read_gpu,
     read_links,
     read_ports,
 )
-from ncclops.restart.exception import HealthCheckError, RestartError
+from ncclops.restart.exception import (
+    CudaContextLost,
+    GpuUnusable,
+    HealthCheckError,
+    RestartError,
+)
 from ncclops.restart.state import FrozenState
 
 __all__ = [
     "ChainedGPUHealthCheck",
     "ChainedNVLHealthCheck",
     "ChainedNicHealthCheck",
+    "CudaContextCheck",
     "CudaHealthCheck",
     "FaultCounter",
     "FaultCounterExceeded",
@@ -105,11 +115,18 @@ class _DeviceCheck(HealthCheck):
         """Raise ``HealthCheckError`` when unhealthy, ``exception.TimeoutError`` when stuck."""
         finding = run_within(self.timeout, f"{self.name} health check", self._finding)
         if finding != self.last and finding.health is not Health.UNHEALTHY:
-            _log.info("%s health check: %s: %s", self.name, finding.health.value, finding.detail)
+            # Machines that cannot be looked at are told of by every check of every process.
+            level = logging.DEBUG if finding.health is Health.NOT_CHECKED else logging.INFO
+            _log.log(
+                level, "%s health check: %s: %s", self.name, finding.health.value, finding.detail
+            )
         self.last = finding
         if finding.health is Health.UNHEALTHY:
-            raise HealthCheckError(f"{self.name}: {finding.detail}")
+            raise self._error(finding.detail)
         return state
+
+    def _error(self, detail: str) -> HealthCheckError:
+        return HealthCheckError(f"{self.name}: {detail}")
 
     def _finding(self) -> Finding:
         try:
@@ -166,7 +183,7 @@ class _LocalGpuCheck(_DeviceCheck):
         try:
             return run_within(self.timeout, f"{self.name} baseline", measure)
         except (NotAvailableError, GpuLostError, RestartError) as reason:
-            _log.info("%s health check has no baseline: %s", self.name, reason)
+            _log.debug("%s health check has no baseline: %s", self.name, reason)
             return None
 
 
@@ -178,6 +195,34 @@ class ChainedGPUHealthCheck(_LocalGpuCheck):
     def check(self) -> Finding:
         """See ``_DeviceCheck.check``."""
         return judge_gpu(read_gpu(self._selector()))
+
+    def _error(self, detail: str) -> HealthCheckError:
+        return GpuUnusable(describe_gpu(self._selector()), detail)
+
+
+class CudaContextCheck(_LocalGpuCheck):
+    """Fails when an earlier CUDA error has left this process without a usable context.
+
+    Unlike ``CudaHealthCheck`` it does not wait for work on the GPU.
+    """
+
+    name = "CUDA context"
+
+    def check(self) -> Finding:
+        """See ``_DeviceCheck.check``."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return Finding(Health.NOT_CHECKED, "this process has no CUDA context")
+        try:
+            torch.cuda.mem_get_info()
+        except RuntimeError as error:
+            with contextlib.suppress(NotAvailableError, GpuLostError):
+                learn_name(self._selector())
+            return Finding(Health.UNHEALTHY, str(error).partition("\n")[0])
+        return Finding(Health.HEALTHY, "CUDA answers")
+
+    def _error(self, detail: str) -> HealthCheckError:
+        return CudaContextLost(describe_gpu(self._selector()), detail)
 
 
 class ChainedNVLHealthCheck(_LocalGpuCheck):

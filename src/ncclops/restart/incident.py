@@ -90,9 +90,10 @@ class Incident:
         phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
         lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
         what = self.summary if self.detail is None else self.detail
+        went_on = f"{self.world_size} rank{'s' * (self.world_size != 1)} went on"
         return (
             f"restart in process: rank {self.first_faulty_rank}: {what}{lost};"
-            f" {self.world_size} rank{'s' * (self.world_size != 1)} went on"
+            f" {went_on if self.world_size else 'no rank goes on'}"
             f" after {total_ms:.0f} ms ({phases})"
         )
 
@@ -171,14 +172,22 @@ def free_number(parent: Path) -> int:
 def write(incident: Incident, directory: Path) -> Path:
     """Write ``incident.json`` in ``directory``, whole or not at all; returns the path.
 
+    Rank 0 does, and on another host, where its file is not to be seen, the first rank that comes.
     A rank that left writes ``left-rank<initial>.json`` next to it. Raises ``OSError``.
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
     path = directory / f"{name}.json"
+    if incident.rank and path.exists():
+        return path
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f".{path.name}.{os.getpid()}.partial"
     draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
-    draft.replace(path)
+    if not incident.rank:
+        draft.replace(path)
+        return path
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(draft)
+    draft.unlink()
     return path
 
 
@@ -194,9 +203,9 @@ class _Restart:
 class Account:
     """What each phase of a rank's restarts took in one call, and the incidents that come of it.
 
-    ``on_incident`` gets each incident; ``directories`` is where one rank writes it.
+    ``on_incident`` gets each incident; ``directories`` is where one rank of each host writes it.
 
-    ``on_lost`` is called on that rank for each rank that was lost: with the incident's directory,
+    ``on_lost`` is called on rank 0 for each rank that was lost: with the incident's directory,
     the initial rank and the reason.
     """
 
@@ -260,11 +269,13 @@ class Account:
         self._report(_Restart(agreement, state, self._phases_ms), None)
 
     def _report(self, restart: _Restart, after: State | None) -> None:
-        """Log the incident, write it (one rank does) and hand it to the callback."""
+        """Log the incident, write it and hand it to the callback."""
         incident = describe(restart.agreement, restart.before, after, restart.phases_ms)
-        writes = after is None or after.rank == 0
-        log.log(logging.WARNING if writes else logging.INFO, "%s", incident)
-        if self._directories is not None and writes:
+        # One rank warns: the new rank 0, or of ranks that leave no other behind the first.
+        none_left = not incident.world_size and incident.ranks_lost[:1] == (incident.initial_rank,)
+        warns = none_left or (after is not None and after.rank == 0)
+        log.log(logging.WARNING if warns else logging.INFO, "%s", incident)
+        if self._directories is not None:
             with logged("writing the incident"):
                 self._write(incident, self._directories.of(incident.iteration))
         if self._on_incident is not None:
@@ -273,7 +284,7 @@ class Account:
 
     def _write(self, incident: Incident, directory: Path) -> None:
         write(incident, directory)
-        if self._on_lost is not None and incident.rank is not None:
+        if self._on_lost is not None and incident.rank == 0:
             reasons = {fault.initial_rank: fault.summary for fault in incident.faults if fault.gone}
             for rank in incident.ranks_lost:
                 self._on_lost(directory, rank, reasons.get(rank, _LOST_WITH_MANY))

@@ -83,7 +83,13 @@ from ncclops.restart.agreement import (
     numbers_claimed_and_left,
     numbers_lost,
 )
-from ncclops.restart.attribution import Fault, condense, with_hidden_cause, without_repeats
+from ncclops.restart.attribution import (
+    Fault,
+    FaultKind,
+    condense,
+    with_hidden_cause,
+    without_repeats,
+)
 from ncclops.restart.exception import NameSpaceUsed
 
 FAULT = "fault"
@@ -207,6 +213,26 @@ class Ledger:
         if present is not None and len(present) == size:
             self._store.publish(f"{iteration}/outcome", COMPLETED)
 
+    def unfinished(self, iteration: int) -> frozenset[int] | None:
+        """The ranks that had not come back from the function in ``iteration``, if none of them is
+        active in the next one; else ``None``, and where no rank plans the worlds for all.
+
+        All ranks find the same once they have passed the barrier after ``iteration``.
+        """
+        before, now = self._world_of(iteration), self._world_of(iteration + 1)
+        if before is None or now is None:
+            return None
+        active, roll = before.initial_ranks[: before.active], _completed(iteration)
+        came = self._again(roll)
+        for group in bitmap.groups(len(active)):
+            came.update(
+                bitmap.arrived(group, self._store.add(f"{roll}/{group}", 0, repeatable=True))
+            )
+        finished = {active[number] for number in came}
+        if finished.issuperset(now.initial_ranks[: now.active]):
+            return frozenset(active) - finished
+        return None
+
     def note_silent(self, iteration: int, fault: Fault) -> None:
         """Note that this rank was silent when another one's fault ended ``iteration``.
 
@@ -215,6 +241,29 @@ class Ledger:
         with contextlib.suppress(AdditionUnknown):
             if self._store.add(f"{iteration}/silent", 1) == 1:
                 self._store.publish(f"{iteration}/first-silent", fault.to_json())
+
+    def is_waited_for_in_vain(self, iteration: int, numbers: Collection[int] | None) -> bool:
+        """Whether a rank that still waits for the active ranks with these ``numbers`` in
+        ``iteration``, ``None``: for all, does so in vain.
+
+        One of them has left the function, or the iteration was ended because a rank was silent:
+        then that one waits as well, or whatever it does has taken too long.
+        """
+        faults = self._faults(iteration)
+        if any(fault.kind in (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG) for fault in faults):
+            return True
+        world = self._world_of(iteration)
+        if world is None:
+            awaited = set(range(self._initial_world_size))
+        else:
+            active = world.initial_ranks[: world.active]
+            awaited = {active[n] for n in (range(len(active)) if numbers is None else numbers)}
+        left = self._ranks_gone() | self._again(_arrived(iteration))
+        left |= {fault.initial_rank for fault in faults if fault.kind is FaultKind.EXCEPTION}
+        for group in sorted(set(map(bitmap.group_of, awaited)))[: bitmap.GROUPS_TOGETHER]:
+            for number in self._store.read_counts([f"{_arrived(iteration)}/{group}"]) or ():
+                left |= set(bitmap.arrived(group, number))
+        return not left.isdisjoint(awaited)
 
     def wait_for_outcome(self, iteration: int, timeout: timedelta) -> str:
         """Block until the iteration is decided; ``FAULT`` or ``COMPLETED``."""

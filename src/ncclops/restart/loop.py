@@ -20,6 +20,7 @@ import copy
 import logging
 import os
 import queue
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ from ncclops.restart._endings import (
 from ncclops.restart._groups import (
     end_groups_in_a_thread,
     env_leads_to,
+    finish_operations_before_groups_end,
     forget_failed_groups,
     keep_backends_longer_than_groups,
     undo_excepthook_of_torch,
@@ -98,7 +100,7 @@ class RestartLoop:
         settings: Settings,
         state: State,
         call: Callable[[], Any],
-        restart_health_check: HealthCheck | None,
+        restart_health_check: HealthCheck,
     ) -> None:
         self._settings = settings
         self._restart_health_check = restart_health_check
@@ -110,6 +112,8 @@ class RestartLoop:
         self._account = Account(session.incidents, settings.on_incident, session.record_lost)
         self._causes = Causes(state.initial_rank)
         self._caught: BaseException | None = None  # what has left the function in this iteration
+        self._returned = False  # from the function in this iteration
+        self.unfinished: frozenset[int] | None = None  # see CallWrapper
         self._inbox = Inbox(
             settings,
             session.monitor_thread,
@@ -182,6 +186,7 @@ class RestartLoop:
         session.ledger.publish_address(self._state.initial_rank, session.monitor_process.address)
         self._arrive(INITIAL)
         keep_backends_longer_than_groups()
+        finish_operations_before_groups_end()
         keep_compiler_unloaded()
         freeze_heap()
         session.connect_ring(timeout)
@@ -198,10 +203,13 @@ class RestartLoop:
         state.set_distributed_vars()
         self._page.touch()
         self._page.watch = Watch.HARD  # destroying a group may hang
+        self._page.abort_began = time.monotonic()
         forget_failed_groups()
+        self._page.abort_began = 0.0
         undo_excepthook_of_torch()
         self._torch_state.restore()
         value, caught = None, None
+        self._returned = False
         try:
             try:
                 value = self._run_armed()
@@ -225,6 +233,7 @@ class RestartLoop:
             assert rank is not None and size is not None
             returned = Fault.of_early_return(state.initial_rank, state.rank, state.iteration)
             session.ledger.record_completion(state.iteration, rank, size, returned)
+            self._returned = True
         return self._await_outcome(value)
 
     def _run_armed(self) -> Any:
@@ -252,7 +261,8 @@ class RestartLoop:
         self._callback(self._settings.initialize)
         place("health_check")
         self._check_health(self._settings.health_check)
-        self._account.restarted(self._state)
+        with self.session.interrupter.atomic():  # the next fault may come at once: no report is cut
+            self._account.restarted(self._state)
 
     def _judge(self, error: BaseException) -> Failed:
         """What ``error``, which left the armed part, means for this rank."""
@@ -322,6 +332,8 @@ class RestartLoop:
         before = copy.copy(self._state)
         with self._account.phase("assign"):
             self._assign(agreed)
+        ledger, iteration = self.session.ledger, self._state.iteration
+        self.unfinished = ledger.unfinished(iteration) if self._returned else None
         self._state.advance()
         if self._state.rank == 0:  # the one that writes the incident
             agreed = self._inbox.in_whole(agreed)
@@ -349,7 +361,9 @@ class RestartLoop:
                 place("restart_health_check")
                 self._check_health(self._restart_health_check)
         except BaseException as error:  # noqa: BLE001 - with any of them this rank cannot go on
-            self._leave(error, self._fault(error, kind, gone=True))
+            # One that decides not to go on did not end the iteration.
+            decided = isinstance(error, RestartAbort)
+            self._leave(error, self._fault(error, kind, gone=True, secondary=decided))
         finally:
             self._page.watch = Watch.NONE
 

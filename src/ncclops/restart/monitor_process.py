@@ -45,6 +45,7 @@ class MonitorProcessSettings:
     heartbeat_interval: timedelta
     heartbeat_timeout: timedelta
     termination_grace_time: timedelta
+    abort_timeout: timedelta
     logfile: str | None
     pidfile: str | None
     incident_dir: str | None
@@ -195,6 +196,7 @@ class MonitorProcess:
             "heartbeat_interval_s": settings.heartbeat_interval.total_seconds(),
             "heartbeat_timeout_s": settings.heartbeat_timeout.total_seconds(),
             "termination_grace_time_s": settings.termination_grace_time.total_seconds(),
+            "abort_timeout_s": settings.abort_timeout.total_seconds(),
             "logfile": settings.logfile,
             "main_pid": os.getpid(),
             "incident_dir": settings.incident_dir,

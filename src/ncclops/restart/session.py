@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from ncclops.restart import _gloo_sockets
 from ncclops.restart._addresses import reachable_host
 from ncclops.restart._connections import Connections
 from ncclops.restart._data_loaders import LoaderWorkers
-from ncclops.restart._groups import is_blocked_in_nccl, nccl_error, wait_for_groups_to_end
+from ncclops.restart._groups import nccl_error, wait_for_groups_to_end
 from ncclops.restart._interrupt import Interrupter, wake_signal
 from ncclops.restart._monitor_client import MonitorClient
 from ncclops.restart._monitor_link import Watch
@@ -30,6 +29,7 @@ from ncclops.restart._silence import own_silence
 from ncclops.restart._store_client import StoreClient
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import Fault, summarise
+from ncclops.restart.blocked import BlockedMainThread
 from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
@@ -45,8 +45,6 @@ log = logging.getLogger("ncclops.restart")
 
 # What is to be recorded is small: after this long the store does not answer.
 _RECORD_WITHIN_S = 5.0
-# Between an abort and the look whether the main thread is still where it was.
-_SETTLE_S = 2.0
 # A snapshot that is not written by then goes to a disk that hangs.
 _FINISH_SNAPSHOTS_WITHIN_S = 5.0
 # The end of a group takes tens of milliseconds.
@@ -115,8 +113,13 @@ class Session:
             )
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
-            # By then each tick of the watchdog thread shows whether the main thread moves.
-            self._settle_s = max(_SETTLE_S, 2 * settings.progress_watchdog_interval.total_seconds())
+            self._blocked = BlockedMainThread(
+                self._rank,
+                self._main_thread,
+                self.monitor_process,
+                lambda: self.iteration,
+                self._client.submit,
+            )
             self.interrupter = Interrupter(
                 self._main_thread,
                 settings.monitor_thread_interval.total_seconds(),
@@ -131,7 +134,7 @@ class Session:
                 # later than the main thread, which gives up: see RestartLoop._barrier_deadline
                 agreement_timeout=2 * (settings.barrier_timeout + settings.hard_timeout)
                 + settings.termination_grace_time,
-                abort_timeout=settings.hard_timeout,
+                abort_timeout=settings.abort_within,
                 wake=wake_signal(),
                 unblock=self._end_wait,
                 before_interrupting=self.loader_workers.keep,
@@ -199,18 +202,8 @@ class Session:
     def _note_abort(self, under_way: bool) -> None:
         """The abort of the groups begins, or has ended. Abort thread."""
         self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
-        frame = sys._current_frames().get(self._main_thread)
-        if not under_way and frame is not None and is_blocked_in_nccl(frame):
-            place = (self.iteration, frame, frame.f_lasti)
-            look_again = threading.Timer(self._settle_s, self._note_if_blocked, place)
-            look_again.daemon = True
-            look_again.start()
-
-    def _note_if_blocked(self, iteration: int, frame: FrameType, instruction: int) -> None:
-        """The main thread was in ``frame`` when its groups had been aborted. Timer's thread."""
-        same = sys._current_frames().get(self._main_thread) is frame
-        if same and frame.f_lasti == instruction and self.iteration == iteration:
-            self.monitor_process.page.blocked_since = time.monotonic()
+        if not under_way:
+            self._blocked.look(self.iteration)
 
     def _end_wait(self, frame: FrameType) -> None:
         self._connections.end_wait(frame, self._world_size)
@@ -322,6 +315,7 @@ def _monitor_process_settings(
         heartbeat_interval=settings.heartbeat_interval,
         heartbeat_timeout=settings.heartbeat_timeout,
         termination_grace_time=settings.termination_grace_time,
+        abort_timeout=settings.abort_within,
         logfile=with_rank(settings.monitor_process_logfile),
         pidfile=with_rank(settings.monitor_process_pidfile),
         incident_dir=settings.incident_dir,

@@ -43,6 +43,7 @@ class Settings:
     terminate: Terminate | None
     soft_timeout: timedelta
     hard_timeout: timedelta
+    abort_timeout: timedelta
     heartbeat_timeout: timedelta
     barrier_timeout: timedelta
     completion_timeout: timedelta
@@ -69,6 +70,11 @@ class Settings:
             path = getattr(self, name)
             if path is not None and not Path(path).is_absolute():
                 raise ValueError(f"{name}={path!r} must be an absolute path")
+
+    @property
+    def abort_within(self) -> timedelta:
+        """How long an abort is waited for."""
+        return min(self.abort_timeout, self.hard_timeout)
 
     @property
     def barrier_patience(self) -> timedelta:

@@ -19,6 +19,7 @@ from ncclops.restart.health_check import (
     ChainedGPUHealthCheck,
     ChainedNicHealthCheck,
     ChainedNVLHealthCheck,
+    CudaContextCheck,
     HealthCheck,
 )
 from ncclops.restart.incident import Incident
@@ -58,7 +59,8 @@ class Wrapper:
       fault like one of the function.
     - ``health_check``: called after ``initialize``, and again after ``finalize`` on the way to a
       restart, then followed by checks of this rank's GPU, NVLinks and NIC if ``LOCAL_RANK`` is
-      set. An exception on the way to a restart ends the rank.
+      set, and of its CUDA context if it has one. An exception on the way to a restart ends the
+      rank.
     - ``abort``: called after a fault, in the monitor thread, while the main thread may still be in
       the function. The default aborts and destroys all process groups; ``None``: nothing is
       aborted, and what waits in a collective waits on.
@@ -80,6 +82,8 @@ class Wrapper:
       restart, this one too.
     - ``hard_timeout`` (90 s): after so long its monitor process ends it: SIGTERM, and
       ``termination_grace_time`` (5 s) later SIGKILL.
+    - ``abort_timeout`` (5 min, but never longer than ``hard_timeout``): after so long an abort is
+      given up, and the function interrupted without it. A rank that this does not move is ended.
     - ``barrier_timeout`` (120 s): between iterations, how long a rank waits for the others. Longer
       than ``hard_timeout``, because a rank that hangs is waited for until it is ended.
     - ``completion_timeout`` (120 s): how long a rank that has finished waits for the others before
@@ -102,7 +106,7 @@ class Wrapper:
 
     - ``on_incident``: called with an ``Incident`` on every rank after each restart, and on a rank
       that leaves. Main thread; exceptions are logged.
-    - ``incident_dir``: absolute path below which one rank writes each incident, as
+    - ``incident_dir``: absolute path below which a rank of each host writes each incident, as
       ``<n>/incident.json``. ``n`` counts on over calls and attempts.
     - ``snapshots``: makes what adds snapshots of every rank to an incident, see
       ``restart.snapshots``; by default what was registered there, such as by
@@ -122,8 +126,8 @@ class Wrapper:
     below ``soft_timeout``; paths that are not absolute; a torch without ``torch.distributed``.
     """
 
-    restart_health_check: HealthCheck | None
-    """What is checked on the way to a restart; ``None``: ``health_check`` alone."""
+    restart_health_check: HealthCheck
+    """What is checked on the way to a restart."""
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class Wrapper:
         terminate: Terminate | None = None,
         soft_timeout: timedelta = timedelta(seconds=60),
         hard_timeout: timedelta = timedelta(seconds=90),
+        abort_timeout: timedelta = timedelta(minutes=5),
         heartbeat_timeout: timedelta = timedelta(seconds=30),
         barrier_timeout: timedelta = timedelta(seconds=120),
         completion_timeout: timedelta = timedelta(seconds=120),
@@ -172,6 +177,7 @@ class Wrapper:
             terminate=terminate,
             soft_timeout=soft_timeout,
             hard_timeout=hard_timeout,
+            abort_timeout=abort_timeout,
             heartbeat_timeout=heartbeat_timeout,
             barrier_timeout=barrier_timeout,
             completion_timeout=completion_timeout,
@@ -258,11 +264,13 @@ def _refuse_deferred(fn: Callable[..., Any]) -> None:
     )
 
 
-def _restart_health_check(check: HealthCheck | None) -> HealthCheck | None:
-    """The user's check and then those of this rank's devices; ``None`` without ``LOCAL_RANK``."""
-    if "LOCAL_RANK" not in os.environ:
-        return None
-    devices = (ChainedNicHealthCheck(), ChainedNVLHealthCheck(), ChainedGPUHealthCheck())
-    composed: Any = Compose(*devices, *([check] if check is not None else []))
+def _restart_health_check(check: HealthCheck | None) -> HealthCheck:
+    """The user's check, then those of this rank's devices if ``LOCAL_RANK`` says which they are,
+    then that of its CUDA context: what of the GPU itself is wrong says more.
+    """
+    checks: list[HealthCheck] = [CudaContextCheck()]
+    if "LOCAL_RANK" in os.environ:
+        checks += [ChainedNicHealthCheck(), ChainedNVLHealthCheck(), ChainedGPUHealthCheck()]
+    composed: Any = Compose(*checks, *([check] if check is not None else []))
     health_check: HealthCheck = composed
     return health_check

@@ -67,6 +67,17 @@ def owner(file: str) -> Owner:
     return Owner.USER
 
 
+def package_of(file: str) -> str | None:
+    """The installed package that ``file`` is part of, Python's library as one; None: the user's."""
+    if package := _INSTALLED.search(file):
+        return package.group(1).removesuffix(".py")
+    if owner(file) is Owner.USER:
+        return None
+    if _OURS.search(file):
+        return "ncclops"
+    return "torch" if _BUILT.search(file) or file.startswith("torch/") else "Python"
+
+
 def is_machinery(file: str) -> bool:
     """Whether ``file`` belongs to Python, torch or this package."""
     return owner(file) is Owner.MACHINERY

@@ -26,6 +26,8 @@ _FILE = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+|\?\?\?),? in (?P<
 _TRACEBACK_FILE = re.compile(
     r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE
 )
+_TRACEBACK_BEGIN = ("Traceback (most recent call last)", "Traceback of the earlier iteration")
+_EXECUTED = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$')
 _SPY_FRAME = re.compile(r" {2,}(?P<function>\S.*?) \((?P<file>.+?):(?P<line>\d+)\)\s*$")
 # Deeper stacks are recursions.
 _MOST_FRAMES = 200
@@ -81,6 +83,27 @@ def traceback_frames(text: str) -> tuple[Frame, ...]:
     """The frames of a traceback and of those it follows from, the innermost first."""
     found = [_as_frame(match) for match in _TRACEBACK_FILE.finditer(text)]
     return tuple(found[::-1])
+
+
+def last_traceback(text: str) -> tuple[tuple[Frame, str], ...]:
+    """The frames of the last traceback in ``text``, the outermost first, each with its code.
+
+    Of an exception with a cause that is the one which was raised in the end. A file that does not
+    compile has no function.
+    """
+    found: list[tuple[Frame, str]] = []
+    expects_code = False
+    for line in text.splitlines():
+        if line.lstrip().startswith(_TRACEBACK_BEGIN):
+            found, expects_code = [], False
+        elif (at := _EXECUTED.match(line)) is not None:
+            found.append((Frame(at["file"], int(at["line"]), at["function"] or ""), ""))
+            expects_code = True
+        elif expects_code:
+            expects_code = False
+            if line.startswith("    "):
+                found[-1] = (found[-1][0], line.strip())
+    return tuple(found)
 
 
 def _is_main(name: str) -> bool:

@@ -57,14 +57,20 @@ def _stragglers(
     own = {rank.rank: rank.own_step_s for rank in ranks if rank.own_step_s is not None}
     usual = median_low(own.values()) if len(own) > 1 else 0.0
     slow = {rank: time / usual for rank, time in own.items() if usual and time > 0}
+    ratios = {rank: round(ratio, 3) for rank, ratio in slow.items() if ratio > 1 + THRESHOLD}
+    # Steps are as long on all ranks where they wait for each other.
+    waited_for = {
+        rank.rank: known[rank.rank].ratio
+        for rank in ranks
+        if rank.rank in known and known[rank.rank].measured == "waiting"
+    }
     found = [
         StragglerStatus(
             rank=rank,
-            ratio=round(ratio, 3),
+            ratio=ratio,
             kind=known[rank].kind if rank in known else None,
             since_step=known[rank].since_step if rank in known else None,
         )
-        for rank, ratio in slow.items()
-        if ratio > 1 + THRESHOLD
+        for rank, ratio in (ratios | waited_for).items()
     ]
     return tuple(sorted(found, key=lambda each: -each.ratio))

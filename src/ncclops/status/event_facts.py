@@ -39,6 +39,7 @@ class RankFacts:
     rank: int
     host: str = ""
     pid: int | None = None
+    started_ticks: int | None = None
     started: float | None = None
     bootstrapped: bool = False
     warm: bool = False
@@ -53,6 +54,7 @@ class RankFacts:
         match event:
             case WorkerStartedEvent():
                 self.pid, self.started = event.pid, event.ts
+                self.started_ticks = event.started_ticks
             case BootstrappedEvent():
                 self.bootstrapped = True
             case CompileWarmupEvent():
@@ -110,6 +112,8 @@ class RunFacts:
                 _worker_started(self, event)
             case StepEvent():
                 self.interrupted = False
+            case StragglerEvent(kind="over") if event.rank is not None:
+                self.stragglers.pop(event.rank, None)
             case StragglerEvent() if event.rank is not None:
                 self.stragglers[event.rank] = event
             case FaultEvent():
@@ -175,6 +179,8 @@ def _restart(run: RunFacts, event: RestartEvent) -> None:
     run.stragglers.clear()
     for each in run.ranks.values():
         each.start_again()
+        if each.rank in event.ranks_lost:
+            each.ended = False
 
 
 # The most informative field of an event, for a line in a table.

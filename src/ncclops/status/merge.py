@@ -43,7 +43,7 @@ def merge(statuses: Sequence[RunStatus]) -> RunStatus:
     for kind in faults.keys() & SEEN_BY_ALL:
         faults[kind] = max(status.faults.get(kind, 0) for status in statuses)
     known = [status.last_fault for status in statuses if status.last_fault is not None]
-    return compare.compared(
+    merged = compare.compared(
         replace(
             first,
             phase=_phase(first, others, together),
@@ -56,6 +56,15 @@ def merge(statuses: Sequence[RunStatus]) -> RunStatus:
             last_fault=max(known, key=lambda fault: fault.ts, default=None),
         )
     )
+    # Chronic ones are known to their own node's watch, which has compared all nodes.
+    slow = {
+        each.rank: each
+        for status in statuses
+        for each in status.stragglers
+        if each.kind == "chronic"
+    }
+    slow |= {each.rank: each for each in merged.stragglers}
+    return replace(merged, stragglers=tuple(sorted(slow.values(), key=lambda each: -each.ratio)))
 
 
 def save(run_dir: Path, others: Iterable[RunStatus]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from ncclops.health.stragglers import WINDOW_STEPS
+from ncclops.host import process_view
 from ncclops.receipts.log_scan import LogScan
 from ncclops.receipts.observation import Observation
 from ncclops.record import progress, receipt_records
@@ -100,7 +100,7 @@ def look(run_dir: Path, facts: RankFacts, moment: Moment) -> RankStatus:
         own_step_s=times.own_step_s,
         step_age_s=sight.age_s if runs else None,
         heartbeat_age_s=moment.ago(page.tick_ns) if page is not None and runs else None,
-        memory_gib=_resident_gib(facts.pid) if moment.here and runs else None,
+        memory_gib=_resident_gib(facts) if moment.here and runs else None,
         last_event=facts.last,
     )
 
@@ -189,9 +189,9 @@ def _is_of_earlier_worker(page: Progress, facts: RankFacts, moment: Moment) -> b
     return moment.now - age < facts.started - _CLOCK_SLACK_S
 
 
-def _resident_gib(pid: int | None) -> float | None:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+def _resident_gib(facts: RankFacts) -> float | None:
+    """None where the process has ended, also if its number is another one's by now."""
+    stat = None if facts.pid is None else process_view.read_stat(Path(f"/proc/{facts.pid}"))
+    if stat is None or stat.started_ticks != facts.started_ticks:
         return None
-    return round(pages * os.sysconf("SC_PAGESIZE") / 2**30, 3)
+    return round(stat.rss_bytes / 2**30, 3)

@@ -9,10 +9,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ncclops.errors import UsageError
 from ncclops.goodput import measure, spans
+from ncclops.host import process_view
 from ncclops.record import event_log
 from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
+from ncclops.record.run_record import RUN
 from ncclops.status import compare, merge
 from ncclops.status.event_facts import RankFacts, RunFacts
 from ncclops.status.gpu_memory import GpuMemory
@@ -33,6 +36,7 @@ class RunReader:
         self._events: list[Event] = []
         self._reader = event_log.follow(RunPaths(run_dir).events)
         self._gpus = GpuMemory(run_dir)
+        self._is_of_this_boot = _is_of_this_boot(run_dir)
 
     def read(self) -> RunStatus:
         """The status now, with what other nodes have sent."""
@@ -75,7 +79,8 @@ class RunReader:
         return _with_verdict(status, facts)
 
     def _look(self, facts: RankFacts, now: float) -> RankStatus:
-        here = facts.host == socket.gethostname() and self._facts.verdict is None
+        on_this_host = facts.host == socket.gethostname() and self._is_of_this_boot
+        here = on_this_host and self._facts.verdict is None
         moment = Moment(now=now, monotonic_ns=time.monotonic_ns(), here=here)
         seen = look(self._run_dir, facts, moment)
         return replace(seen, gpu_memory_gib=self._gpus.gib(facts.rank) if here else None)
@@ -105,6 +110,19 @@ def read_once(run_dir: Path) -> RunStatus:
         return reader.read()
     finally:
         reader.close()
+
+
+def _is_of_this_boot(run_dir: Path) -> bool:
+    """Whether numbers of processes and times since the boot mean something here still."""
+    try:
+        record = RUN.read(RunPaths(run_dir).run)
+        return (
+            record is None
+            or record.launcher is None
+            or record.launcher.boot_id == process_view.boot_id()
+        )
+    except (UsageError, OSError):
+        return True
 
 
 class LiveSights:

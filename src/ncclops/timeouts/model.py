@@ -16,16 +16,18 @@ from ncclops.durations import format_duration, parse_duration
 
 # Before the pattern of a group timeout, in a profile, on the command line and in JSON.
 GROUPS = "groups."
+# Where a person may stop a rank in a debugger: longer than a working day.
+ATTENDED = timedelta(hours=24)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """Timeouts that hold together, for as long as a rank may be compiling or afterwards.
 
-    ``process_group`` None: as torch has it. ``soft`` and ``hard`` None: nothing restarts in place.
+    ``soft`` and ``hard`` None: nothing restarts in place.
     """
 
-    process_group: timedelta | None
+    process_group: timedelta
     soft: timedelta | None
     hard: timedelta | None
 
@@ -36,7 +38,8 @@ class Window:
     @classmethod
     def from_json(cls, document: Mapping[str, str | None]) -> Window:
         """What ``to_json`` has written."""
-        return cls(**{entry.name: _limit(document[entry.name]) for entry in fields(cls)})
+        limits = {entry.name: _limit(document[entry.name]) for entry in fields(cls)}
+        return cls(**limits)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +48,22 @@ class Timeouts:
 
     None: it does not exist, since workers do not restart in place, or it is not known.
 
-    ``process_group`` holds until compile warm-up is over; process groups are given it only where
-    it was named, as ``given_process_group`` (None: as torch has it, which differs by backend).
-    ``steady_...`` hold afterwards (None: as before), and ``groups`` then for process groups whose
-    description matches a shell-style pattern, the first match first. ``compile`` is how long
-    warm-up may take. ``soft``, ``hard``, ``heartbeat``, ``barrier`` and ``completion`` are the
-    restart core's (``ncclops.restart.Wrapper``), ``stop_grace`` is what workers have between a
-    stop and SIGKILL. ``nccl_watchdog`` and ``nccl_heartbeat`` are torch's own, and ``scheduler``
-    is what was left until the scheduler ends the job.
+    ``process_group`` holds until compile warm-up is over, ``steady_...`` hold afterwards (None: as
+    before), and ``groups`` then for process groups whose description matches a shell-style
+    pattern, the first match first. ``compile`` is how long warm-up may take. ``soft``, ``hard``,
+    ``abort``, ``heartbeat``, ``barrier`` and ``completion`` are the restart core's
+    (``ncclops.restart.Wrapper``), which keeps ``soft`` and ``hard`` for the whole run: hangs are
+    found before. ``stop_grace`` is what workers have between a stop and SIGKILL. ``nccl_watchdog``
+    and ``nccl_heartbeat`` are torch's own, and ``scheduler`` is what was left until the scheduler
+    ends the job.
     """
 
     process_group: timedelta
-    given_process_group: timedelta | None = None
     steady_process_group: timedelta | None = None
-    compile: timedelta | None = None
+    compile: timedelta
     soft: timedelta | None = None
     hard: timedelta | None = None
+    abort: timedelta | None = None
     steady_soft: timedelta | None = None
     steady_hard: timedelta | None = None
     heartbeat: timedelta | None = None
@@ -75,19 +78,19 @@ class Timeouts:
     @property
     def first(self) -> Window:
         """What holds from the start of an iteration."""
-        return Window(process_group=self.given_process_group, soft=self.soft, hard=self.hard)
+        return Window(process_group=self.process_group, soft=self.soft, hard=self.hard)
 
     @property
     def steady(self) -> Window | None:
         """What holds once compile warm-up is over; None: the first window holds throughout."""
-        if self.steady_process_group is None and self.steady_soft is None:
+        if self.steady_process_group is None:
             return None
         return Window(
             process_group=self.steady_process_group, soft=self.steady_soft, hard=self.steady_hard
         )
 
-    def steady_group(self, description: str) -> timedelta | None:
-        """The timeout of a process group once warm-up is over; None: as torch has it."""
+    def steady_group(self, description: str) -> timedelta:
+        """The timeout of a process group once warm-up is over."""
         for pattern, limit in self.groups.items():
             if fnmatchcase(description, pattern):
                 return limit
@@ -101,9 +104,7 @@ class Timeouts:
             steady_process_group=most,
             steady_soft=window.soft,
             steady_hard=window.hard,
-            groups=self.groups
-            if most is None
-            else {pattern: min(limit, most) for pattern, limit in self.groups.items()},
+            groups={pattern: min(limit, most) for pattern, limit in self.groups.items()},
         )
 
     def to_json(self) -> dict[str, str | None]:

@@ -1,9 +1,11 @@
 """The order in which the timeouts of a run have to fire.
 
-soft < hard < process_group      the restart core acts first; torch's watchdog, which can only
-                                 end the process, is the last resort
+compile < soft < hard < process_group   a rank that compiles is left alone; the restart core acts
+                                 before torch's watchdog, which can only end the process
 hard < barrier                   a rank that is being ended is still waited for
+abort <= hard                    an abort that hangs is ended as early as a function that hangs
 steady_... <= ...                after warm-up timeouts get shorter, never longer
+1 s < soft, heartbeat            the restart core looks at either once a second
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from ncclops.timeouts.model import GROUPS, Timeouts
 
 HEARTBEAT_VARIABLE = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _IN_PROFILE = "change it in the profile's [timeouts] or by --timeout"
+
+# The intervals of the restart core, which may not be imported here: it needs torch.
+INTERVAL = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ _RULES = (
     _Rule("hard", "process_group", "the restart core acts before torch does"),
     _Rule("hard", "nccl_watchdog", "torch's watchdog would end the process first"),
     _Rule("hard", "barrier", "a rank that is being ended is still waited for"),
+    _Rule(
+        "abort", "hard", "a rank whose abort hangs is ended then at the latest", may_be_equal=True
+    ),
     _Rule("heartbeat", "barrier", "a lost node is noticed while it is waited for"),
     _Rule("steady_soft", "steady_hard", "a restart is tried before a process is ended"),
     _Rule("steady_hard", "steady_process_group", "the restart core acts before torch does"),
@@ -42,6 +50,7 @@ _RULES = (
         "timeouts get shorter after warm-up",
         may_be_equal=True,
     ),
+    _Rule("compile", "soft", "a rank that compiles is not restarted"),
     _Rule("compile", "process_group", "groups have to outlast the compile", may_be_equal=True),
     _Rule(
         "stop_grace",
@@ -75,6 +84,14 @@ def check(timeouts: Timeouts, *, chose_heartbeat: bool = False) -> None:
             f"timeouts: {rule.low} ({format_duration(lower)}) must {order} {rule.high}"
             f" ({format_duration(higher)}), since {rule.why}: {rule.fix}"
         )
+    for name in ("soft", "heartbeat"):
+        limit = getattr(timeouts, name)
+        if limit is not None and limit <= INTERVAL:
+            raise UsageError(
+                f"timeouts: {name} ({format_duration(limit)}) must be longer than"
+                f" {format_duration(INTERVAL)}, since it is looked at once in that time:"
+                f" {_IN_PROFILE}"
+            )
     for pattern, limit in timeouts.groups.items():
         if limit > timeouts.process_group:
             raise UsageError(

@@ -1,6 +1,7 @@
 """From the timeouts that a profile and the command line name to all timeouts of a run.
 
-A profile as a rule names ``process_group`` alone (a compile window, say), and the rest follows.
+Most profiles name none: a long window while a rank may be compiling, and a shorter one once warm-up
+is over. One that names ``process_group`` alone has that for the whole run, and the rest follows.
 """
 
 from __future__ import annotations
@@ -18,22 +19,33 @@ from ncclops.profiles.model import STOP_GRACE
 from ncclops.profiles.versions import satisfies
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import order
-from ncclops.timeouts.model import GROUPS, Timeouts
+from ncclops.timeouts.model import ATTENDED, GROUPS, Timeouts, Window
 
-# torch's default for NCCL groups (Gloo's is 30 min): what the rest follows if none is named.
-_TORCH_DEFAULT = timedelta(minutes=10)
-# Fractions of the group timeout: room for the hard timeout's signals before the watchdog acts.
-SOFT, HARD, _BARRIER = 0.8, 0.9, 1.2
+# Groups until warm-up is over, as long as ``h200-base`` has torch's heartbeat. Cold compiles of
+# large models take 15 to 20 minutes, and of ranks that compile in turn a multiple of it.
+_GROUP = timedelta(hours=2)
+# And afterwards: an idle rank outside collectives is given 30 minutes (``[watch] quiet``), and
+# torch, which ends the ranks that wait for it, must not be first.
+_STEADY = timedelta(minutes=45)
+# Fractions of the group timeout. Compile warm-up ends before the restart core acts by itself, and
+# there is room for the hard timeout's signals before the watchdog acts.
+_COMPILE, SOFT, HARD, _BARRIER = 0.75, 0.8, 0.9, 1.2
+# The authority over liveness acts before the restart core or torch would.
+_FIRST = 0.9
+# An abort takes milliseconds, seconds on a slow node. The longest that we know of took more than
+# two minutes: each of many queued kernels of NCCL went on for 0.2 s before it looked for the abort
+# (github.com/NVIDIA/nccl/pull/1462). Twice that, as a rank that is ended too early is lost.
+_ABORT = timedelta(minutes=5)
 # A monitor process that is silent for so long is taken for lost: the restart core's own default.
 _HEARTBEAT = timedelta(seconds=30)
-# Cold compiles take 15 to 20 minutes; after 2 hours something else is wrong beyond doubt.
-_COMPILE = timedelta(hours=2)
 # A rank that has finished waits for the others, which may be writing a last checkpoint or still
 # training on more data. That is no error, and ranks that hang are found by `soft`; this limit
 # exists only because every wait has one.
 _COMPLETION = timedelta(days=7)
 # TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, in every build from 2.5 on.
 _NCCL_HEARTBEAT = timedelta(seconds=480)
+# What a profile names makes way for a shorter one of these that is asked for.
+_WITHIN = {"compile": ("soft", "process_group"), "steady_process_group": ("process_group",)}
 _FALSE = ("0", "n", "no", "f", "false")
 
 
@@ -58,16 +70,17 @@ def settle(named: Mapping[str, timedelta], around: Surroundings | None = None) -
     group timeout. Raises ``UsageError`` when they are out of order.
     """
     around = around or Surroundings()
-    given = named.get("process_group")
-    group = given or _TORCH_DEFAULT
+    group = named.get("process_group")
     steady = named.get("steady_process_group")
-    # A compile window of its own is what a profile means that tightens afterwards.
-    compiling = named.get("compile") or (min(_COMPILE, group) if steady is not None else None)
+    if group is None:
+        compiling = named.get("compile")
+        group = _GROUP if compiling is None else _share(compiling, 1 / _COMPILE)
+        steady = steady or (_STEADY if group > _STEADY else None)
+    core = _of_restart_core(named, group, steady) if around.restart == "in-process" else {}
     timeouts = Timeouts(
         process_group=group,
-        given_process_group=given,
         steady_process_group=steady,
-        compile=compiling,
+        compile=named.get("compile") or _compile(core.get("soft"), group),
         stop_grace=named.get("stop_grace", STOP_GRACE),
         nccl_watchdog=group if _watchdog_acts(around) else None,
         nccl_heartbeat=_nccl_heartbeat(around) if _monitor_acts(around) else None,
@@ -77,7 +90,7 @@ def settle(named: Mapping[str, timedelta], around: Surroundings | None = None) -
             for name, limit in named.items()
             if name.startswith(GROUPS)
         },
-        **(_of_restart_core(named, group) if around.restart == "in-process" else {}),
+        **core,
     )
     order.check(timeouts, chose_heartbeat=around.chose_heartbeat)
     return timeouts
@@ -86,6 +99,12 @@ def settle(named: Mapping[str, timedelta], around: Surroundings | None = None) -
 def remarks(timeouts: Timeouts, around: Surroundings) -> list[str]:
     """What is not an error, and worth knowing before hours have passed."""
     return order.remarks(timeouts, chose_heartbeat=around.chose_heartbeat)
+
+
+def attended(named: Mapping[str, timedelta]) -> dict[str, timedelta]:
+    """What holds in place of a profile's ``named`` timeouts where a person may stop a rank."""
+    kept = {name: limit for name, limit in named.items() if name == "stop_grace"}
+    return {**kept, "process_group": ATTENDED}
 
 
 def with_named(
@@ -107,21 +126,47 @@ def with_named(
         if own not in known and not own.startswith(GROUPS):
             raise UsageError(f"--timeout {name}: there is no {own!r}; known: {', '.join(known)}")
         found.setdefault(own, limit)
-    return found | {name: limit for name, limit in named.items() if name not in found}
+    given = dict(found)
+    for name, limit in named.items():
+        if all(limit < given.get(longer, timedelta.max) for longer in _WITHIN.get(name, ())):
+            found.setdefault(name, limit)
+    # A profile's parameter may make the long window shorter than the one that follows it.
+    group = found.get("process_group", timedelta.max)
+    if "steady_process_group" not in given and found.get("steady_process_group", group) > group:
+        del found["steady_process_group"]
+    return found
 
 
-def _of_restart_core(named: Mapping[str, timedelta], group: timedelta) -> dict[str, timedelta]:
+def acts_before(window: Window) -> timedelta:
+    """By when a hang is dealt with where ``window`` holds: before the restart core acts by itself,
+    or torch where nothing restarts in place.
+    """
+    return _share(window.soft or _share(window.process_group, SOFT), _FIRST)
+
+
+def _compile(soft: timedelta | None, group: timedelta) -> timedelta:
+    """How long warm-up may take, where that is not named."""
+    return _share(group, _COMPILE) if soft is None else _share(soft, _COMPILE / SOFT)
+
+
+def _of_restart_core(
+    named: Mapping[str, timedelta], group: timedelta, steady: timedelta | None
+) -> dict[str, timedelta]:
     """The timeouts of restarts in place, by name."""
-    soft = named.get("soft") or _share(group, SOFT)
-    hard = named.get("hard") or _share(group, HARD)
+    soft, hard = _share(group, SOFT), _share(group, HARD)
+    compiling = named.get("compile")
+    if compiling is not None and soft <= compiling < group:
+        soft, hard = compiling + (group - compiling) / 3, compiling + (group - compiling) / 1.5
+    soft, hard = named.get("soft") or _share(soft, 1), named.get("hard") or _share(hard, 1)
     found = {
         "soft": soft,
         "hard": hard,
+        "abort": named.get("abort") or min(_ABORT, hard),
         "heartbeat": named.get("heartbeat") or min(_HEARTBEAT, _share(group, 0.25)),
         "barrier": named.get("barrier") or _share(group, _BARRIER),
         "completion": named.get("completion") or max(_COMPLETION, group),
     }
-    if (steady := named.get("steady_process_group")) is not None:
+    if steady is not None:
         found["steady_soft"] = min(soft, _share(steady, SOFT))
         found["steady_hard"] = min(hard, _share(steady, HARD))
     return found
@@ -140,9 +185,10 @@ def _watchdog_acts(around: Surroundings) -> bool:
 
 def _monitor_acts(around: Surroundings) -> bool:
     """Whether torch's heartbeat monitor ends a process whose NCCL watchdog is silent."""
-    second_engine = around.torch is not None and satisfies(around.torch, ">=2.15")
-    if second_engine and around.environ.get("TORCH_DIST_USE_NCCL2", "1") != "0":
-        return False  # it has no monitor
+    asked = around.environ.get("TORCH_DIST_USE_NCCL2")
+    since = ">=2.14" if asked == "1" else ">=2.15"
+    if asked != "0" and around.torch is not None and satisfies(around.torch, since):
+        return False  # the second engine has no monitor
     monitoring = around.environ.get("TORCH_NCCL_ENABLE_MONITORING", "1").lower()
     return around.gpus and monitoring not in _FALSE and not _blocks(around)
 

@@ -21,35 +21,49 @@ from ncclops.record.worker_commands import AbortCommand, TightenCommand
 from ncclops.timeouts import handed_over
 from ncclops.worker import (
     agent_commands,
+    attached,
+    exiting,
     group_defaults,
     last_resort,
+    log_output,
     optimizer_steps,
     own_wrapper,
     parent_death,
     script,
 )
 from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker.meeting import Team
+from ncclops.worker.start_up import StartUp
 from ncclops.worker.timeout_phases import TimeoutPhases
+from ncclops.worker.waits import Waits
 
+exiting.watch()
 parent_death.tie_to_agent()
+log_output.keep_printing()
 snapshot_server.start_worker(os.environ, RUN_DIR)
 capture.install()
 agent_commands.listen()
+attached.install()
 agent_commands.on(AbortCommand, last_resort.abort_groups)
 optimizer_steps.count()
-CollectiveCounter(recorder.current()).start()
+counter = CollectiveCounter(recorder.current())
+counter.start()
+Waits(recorder.current()).follow()
 match sys.argv[1:]:
     case ["-m", name, *arguments]:
-        run = partial(script.run_module, name, arguments)
+        start = partial(script.run_module, name, arguments)
     case ["-f", name, *arguments]:
-        run = partial(script.run_function, name, arguments)
+        start = partial(script.run_function, name, arguments)
     case [path, *arguments]:
-        run = partial(script.run_script, path, arguments)
+        start = partial(script.run_script, path, arguments)
     case _:
         sys.exit("usage: python -m ncclops.worker [-m|-f] SCRIPT_MODULE_OR_FUNCTION [ARGUMENT ...]")
+starting = StartUp(counter)
+run = starting.observed(start)
 given = handed_over.from_environ(os.environ)
 group_timeouts = None if given is None else GroupTimeouts(given[0])
-group_defaults.apply(group_defaults.GroupRules.from_environ(os.environ), group_timeouts)
+rules = group_defaults.GroupRules.from_environ(os.environ)
+group_defaults.apply(rules, group_timeouts, Team.from_environ(os.environ))
 phases = None
 if given is not None and group_timeouts is not None:
     phases = TimeoutPhases(given[0], group_timeouts)
@@ -58,7 +72,7 @@ if given is not None and group_timeouts is not None:
 if os.environ.get(RESTART) == "in-process" and given is not None and phases is not None:
     from ncclops.worker import in_process
 
-    in_process.run(run, *given, phases)
+    run = partial(in_process.run, run, *given, phases, starting)
 else:
     own_wrapper.watch(phases)
-    run()
+exiting.observed(run)

@@ -5,6 +5,7 @@ they must be quick, and must not depend on the main thread, which may hang.
 
     restart   have all ranks start the script again (``in_process``)
     tighten   shorten timeouts (``timeout_phases``)
+    ending    start the script no more, since the attempt is ending (``no_restart``)
     abort     abort all process groups, since the process is about to be ended (``last_resort``)
 """
 

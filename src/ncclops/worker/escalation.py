@@ -8,16 +8,25 @@ its monitor process) decides by itself and leaves with ``RestartAbort``; the oth
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
+from collections.abc import Collection, Sequence
 
+from ncclops.classify import in_place
 from ncclops.rank_lists import ranks_named
-from ncclops.restart.attribution import FaultKind, Raised
-from ncclops.restart.exception import Escalation, RestartAbort
+from ncclops.record.events import HANG
+from ncclops.record.incident_record import same_words
+from ncclops.restart.attribution import Fault, FaultKind, Raised
+from ncclops.restart.exception import Escalation, GpuUnusable, RestartAbort
 from ncclops.restart.incident import Incident
+from ncclops.worker.meeting import AbsentRanksError
 
-# The same exception at the same place so often without a new step: a restart in place changes
-# nothing about it.
-_SAME_FAILURE_LIMIT = 3
+# So often may one failure come without a new step in between. What the script raises for a reason
+# of its own, it raises in new processes too; another failure may have to do with these.
+_SCRIPT_S_LIMIT = 2
+_LIMIT = 3
+# And so often all failures together, however they differ: a restart in place changes nothing.
+_FAILURES_LIMIT = 8
 # Exceptions that a mistake in the script raises, and hardly anything else. Early in a run one is
 # enough; later, hours of training are worth the attempts.
 _MISTAKES = (
@@ -36,7 +45,12 @@ _MISTAKE_NAMES = frozenset(
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, _MISTAKES)
 )
+_LEFT_DEBUGGER = "BdbQuit"
 _UNKNOWN = "unknown place"
+# Whoever has found it.
+_FOUND_HUNG = (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG)
+# Ranks that wait without end, whatever for.
+_HANGS = (*_FOUND_HUNG, FaultKind.NCCL_ERROR)
 _EARLY_S = 300.0
 
 
@@ -76,38 +90,141 @@ class Repetition:
     def __init__(self, started: float, respawned_for: str | None) -> None:
         self._started = started
         self._respawned_for = _failure(respawned_for)
-        self._last: tuple[str, str] | None = None
-        self._last_step: int | None = None
-        self._times = 0
+        self._ended_at = started  # the iteration before
+        # Since the last new step: how often each failure came, and how many there were.
+        self._times: list[tuple[tuple[str, str], int]] = []
+        self._failures = 0
+        self._furthest: int | None = None
         self.escalation: Escalation | None = None
 
-    def count(self, incident: Incident, highest_step: int | None) -> None:
-        """How an iteration ended; ``highest_step`` is the highest that any has reached here."""
-        asked = incident.escalation or _corrupted(incident) or _lost_while_connecting(incident)
+    def count(
+        self,
+        incident: Incident,
+        furthest: int | None,
+        *,
+        starting_up: bool | None = None,
+        unfinished: Collection[int] | None = None,
+    ) -> Escalation | None:
+        """How an iteration ended, and ``escalation`` after it.
+
+        ``furthest`` is the highest step that this one, or any, has reached here. Where that is not
+        known (None), who has run for long is taken to have come further, but not for ever.
+        ``starting_up``: a process group of this rank had not completed a collective yet; None
+        where that is not known. ``unfinished``: the ranks that had not run the script to its end,
+        if all that would run it now had: they do not, and whether the whole job starts once more is
+        the agent's decision.
+        """
         this = _failure_of(incident)
+        asked = (
+            incident.escalation
+            or _corrupted(incident)
+            or _final(incident)
+            or self._mistake(incident)
+            or self._lost_while_connecting(incident)
+            or _alone(unfinished)
+        )
         if asked is not None or this is None:
-            self._last, self.escalation = None, asked
-            return
-        self._times = self._times + 1 if self._is_again(this, highest_step) else 1
-        self._last, self._last_step = this, highest_step
-        self.escalation = self._decide(incident, this)
+            self.escalation = _with_hung(asked, incident)
+            return self.escalation
+        self._note_progress(incident, furthest)
+        self.escalation = _with_hung(self._decide(incident, this, starting_up), incident)
+        return self.escalation
 
-    def _is_again(self, this: tuple[str, str], step: int | None) -> bool:
-        return _is_same(this, self._last) and step == self._last_step
+    def _note_progress(self, incident: Incident, furthest: int | None) -> None:
+        lasted_s, self._ended_at = incident.at - self._ended_at, incident.at
+        if furthest is None:
+            if lasted_s >= _EARLY_S:
+                self._times.clear()
+        elif self._furthest is None or furthest > self._furthest:
+            self._times.clear()
+            self._failures, self._furthest = 0, furthest
 
-    def _decide(self, incident: Incident, this: tuple[str, str]) -> Escalation | None:
+    def _decide(
+        self, incident: Incident, this: tuple[str, str], starting_up: bool | None
+    ) -> Escalation | None:
+        if (again := self._again(this)) is not None:
+            return again
         what = f"{this[0]} ({this[1]})"
-        early = incident.at - self._started < _EARLY_S
-        if early and incident.raised is not None and incident.raised.name in _MISTAKE_NAMES:
-            return Escalation("stop", f"{what}: a mistake in the script", this)
-        if early and incident.iteration == 0 and _is_startup_failure(incident):
+        failed_start = _is_startup_failure(incident) and (
+            self._is_early(incident) if starting_up is None else starting_up
+        )
+        if failed_start and incident.iteration == 0:
             return Escalation("respawn", f"{what}: a failure to start", this, failed_start=True)
-        if self._respawned_for is not None and _is_same(this, self._respawned_for):
-            return Escalation("stop", f"{what}: again in new processes", this)
-        if self._times >= _SAME_FAILURE_LIMIT:
-            times = f"{self._times} times in a row at the same place without a new step"
-            return Escalation("respawn", f"{what}: {times}", this)
+        times = self._add(this)
+        if times >= _SCRIPT_S_LIMIT and _is_script_s(incident):
+            return Escalation("stop", f"{what}: {_so_often(times)}", this)
+        if times >= _LIMIT:
+            return Escalation(
+                "respawn", f"{what}: {_so_often(times)}", this, failed_start=failed_start
+            )
+        if self._failures >= _FAILURES_LIMIT:
+            reason = f"{self._failures} failures without a new step, the last of them {what}"
+            return Escalation("respawn", reason, this, failed_start=failed_start)
         return None
+
+    def _is_early(self, incident: Incident) -> bool:
+        return incident.at - self._started < _EARLY_S
+
+    def _mistake(self, incident: Incident) -> Escalation | None:
+        """An exception that early in a run shows a mistake in the script; or a person's wish."""
+        if incident.raised is None:
+            return None
+        if incident.raised.name == _LEFT_DEBUGGER:
+            return Escalation("stop", f"rank {incident.first_faulty_rank}: the debugger was left")
+        if incident.raised.name not in _MISTAKE_NAMES:
+            return None
+        if not self._is_early(incident):
+            return None
+        what, where = str(incident.exception), _place(incident.raised)
+        return Escalation("stop", f"{what} ({where}): a mistake in the script", (what, where))
+
+    def _lost_while_connecting(self, incident: Incident) -> Escalation | None:
+        """A communicator did not come up, and ranks that waited in NCCL for that had to be ended.
+
+        Nothing is wrong with them: new processes bring them back, where a restart in place would
+        go on without them.
+        """
+        lost = sorted(fault.initial_rank for fault in incident.faults if fault.was_blocked_by_peer)
+        if not lost:
+            return None
+        asked, this = blocked_in_nccl(lost), _failure_of(incident)
+        if incident.cause not in _HANGS and not _is_startup_failure(incident):
+            return self._found_ranks_connecting(incident, asked)
+        return self._again(this) or dataclasses.replace(asked, failure=this)
+
+    def _found_ranks_connecting(self, incident: Incident, asked: Escalation) -> Escalation:
+        """``asked`` for another reason than a failure to start; again and again, but not for what
+        the script raises of itself on the same rank."""
+        asked = dataclasses.replace(asked, failed_start=False, passing=True)
+        if not _is_script_s(incident):
+            return asked
+        what, where = str(incident.exception), _place(incident.raised)
+        this = what, f"{where}, rank {incident.first_faulty_rank}"
+        return self._again(this) or dataclasses.replace(asked, failure=this)
+
+    def _again(self, this: tuple[str, str] | None) -> Escalation | None:
+        """None unless the present processes were started for the same failure."""
+        if this is None or not _is_same(this, self._respawned_for):
+            return None
+        return Escalation("stop", f"{this[0]} ({this[1]}): again in new processes", this)
+
+    def _add(self, this: tuple[str, str]) -> int:
+        """How often ``this`` has come by now without a new step."""
+        self._failures += 1
+        earlier = [times for failure, times in self._times if _is_same(this, failure)]
+        self._times = [each for each in self._times if not _is_same(this, each[0])]
+        self._times.append((this, sum(earlier) + 1))
+        return self._times[-1][1]
+
+
+def _with_hung(asked: Escalation | None, incident: Incident) -> Escalation | None:
+    if asked is None or asked.failure is None or asked.failure[0] != HANG or asked.hung is not None:
+        return asked
+    return dataclasses.replace(asked, hung=incident.first_faulty_rank)
+
+
+def _so_often(times: int) -> str:
+    return f"{times} times at the same place without a new step"
 
 
 def _failure(text: str | None) -> tuple[str, str] | None:
@@ -118,45 +235,81 @@ def _failure(text: str | None) -> tuple[str, str] | None:
 
 
 def _corrupted(incident: Incident) -> Escalation | None:
-    # Not before there is an incident: most workers never have one.
-    from ncclops.classify import in_place
-
+    devices = {fault.initial_rank: fault.device for fault in incident.faults if fault.device}
+    unusable = {
+        fault.initial_rank
+        for fault in incident.faults
+        if fault.raised is not None and fault.raised.is_a(GpuUnusable)
+    }
     for fault in incident.faults:
         what = in_place.corrupted_context(f"{fault.summary}\n{fault.traceback or ''}")
-        if what is not None:
-            rank = fault.initial_rank
-            reason = f"the CUDA context of rank {rank} is corrupted: {what}"
+        rank = fault.initial_rank
+        # A rank with a broken GPU leaves, and the others go on: new processes would meet it again.
+        if what is not None and not in_place.is_hardware(what) and rank not in unusable:
+            where = f", on {devices[rank]}" if rank in devices else ""
+            reason = f"the CUDA context of rank {rank} is corrupted: {what}{where}"
             return Escalation("respawn", reason, (f"rank {rank}", what))
     return None
 
 
-def _lost_while_connecting(incident: Incident) -> Escalation | None:
-    """A communicator did not come up, and ranks that waited in NCCL for that had to be ended.
+def _final(incident: Incident) -> Escalation | None:
+    """An error of which the signatures say that it comes back with every start."""
+    for fault in incident.faults:
+        if not fault.is_exception or not _may_be_cause(fault, incident):
+            continue
+        found = in_place.judge(fault.traceback or fault.summary)
+        if found.is_final:
+            what = f"rank {fault.initial_rank}: {fault.summary}"
+            reason = f"{what}: {found.class_}, which no new start changes: {found.summary}"
+            return Escalation("stop", reason, (fault.summary, _place(fault.raised)))
+    return None
 
-    Nothing is wrong with them: new processes bring them back, where a restart in place would go on
-    without them.
-    """
-    lost = sorted(fault.initial_rank for fault in incident.faults if fault.was_blocked_by_peer)
-    if not lost:
-        return None
+
+def _may_be_cause(fault: Fault, incident: Incident) -> bool:
+    """Whether ``fault`` is not the consequence of another rank's; where all are, the first is."""
+    return not fault.is_symptom or fault.initial_rank == incident.first_faulty_rank
+
+
+def _is_script_s(incident: Incident) -> bool:
+    """Whether an exception of the script's own ended the iteration, or one of its ranks was not
+    where the others waited for it."""
+    if incident.cause != FaultKind.EXCEPTION.value or incident.exception is None:
+        return False
+    if _lacked_ranks(incident):
+        return True
+    if incident.raised is not None and "DistError" in incident.raised.bases:
+        return False
+    return in_place.judge(incident.traceback or incident.exception).is_script_s
+
+
+def _lacked_ranks(incident: Incident) -> bool:
+    return incident.raised is not None and incident.raised.name == AbsentRanksError.__name__
+
+
+def blocked_in_nccl(ranks: Sequence[int]) -> Escalation:
+    """``ranks`` waited in NCCL for what no abort ends."""
     reason = (
-        f"{ranks_named(lost)} waited in NCCL for a communicator that did not come up, and had to be"
-        " ended"
+        f"{ranks_named(ranks)} waited in NCCL for a communicator that did not come up, and had to"
+        " be ended"
     )
-    return Escalation("respawn", reason, _failure_of(incident), failed_start=True)
+    return Escalation("respawn", reason, failed_start=True)
 
 
 def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:
     """Whether two failures are one; where a place is unknown, by the exception alone."""
-    if last is None or this[0] != last[0]:
+    if last is None or not same_words(this[0], last[0]):
         return False
     return this[1] == last[1] or _UNKNOWN in (this[1], last[1])
 
 
 def _is_startup_failure(incident: Incident) -> bool:
-    from ncclops.classify import in_place
-
     return in_place.is_failed_start(f"{incident.exception} {incident.traceback}")
+
+
+def _alone(unfinished: Collection[int] | None) -> Escalation | None:
+    if not unfinished:
+        return None
+    return Escalation("respawn", f"all ranks but {ranks_named(unfinished)} had finished")
 
 
 def _failure_of(incident: Incident) -> tuple[str, str] | None:
@@ -164,9 +317,16 @@ def _failure_of(incident: Incident) -> tuple[str, str] | None:
     for what ends by itself, such as ranks that are lost one by one.
     """
     if incident.exception is not None:
-        return str(incident.exception), _place(incident.raised)
-    if incident.cause in (FaultKind.SOFT_TIMEOUT.value, FaultKind.NCCL_ERROR.value):
-        return incident.cause, f"rank {incident.first_faulty_rank}"
+        what = str(incident.exception)
+        # Where absent ranks were is not the same each time.
+        return what.partition(": rank")[0] if _lacked_ranks(incident) else what, _place(
+            incident.raised
+        )
+    rank = f"rank {incident.first_faulty_rank}"
+    if incident.cause in _FOUND_HUNG:
+        return HANG, rank
+    if incident.cause == FaultKind.NCCL_ERROR.value:
+        return incident.cause, rank
     return None
 
 

@@ -1,4 +1,4 @@
-"""Decides for the script how process groups come up: their timeout, eager or lazy, the barrier.
+"""Decides for the script how process groups come up: their timeout, eager or lazy, who meets.
 
 No variable sets the timeout of a collective or the moment at which NCCL communicators are made:
 torch takes both from the arguments of ``init_process_group`` and ``new_group`` alone. So those
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -19,13 +22,18 @@ from typing import Any
 from ncclops.record import worker_record
 from ncclops.record.events import BootstrappedEvent
 from ncclops.record.variables import BOOTSTRAP_BARRIER, NCCL_INIT
-from ncclops.worker import after_import, bootstrap_barrier
-from ncclops.worker.group_timeouts import GroupTimeouts
+from ncclops.worker import after_import
+from ncclops.worker.group_timeouts import WORLD, GroupTimeouts
+from ncclops.worker.meeting import Meeting, Team
 
 _MODULE = "torch.distributed.distributed_c10d"
+_CONSTANTS = "torch.distributed.constants"
 # Each makes a group and takes `timeout`; what is built on them (DeviceMesh, FSDP2) calls them.
 _MAKERS = ("init_process_group", "new_group", "split_group", "_new_group_with_tag")
-_WORLD = "default_pg"  # torch's description of the default group
+# Makes the backends of a group on its members, for all of them but `split_group`.
+_HELPER = "_new_process_group_helper"
+# These bring no store of their own, or need none.
+_WITHOUT_STORE = ("mpi", "fake")
 # torch's own default for NCCL groups.
 _BARRIER_LIMIT = timedelta(minutes=10)
 
@@ -35,8 +43,8 @@ class GroupRules:
     """What the agent wants of process groups; see ``variables``.
 
     ``init`` eager or lazy gives or withholds ``device_id``; None leaves it to the script.
-    ``barrier``: whether all ranks meet once the default group is up, so that a failure to start
-    is distinguished from a later one.
+    ``barrier``: whether all ranks meet again once the default group is up, so that a failure to
+    start is distinguished from a later one.
     """
 
     init: str | None
@@ -50,38 +58,120 @@ class GroupRules:
         )
 
 
-def apply(rules: GroupRules, timeouts: GroupTimeouts | None) -> None:
-    """Have groups made by ``rules``, with ``timeouts``. Call before torch is imported."""
-    after_import.act(_MODULE, lambda module: _patch(module, rules, timeouts))
+def apply(rules: GroupRules, timeouts: GroupTimeouts | None, team: Team) -> None:
+    """Have groups of ``team`` made by ``rules``, with ``timeouts``. Call before torch is imported.
+
+    Before the backend of a group is made its ranks meet.
+    """
+    after_import.act(_MODULE, lambda module: _patch(module, rules, timeouts, team))
 
 
-def _patch(module: ModuleType, rules: GroupRules, timeouts: GroupTimeouts | None) -> None:
-    module.init_process_group = _bootstrapping(module.init_process_group, rules, timeouts)  # type: ignore[attr-defined]
+def _patch(
+    module: ModuleType, rules: GroupRules, timeouts: GroupTimeouts | None, team: Team
+) -> None:
+    setattr(module, _HELPER, _meeting_first(module, getattr(module, _HELPER), team))
+    init = _bootstrapping(module, rules, timeouts, team)
+    module.init_process_group = init  # type: ignore[attr-defined]
     if timeouts is None:
         return
+    # Whoever asks torch for the default of NCCL groups, as the restart core does, is told the same.
+    constants = sys.modules[_CONSTANTS]
+    if getattr(constants, "default_pg_nccl_timeout", None) is not None:
+        constants.default_pg_nccl_timeout = timeouts.default(WORLD)  # type: ignore[attr-defined]
     for name in _MAKERS:
         if hasattr(module, name):
             setattr(module, name, _with_default(getattr(module, name), timeouts))
 
 
 def _bootstrapping(
-    init: Callable[..., Any], rules: GroupRules, timeouts: GroupTimeouts | None
+    module: Any, rules: GroupRules, timeouts: GroupTimeouts | None, team: Team
 ) -> Callable[..., Any]:
+    init = module.init_process_group
+
     @functools.wraps(init)
     def bootstrap(*args: Any, **kwargs: Any) -> Any:
+        from ncclops.restart._groups import keep_backends_longer_than_groups  # torch is loaded now
+
+        keep_backends_longer_than_groups()
         if rules.init == "lazy":
             kwargs.pop("device_id", None)
         elif rules.init == "eager" and kwargs.get("device_id") is None:
             kwargs |= _own_device(kwargs.get("backend", args[0] if args else None))
         result = init(*args, **kwargs)
-        if rules.barrier:
+        store = module._get_default_store()
+        if rules.barrier and store is not None:
             own = kwargs.get("timeout", args[2] if len(args) > 2 else None)
-            usual = None if timeouts is None else timeouts.default(_WORLD)
-            bootstrap_barrier.meet(own or usual or _BARRIER_LIMIT)
+            usual = None if timeouts is None else timeouts.default(WORLD)
+            rank, ranks = module.get_rank(), range(module.get_world_size())
+            here = Meeting(
+                store=store,
+                group="up",
+                what="the end of init_process_group",
+                ranks=ranks,
+                own=rank,
+                team=team if _is_whole(team, rank, len(ranks)) else None,
+            )
+            here.wait(own or usual or _BARRIER_LIMIT)
         worker_record.report(BootstrappedEvent())
         return result
 
     return bootstrap
+
+
+# How long ranks meet for the group that is being made, where it was given no timeout.
+_meeting_limit: ContextVar[timedelta | None] = ContextVar("meeting_limit", default=None)
+
+
+def _meeting_first(module: Any, make: Callable[..., Any], team: Team) -> Callable[..., Any]:
+    """``make``, after all members of the group have come to it.
+
+    Where they do not wait for each other in it, and are free to make groups in any order, they do
+    not meet: so are groups of NCCL without a device, made with ``use_local_synchronization``.
+    """
+    import inspect
+
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def meet_and_make(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        meeting = _meeting(module, given, team)
+        if meeting is not None:
+            meeting.wait(_meeting_limit.get() or given["timeout"])
+        return make(*args, **kwargs)
+
+    return meet_and_make
+
+
+def _meeting(module: Any, given: Mapping[str, Any], team: Team) -> Meeting | None:
+    """None where this rank is no member of the group, or none has to wait."""
+    backend, name = str(given["backend"]), str(given["group_name"])
+    ranks = list(given["global_ranks_in_group"]) or list(range(given["group_size"]))
+    is_lazy = backend == "nccl" and given.get("device_id") is None
+    if len(ranks) < 2 or backend in _WITHOUT_STORE or (is_lazy and not name.isdigit()):
+        return None
+    if not given["global_ranks_in_group"]:
+        own = number = given["group_rank"]
+        size, what = given["group_size"], "init_process_group"
+    else:
+        number, size = module.get_rank(), module.get_world_size()
+        if number not in ranks:
+            return None
+        described = given.get("group_desc") or name
+        own, what = ranks.index(number), f"the making of group {described}"
+    return Meeting(
+        store=given["store"],
+        group=name,
+        what=what,
+        ranks=ranks,
+        own=own,
+        team=team if _is_whole(team, number, size) else None,
+    )
+
+
+def _is_whole(team: Team, rank: int, size: int) -> bool:
+    """Whether ranks are numbered as they were started; none of them has been lost then."""
+    return size == team.size and rank == team.rank
 
 
 def _own_device(backend: str | None) -> dict[str, Any]:
@@ -97,17 +187,28 @@ def _with_default(make_group: Callable[..., Any], timeouts: GroupTimeouts) -> Ca
     import inspect  # torch has loaded it by now; a script without torch need not
 
     signature = inspect.signature(make_group)
-    described = _WORLD if make_group.__name__ == "init_process_group" else None
+    described = WORLD if make_group.__name__ == "init_process_group" else None
 
     @functools.wraps(make_group)
     def with_default(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
+        limit = _meeting_limit.get()  # of a maker that calls this one
         if given.arguments.get("timeout") is None:  # None is torch's own word for "the default"
-            default = timeouts.default(given.arguments.get("group_desc") or described)
-            if default is not None:
-                given.arguments["timeout"] = default
-        group = make_group(*given.args, **given.kwargs)
+            description = given.arguments.get("group_desc") or described
+            given.arguments["timeout"] = timeouts.default(description)
+            limit = timeouts.of_meeting(description)
+        with _meeting_for(limit):
+            group = make_group(*given.args, **given.kwargs)
         timeouts.note_made()
         return group
 
     return with_default
+
+
+@contextmanager
+def _meeting_for(limit: timedelta | None) -> Iterator[None]:
+    before = _meeting_limit.set(limit)
+    try:
+        yield
+    finally:
+        _meeting_limit.reset(before)

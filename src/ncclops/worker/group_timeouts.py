@@ -19,6 +19,9 @@ from ncclops.timeouts.model import Timeouts
 _MODULE = "torch.distributed.distributed_c10d"
 # torch's word for a group without a description.
 _UNDESCRIBED = "undefined"
+WORLD = "default_pg"  # and for the default group
+# How much sooner than a hang is found: who is absent has to be told.
+_BEFORE_HANG = timedelta(seconds=10)
 _DETAIL = (
     "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each group, on which torch does not"
     " change the timeout"
@@ -35,13 +38,25 @@ class GroupTimeouts:
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._known: set[str] = set()  # names of groups that have what they shall have
+        self._lengthened: dict[str, timedelta] = {}  # what groups had before a phase, by name
         self.is_steady = timeouts.steady is None
 
-    def default(self, description: str | None) -> timedelta | None:
+    def default(self, description: str | None) -> timedelta:
         """For a group that is about to be made and was given no timeout."""
         if self.is_steady:
             return self._timeouts.steady_group(description or _UNDESCRIBED)
         return self._timeouts.first.process_group
+
+    def of_meeting(self, description: str | None) -> timedelta:
+        """How long ranks wait for the others before the backend of a group is made that was given
+        no timeout: not as long as it takes to find that a rank hangs, which ends them without a
+        word about who is absent. Nothing compiles before the default group is made."""
+        from ncclops.timeouts.settle import acts_before
+
+        is_steady = self.is_steady or description == WORLD
+        steady = self._timeouts.steady if is_steady else None
+        limit = acts_before(steady or self._timeouts.first)
+        return limit - min(limit / 4, _BEFORE_HANG)
 
     def use(self, timeouts: Timeouts) -> None:
         """Go by ``timeouts`` from the next change of the window on."""
@@ -50,6 +65,7 @@ class GroupTimeouts:
     def begin_iteration(self) -> None:
         """The script starts again, and may compile again: groups that it makes wait longer."""
         self._known.clear()
+        self._lengthened.clear()
         self.is_steady = self._timeouts.steady is None
 
     def note_made(self) -> None:
@@ -71,6 +87,27 @@ class GroupTimeouts:
         self.is_steady = False
         for group in _all_groups():
             _change(group, self._timeouts.first.process_group, longer=True)
+
+    def lengthen(self, limit: timedelta) -> timedelta | None:
+        """A phase may take up to ``limit``: no collective that begins in it has less.
+
+        Returns the shortest timeout that was in the way, if one was.
+        """
+        found = []
+        for group in _all_groups():
+            before = _read(group)
+            if before is not None and before < limit:
+                found.append(before)
+                self._lengthened.setdefault(_name(group), before)
+                _change(group, limit, longer=True)
+        return min(found, default=None)
+
+    def restore(self) -> None:
+        """The phase is over: each group has what it had before."""
+        for group in _all_groups():
+            if (before := self._lengthened.get(_name(group))) is not None:
+                _change(group, before)
+        self._lengthened.clear()
 
     def look_for_new(self) -> None:
         """Groups that came up without a call that we know of get the steady timeout too."""
@@ -98,13 +135,13 @@ def _name(group: Any) -> str:
     return str(module._world.pg_names.get(group, id(group)))
 
 
-def _change(group: Any, limit: timedelta | None, *, longer: bool = False) -> None:
+def _change(group: Any, limit: timedelta, *, longer: bool = False) -> None:
     """Set the timeout of ``group`` to ``limit``, read it back, and report it to the agent.
 
     Only ever shortens, or only lengthens if ``longer``; what is so already is left alone.
     """
     before = _read(group)
-    if limit is None or before == limit:
+    if before == limit:
         return
     if before is not None and (before < limit) != longer:
         if not longer:

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclops import restart
+from ncclops.classify import in_place
 from ncclops.profiles.model import Growth, Restarts
 from ncclops.receipts import recorder
-from ncclops.record import worker_record
-from ncclops.record.events import EnteredEvent, EscalationEvent, ResourceGrowthEvent
+from ncclops.record import progress, worker_record
+from ncclops.record.events import (
+    EnteredEvent,
+    EscalationEvent,
+    FinishedEvent,
+    ResourceGrowthEvent,
+)
 from ncclops.record.paths import RunPaths
 from ncclops.record.variables import ACTIVE_RANKS, RESPAWNED_FOR, RUN_DIR, STARTED
 from ncclops.record.worker_commands import RestartCommand
+from ncclops.restart import blocked
+from ncclops.restart._process import TRACEBACK_NOTE
+from ncclops.restart.attribution import RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
 from ncclops.restart.incident import Incident
+from ncclops.stacks.parsing import last_traceback
 from ncclops.timeouts.model import Timeouts
 from ncclops.worker import (
     agent_commands,
+    attached,
+    exiting,
     fresh,
     leftovers,
+    no_restart,
+    own_log,
     own_wrapper,
     restart_events,
     script,
     spares,
     stopping,
 )
-from ncclops.worker.escalation import Repetition, SmallestWorld, as_exception
+from ncclops.worker.escalation import (
+    Repetition,
+    SmallestWorld,
+    as_exception,
+    blocked_in_nccl,
+)
+from ncclops.worker.printed import Printed
 from ncclops.worker.resources import Balance, measure
+from ncclops.worker.start_up import StartUp
 from ncclops.worker.timeout_phases import TimeoutPhases
 
 
@@ -40,6 +63,7 @@ def run(
     growth: Growth,
     restarts: Restarts,
     phases: TimeoutPhases,
+    starting: StartUp,
 ) -> None:
     """Run the script with ``start`` until it ends well on all ranks.
 
@@ -48,14 +72,26 @@ def run(
     """
     recorder.current()  # starts a thread, which an interruption must not meet half-way
     leftovers.watch()
-    attempts = _Attempts(start, timeouts, growth, restarts, phases)
+    in_place.prepare()
+    attempts = _Attempts(start, timeouts, growth, restarts, phases, starting)
+    own = RunPaths(Path(os.environ[RUN_DIR])).rank(int(os.environ["RANK"]))
+    handler = own_log.write_to(own.worker_log)
     try:
         wraps_itself = attempts.run_wrapped()
     except (RestartAbort, StoreGone) as end:
-        _show_own_failure(end)
-        sys.exit(f"ncclops: {end}")
+        if not (attempts.has_ended_well() and no_restart.is_needed()):
+            _show_own_failure(end)
+            own_log.log.warning("this rank leaves: %s", end)
+            is_told = isinstance(end, RestartAbort) and end.escalation is not None  # by the agent
+            sys.exit(1 if is_told else f"ncclops: {end}")
+        wraps_itself = False  # this rank had done its part before another one failed
+    else:
+        if not wraps_itself:
+            worker_record.report(FinishedEvent())
     if wraps_itself:
+        own_log.leave_to_script(handler)
         attempts.run_alone()
+    exiting.note_good_end()
     leftovers.end_process(0)
 
 
@@ -65,8 +101,41 @@ def _show_own_failure(end: BaseException) -> None:
     if isinstance(end, StoreGone) and cause is not None:
         cause = cause.__cause__  # the store's own exception says no more than ``end``
     if isinstance(cause, Exception) and not isinstance(cause, RestartError):
+        _leave_out_other_ranks(cause)
+        if sys.excepthook is sys.__excepthook__:
+            sys.stderr.write("".join(_as_raised(cause).format()))
+            return
         show = script.without_our_frames(sys.excepthook)
         show(type(cause), cause, cause.__traceback__)
+
+
+def _as_raised(error: BaseException) -> traceback.TracebackException:
+    """``error`` with the tracebacks in their places that the restart core has left in notes."""
+    described = traceback.TracebackException.from_exception(error)
+    for link in _links(described):
+        notes = [str(note) for note in getattr(link, "__notes__", None) or ()]
+        for note in notes:
+            if note.startswith(TRACEBACK_NOTE):
+                link.__notes__ = [other for other in notes if other is not note]
+                link.stack = traceback.StackSummary.from_list(
+                    (frame.file, frame.line, frame.function, code)
+                    for frame, code in last_traceback(note)
+                )
+        script.leave_out_our_frames(link.stack)
+    return described
+
+
+def _links(error: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    if error is not None:
+        yield error
+        yield from _links(error.__cause__ or error.__context__)
+
+
+def _leave_out_other_ranks(error: BaseException) -> None:
+    """Their own output shows what was raised there."""
+    for link in chain_of(error):
+        if isinstance(link.__cause__, RemoteFaultError):
+            object.__setattr__(link, "__cause__", None)  # also of a frozen dataclass
 
 
 def _of_restart_core(timeouts: Timeouts) -> dict[str, Any]:
@@ -74,11 +143,22 @@ def _of_restart_core(timeouts: Timeouts) -> dict[str, Any]:
     limits = {
         "soft_timeout": timeouts.soft,
         "hard_timeout": timeouts.hard,
+        "abort_timeout": timeouts.abort,
         "heartbeat_timeout": timeouts.heartbeat,
         "barrier_timeout": timeouts.barrier,
         "completion_timeout": timeouts.completion,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+class _TellsOfRestart(restart.abort.Abort):
+    """Tells the agent that this rank restarts: the core's timeouts hold now, not the watch's."""
+
+    limit: timedelta
+
+    def __call__(self, state: restart.state.FrozenState) -> restart.state.FrozenState:
+        recorder.current().begin_restart(self.limit)
+        return state
 
 
 class _Attempts:
@@ -91,8 +171,10 @@ class _Attempts:
         growth: Growth,
         restarts: Restarts,
         phases: TimeoutPhases,
+        starting: StartUp,
     ) -> None:
         self._start = start
+        self._starting = starting
         self._timeouts = timeouts
         self._phases = phases
         self._before: fresh.Snapshot | None = None
@@ -105,28 +187,40 @@ class _Attempts:
             started=float(os.environ[STARTED]),
             respawned_for=os.environ.get(RESPAWNED_FOR),
         )
+        self._printed = Printed()
         self._stop = stopping.StopSignal()
         self._stop.watch()
+        no_restart.watch()
+        self._returned = self._raised = False  # the script, in the last iteration
+        self._call: restart.CallWrapper | None = None
 
     def run_wrapped(self) -> bool:
         """Run under the restart core; True if the script turned out to wrap itself."""
+        tells_of_restart = _TellsOfRestart()
         wrapper = restart.Wrapper(
             **_of_restart_core(self._timeouts),
+            abort=restart.Compose(restart.abort.AbortTorchDistributed(), tells_of_restart),
             initialize=spares.Entered(),
+            finalize=no_restart.NoRestart(),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             on_incident=self._on_incident,
             incident_dir=str(RunPaths(Path(os.environ[RUN_DIR])).incidents),
         )
+
+        limits = wrapper.settings
+        tells_of_restart.limit = limits.abort_timeout + limits.hard_timeout + limits.barrier_timeout
 
         def attempt(call: restart.CallWrapper) -> bool:
             return self._attempt(call)
 
         attempt.__annotations__["call"] = restart.CallWrapper
         wrapped = wrapper(attempt)
+        blocked.register(_report_blocked)
         self._observer = own_wrapper.watch(self._phases, leaves_script=True)
         try:
             return bool(wrapped())
         finally:
+            recorder.current().follow_main_thread(None)
             self._phases.begin_iteration()  # whatever comes now is not under the restart core
 
     def run_alone(self) -> None:
@@ -139,29 +233,53 @@ class _Attempts:
         self._start()
 
     def _attempt(self, call: restart.CallWrapper) -> bool:
+        if call.iteration > 0:
+            no_restart.check()  # the command may have come since
+            if self._unfinished() == frozenset():
+                return False  # the job was done when a rank was lost
+        self._call = call
+        self._returned = self._raised = False
         recorder.current().begin_iteration(call.iteration)
         if self._before is None:
             self._before = fresh.Snapshot.take()  # here, with what the restart core has set up
             worker_record.report(EnteredEvent())
         else:
             self._before.restore()
+            attached.leave_debugger()
             if self._repetition.escalation is not None:
                 _escalate(self._repetition.escalation)
             if (too_small := self._smallest.judge(int(os.environ["WORLD_SIZE"]))) is not None:
                 _escalate(too_small)
+        self._starting.iteration = call.iteration
         self._check_resources(call)
         self._phases.begin_iteration(call)
+        recorder.current().follow_main_thread(lambda: call.main_thread_moved_at)
         self._stop.enter(call)
         _obey(call)
+        self._printed.begin()
         try:
             self._start()
         except SystemExit as end:
             if end.code not in (None, 0):
+                self._printed.explain(end)
                 raise
+        except Exception as error:
+            self._raised = True
+            self._printed.explain(error)
+            raise
         except own_wrapper.ScriptWrapsItself:
             return True
         recorder.current().leave()
+        self._returned = True
         return False
+
+    def has_ended_well(self) -> bool:
+        """Whether the script was over on this rank, which only waited for the others."""
+        return self._returned or (recorder.current().has_stopped and not self._raised)
+
+    def _unfinished(self) -> frozenset[int] | None:
+        """See ``CallWrapper.unfinished``; of a script that is still to run, ``None``."""
+        return self._call.unfinished if self._returned and self._call is not None else None
 
     def _check_resources(self, call: restart.CallWrapper) -> None:
         """Leave without a monitor process, or when resources have grown too much over restarts."""
@@ -185,8 +303,29 @@ class _Attempts:
     def _on_incident(self, incident: Incident) -> None:
         if self._repetition.escalation is not None:
             return  # this rank leaves because of it
-        self._repetition.count(incident, recorder.current().highest_step)
-        restart_events.report(incident)
+        escalation = self._repetition.count(
+            incident,
+            _furthest(incident.initial_rank),
+            starting_up=self._starting.was_starting,
+            unfinished=self._unfinished(),
+        )
+        restart_events.report(incident, None if escalation is None else escalation.to)
+        if incident.rank is None and escalation is not None:
+            _report(escalation)  # this rank leaves by itself, and so may all others
+
+
+def _furthest(rank: int) -> int | None:
+    """The highest step that a rank of this host has reached, as far as any reports its steps; else
+    the updates of the optimizer of ``rank`` since the script was started."""
+    paths = RunPaths(Path(os.environ[RUN_DIR]))
+    pages = {each: progress.read(paths.rank(each).progress) for each in paths.rank_numbers()}
+    steps = [page.step for page in pages.values() if page is not None and page.step is not None]
+    if (own := recorder.current().highest_step) is not None:
+        steps.append(own)
+    if steps:
+        return max(steps)
+    own_page = pages.get(rank)
+    return None if own_page is None else own_page.updates or None
 
 
 def _obey(call: restart.CallWrapper) -> None:
@@ -196,14 +335,25 @@ def _obey(call: restart.CallWrapper) -> None:
     )
 
 
-def _escalate(escalation: Escalation) -> NoReturn:
-    """End restarts in place on this rank, and request from the agent what can help."""
+def _report(escalation: Escalation) -> None:
     worker_record.report(
         EscalationEvent(
             to=escalation.to,
             reason=escalation.reason,
             failure=escalation.failure,
             failed_start=escalation.failed_start,
+            passing=escalation.passing,
+            hung=escalation.hung,
         )
     )
+
+
+def _escalate(escalation: Escalation) -> NoReturn:
+    """End restarts in place on this rank, and request from the agent what can help."""
+    _report(escalation)
     raise as_exception(escalation)
+
+
+def _report_blocked(rank: int) -> None:
+    """This process is about to be ended. What the others report, if any are left, replaces it."""
+    _report(blocked_in_nccl([rank]))

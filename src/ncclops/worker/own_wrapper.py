@@ -56,10 +56,12 @@ class _Observer:
         wrapper.__call__ = wrap
 
     def _listen(self, applied: Any) -> None:
-        """Report the incidents of a wrapper of ours to the agent, too."""
-        from ncclops.worker import restart_events
+        """Report the incidents of a wrapper of ours to the agent, too, and obey it at the end."""
+        from ncclops.restart import Compose
+        from ncclops.worker import no_restart, restart_events
 
-        previous = applied.settings.on_incident
+        previous, finalize = applied.settings.on_incident, applied.settings.finalize
+        no_restart.watch()
 
         def on_incident(incident: Any) -> None:
             restart_events.report(incident)
@@ -67,7 +69,11 @@ class _Observer:
             if previous is not None:
                 previous(incident)
 
-        changes: dict[str, Any] = {"on_incident": on_incident}
+        ending = no_restart.NoRestart()  # the last of a Compose is called first
+        changes: dict[str, Any] = {
+            "on_incident": on_incident,
+            "finalize": ending if finalize is None else Compose(finalize, ending),
+        }
         if applied.settings.incident_dir is None and RUN_DIR in os.environ:
             changes["incident_dir"] = str(RunPaths(Path(os.environ[RUN_DIR])).incidents)
         applied.settings = dataclasses.replace(applied.settings, **changes)

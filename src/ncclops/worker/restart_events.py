@@ -5,16 +5,22 @@ from __future__ import annotations
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import FaultEvent, RestartEvent
+from ncclops.record.incident_record import same_words
 from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
+from ncclops.stacks.ownership import user_frame
+from ncclops.stacks.parsing import last_traceback
 from ncclops.worker.timeout_phases import TimeoutPhases
 
 # After these the rank at fault is not there any more.
 _SILENT = (FaultKind.DIED.value, FaultKind.LOST.value)
 
 
-def report(incident: Incident) -> None:
-    """Each rank reports its own fault; one rank the restart, and the faults of dead ranks."""
+def report(incident: Incident, instead: str | None = None) -> None:
+    """Each rank reports its own fault; one rank the restart, and the faults of dead ranks.
+
+    ``instead`` is what follows the restart where that does not start the script again.
+    """
     recorder.current().flush()  # the steps before the fault are on record before the fault is
     culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
     if culprit == incident.initial_rank:
@@ -28,10 +34,34 @@ def report(incident: Incident) -> None:
                 cause=incident.summary,
                 faulty_ranks=list(incident.faulty_ranks),
                 ranks_lost=list(incident.ranks_lost),
+                why_ended={
+                    str(fault.initial_rank): fault.detail or fault.summary
+                    for fault in incident.faults
+                    if fault.gone and fault.timeout is not None
+                },
                 world_size=incident.world_size,
                 phases_ms=dict(incident.phases_ms),
+                place=_place(incident),
+                alike=_alike(incident),
+                instead=instead,
             )
         )
+
+
+def _place(incident: Incident) -> str | None:
+    """The innermost line of the script's in the traceback of what was raised."""
+    if incident.exception is None:
+        return None
+    executed = last_traceback(incident.traceback or "")
+    mine = user_frame(frame for frame, _ in reversed(executed))
+    return None if mine is None else f"{mine.file}:{mine.line}"
+
+
+def _alike(incident: Incident) -> int:
+    """How many ranks besides the first raised the same."""
+    raised = [fault for fault in incident.faults if fault.is_exception]
+    others = [fault for fault in raised if fault.initial_rank != incident.first_faulty_rank]
+    return sum(same_words(fault.summary, incident.summary) for fault in others)
 
 
 def begin_next(incident: Incident, phases: TimeoutPhases | None) -> None:

@@ -122,20 +122,57 @@ def _described() -> Iterator[None]:
 
 
 def without_our_frames(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """``hook`` (the default, or the script's own), shown a traceback that starts in the script."""
+    """``hook`` (the default, or the script's own), shown tracebacks as without ncclops.
+
+    Our frames stand before the script's, and where a wait for other ranks is measured also between
+    the script's and torch's.
+    """
 
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        while trace is not None and _is_ours(trace):
-            trace = trace.tb_next
+        trace = _not_ours(trace)
+        for link in _chain(error):
+            link.__traceback__ = _not_ours(link.__traceback__)
         hook(kind, error.with_traceback(trace), trace)
 
     return excepthook
 
 
+def leave_out_our_frames(stack: traceback.StackSummary) -> None:
+    """The same for a traceback that is described already."""
+    stack[:] = [frame for frame in stack if not _is_our_file(frame.filename)]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """What led to ``error``, each once."""
+    seen = {id(error)}
+    links = [error.__cause__, error.__context__]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            links += [link.__cause__, link.__context__]
+
+
+def _not_ours(trace: TracebackType | None) -> TracebackType | None:
+    """``trace`` without our frames."""
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    at = trace
+    while at is not None:
+        while at.tb_next is not None and _is_ours(at.tb_next):
+            at.tb_next = at.tb_next.tb_next
+        at = at.tb_next
+    return trace
+
+
 def _is_ours(trace: TracebackType) -> bool:
-    filename = trace.tb_frame.f_code.co_filename
+    return _is_our_file(trace.tb_frame.f_code.co_filename)
+
+
+def _is_our_file(filename: str) -> bool:
     return filename.startswith((_PACKAGE, "<frozen runpy>"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ncclops import restart
+from ncclops.receipts import recorder
 from ncclops.record import worker_record
 from ncclops.record.events import EnteredEvent
 from ncclops.restart.initialize import Initialize
@@ -16,15 +17,20 @@ from ncclops.restart.state import FrozenState, Mode
 
 
 class Entered(Initialize):
-    """Reports that the restart core watches this spare rank, as it does those that train."""
+    """Reports that the restart core watches this spare rank, as it does those that train.
+
+    As long as it only waits, it is not watched for hangs.
+    """
 
     def __init__(self) -> None:
         self._reported = False
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        if not self._reported and state.mode is Mode.INACTIVE:
-            self._reported = True
-            worker_record.report(EnteredEvent())
+        if state.mode is Mode.INACTIVE:
+            recorder.current().leave()
+            if not self._reported:
+                self._reported = True
+                worker_record.report(EnteredEvent())
         return state
 
 

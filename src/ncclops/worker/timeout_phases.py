@@ -4,6 +4,10 @@ One rank's warm-up ends before another's. A rank that tightened at once would ti
 one that still compiles, so the ranks meet over the store first. Where some do not come (they
 compile longer, or do not report) no rank waits for long: two complete steps show as well that
 no rank compiles any more, since the collectives of a step need all ranks.
+
+The restart core keeps the long soft and hard timeouts throughout. It knows nothing of other ranks,
+and it is the agent that finds hangs (``ncclops.health.hang``); the core's timers are for what
+cannot be seen from outside.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ncclops.durations import format_duration
 from ncclops.receipts.recorder import Silent
 from ncclops.record import worker_record
 from ncclops.record.events import GroupTimeoutEvent
@@ -40,9 +45,11 @@ class TimeoutPhases:
         self._call: CallWrapper | None = None
         self._declared: list[timedelta] = []  # limits of the script's phases, the outermost first
         self._is_phase_open = False
+        self._told = False  # that a phase is longer than a group's timeout
         self._warmups = 0  # in this iteration
         self._steps_left: int | None = None  # until the steady window without a meeting
         self._requested: Window | None = None  # of an operator, not granted yet
+        self._granted: Window | None = None
 
     def follow(self, recorder: Silent) -> None:
         """Follow the phases that ``recorder`` reports."""
@@ -105,15 +112,29 @@ class TimeoutPhases:
         """The script is in a phase that may take up to ``limit``; None: no longer."""
         if limit is not None:
             self._declared.append(limit)
+            self._tell(limit, self._groups.lengthen(limit))
         elif self._declared:
             self._declared.pop()
+            if not self._declared:
+                self._groups.restore()
         self._set_restart_core()
+
+    def _tell(self, limit: timedelta, shorter: timedelta | None) -> None:
+        """Say once that ranks outside of the phase cannot wait for it as long as it may take."""
+        if shorter is None or self._told:
+            return
+        self._told = True
+        sys.stderr.write(
+            f"ncclops: a phase of up to {format_duration(limit)} is declared, and torch ends a"
+            f" collective after {format_duration(shorter)}: declare it on all ranks, whose"
+            " collectives then last as long, or set --timeout steady_process_group=TIME\n"
+        )
 
     def _grant(self) -> None:
         if self._requested is None:
             return
-        window, self._requested = self._requested, None
-        self._timeouts = self._timeouts.tightened(window)
+        self._granted, self._requested = self._requested, None
+        self._timeouts = self._timeouts.tightened(self._granted)
         self._groups.use(self._timeouts)
         self._be_steady()
 
@@ -134,7 +155,7 @@ class TimeoutPhases:
         self._set_restart_core()
 
     def _set_restart_core(self) -> None:
-        """Set soft and hard to what holds now: the window's, or more in a declared phase.
+        """Set soft and hard to what holds now: an operator's, or more in a declared phase.
 
         As a phase of the restart core, which ends with its iteration: a restart has the long
         window again.
@@ -144,8 +165,8 @@ class TimeoutPhases:
         if self._is_phase_open:
             self._call.end_phase()
             self._is_phase_open = False
-        first, steady = self._timeouts.first, self._timeouts.steady
-        window = steady if steady is not None and self._groups.is_steady else first
+        first = self._timeouts.first
+        window = self._granted if self._granted is not None and self._groups.is_steady else first
         limit = self._declared[-1] if self._declared else timedelta(0)
         if window.soft is None or window.hard is None or first.soft is None:
             return  # nothing restarts in place
@@ -153,7 +174,7 @@ class TimeoutPhases:
             return
         longer = max(1.0, limit / window.soft)
         self._call.begin_phase(
-            "declared" if longer > 1 else "steady",
+            "declared" if longer > 1 else "requested",
             soft_timeout=window.soft * longer,
             hard_timeout=window.hard * longer,
         )

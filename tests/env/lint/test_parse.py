@@ -45,6 +45,9 @@ def shell(text: str) -> dict[str, str | None]:
         ('echo "A=1"', {}),
         ("args=(\n  -x A=1\n)", {"A": "1"}),
         ("export A=$((60 * 60))", {"A": None}),
+        ("export A=$((1 + (2 * (3 + 4)))) B=1", {"A": None, "B": "1"}),
+        ("export A=${X-$( B=2", {"A": None, "B": "2"}),
+        ("export A=1\nunset A\nexport A=2", {"A": "2"}),
         (': "${A:=INFO}"; export A', {}),
         ('export A="$X"', {"A": None}),
         ("export A=1 \\\n  B=2", {"A": "1", "B": "2"}),
@@ -181,6 +184,7 @@ def test_what_a_script_shows_about_its_job() -> None:
     assert node_count("#SBATCH -N 1\n") == "one"
     assert node_count("torchrun --nnodes 2 t.py") == "many"
     assert node_count("torchrun --nnodes $N t.py") is None
+    assert node_count(f"torchrun --nnodes {'9' * 5000} t.py") is None
     assert features("torchrun t.py --use-torch-fsdp2") == {"torchrun", "fsdp2"}
     assert features("# torchrun would be\npython t.py") == frozenset()
     assert features("t.py --tensor-model-parallel-size 4") == {"tensor-parallel"}

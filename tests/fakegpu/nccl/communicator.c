@@ -45,10 +45,13 @@ void communicator_fail(ncclComm_t comm, ncclResult_t error) {
 
 void nccl_warn_of(int device, ncclResult_t error) {
     switch (error) {
-    case ncclUnhandledCudaError:
-        nccl_warn(device, "enqueue.cc:1446", "Cuda failure %d '%s'", device_sticky(),
-                  cudaGetErrorString(device_sticky()));
+    case ncclUnhandledCudaError: {
+        cudaError_t sticky = device_sticky();
+        cudaError_t shown = sticky != cudaSuccess ? sticky : cudaErrorInvalidValue;
+        nccl_warn(device, "enqueue.cc:1446", "Cuda failure %d '%s'", shown,
+                  cudaGetErrorString(shown));
         break;
+    }
     case ncclSystemError:
         nccl_warn(device, "misc/socket.cc:484", "socketStartConnect: Connect to 127.0.0.1<43519> "
                                                 "failed : Software caused connection abort");
@@ -65,13 +68,22 @@ void nccl_warn_of(int device, ncclResult_t error) {
     }
 }
 
+void nccl_warn_while_running(int device, ncclResult_t error) {
+    if (error == ncclSystemError)
+        nccl_warn(device, "include/ibvwrap.h:116",
+                  "ibv_post_send() failed with error Connection timed out, Bad WR 0x7f00, First WR "
+                  "0x7f00");
+    else if (error != ncclInternalError) nccl_warn_of(device, error);
+}
+
 ncclResult_t nccl_enter(struct point *point, ncclComm_t comm) {
     int rank = comm != NULL ? comm->rank : -1;
     int error = rules_suffer(point, rank, comm != NULL ? &comm->stopped : NULL);
     if (error == 0) return ncclSuccess;
     int device = comm != NULL ? comm->device : device_current();
     nccl_warn_of(device, (ncclResult_t)error);
-    return nccl_passed(device, "init.cc:1892", (ncclResult_t)error);
+    bool makes_one = strncmp(point->name, "ncclComm", strlen("ncclComm")) == 0;
+    return nccl_passed(device, makes_one ? "init.cc:1892" : "enqueue.cc:2091", (ncclResult_t)error);
 }
 
 ncclResult_t communicator_ready(ncclComm_t comm, const char *function) {

@@ -67,10 +67,16 @@ void end_aborted(void) {
     }
 }
 
+/* NCCL has freed it then, and whoever hands it in again reads and frees what may be anyone's. */
+static void end_once(ncclComm_t comm, const char *function) {
+    if (atomic_exchange(&comm->aborted, true))
+        fatal("%s of communicator %s, which is destroyed or aborted already", function, comm->name);
+}
+
 API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     static struct point point = {.name = __func__};
     if (comm == NULL) return ncclSuccess;
-    if (atomic_exchange(&comm->aborted, true)) return ncclInvalidArgument;
+    end_once(comm, __func__);
     stop(comm);
     ncclResult_t error = (ncclResult_t)rules_suffer(&point, comm->rank, NULL);
     if (group_is_open()) {
@@ -109,10 +115,9 @@ API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     ENTER_NCCL(comm);
     if (comm == NULL) return ncclSuccess;
-    if (atomic_load(&comm->aborted)) return ncclInvalidArgument;
     wait_for_threads(comm);
     wait_for_launches(comm);
-    atomic_store(&comm->aborted, true); /* the handle is of no more use */
+    end_once(comm, __func__);
     atomic_store(&comm->stopped, true);
     take_down(comm, "Destroy");
     return ncclSuccess;

@@ -79,7 +79,7 @@ static bool held_up(struct launch *launch) {
     if (atomic_load(&comm->stopped)) return false;
     if (seconds_now() < launch->begun_at + fault->delay_s) return true;
     if (fault->error != 0 && atomic_load(&comm->result) == ncclSuccess) {
-        nccl_warn_of(comm->device, (ncclResult_t)fault->error);
+        nccl_warn_while_running(comm->device, (ncclResult_t)fault->error);
         communicator_fail(comm, (ncclResult_t)fault->error);
     }
     return fault->error != 0 || (fault->hang == HANG && rules_in_force(fault));

@@ -169,6 +169,9 @@ void communicator_fail(ncclComm_t comm, ncclResult_t error);
 /* The warning that NCCL usually writes before an error. */
 void nccl_warn_of(int device, ncclResult_t error);
 
+/* The same for a communicator that is in use; of an internal error there is none. */
+void nccl_warn_while_running(int device, ncclResult_t error);
+
 /* Run `begin` now and return what it returns, or begin it in a thread where the communicator is not
  * blocking. */
 ncclResult_t communicator_begin(ncclComm_t comm, ncclResult_t (*begin)(ncclComm_t comm));

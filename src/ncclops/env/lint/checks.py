@@ -82,8 +82,10 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
         return
     # What a script expands itself is its own; AMD's fork reads names that NCCL does not.
     own = not setting.exported or setting.expanded or "rocm" in where.uses
+    if not is_covered(name) or own:
+        return
     near = nearest_names(name)
-    if not is_covered(name) or own or (is_of_plugin(name) and not near):
+    if is_of_plugin(name) and not near:
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
     message = f"{name} is not known: nothing in the catalogue reads it"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from ncclops.env.host import describe_host
+from ncclops.env.lint.manifests import problem_of_yaml
 from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
 from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
 from ncclops.env.origins import from_files
@@ -16,6 +16,7 @@ from ncclops.env.plan import Overrides, PlanContext, compute_plan
 from ncclops.errors import UsageError
 from ncclops.host.gpus import find_gpus
 from ncclops.profiles.model import DEFAULT_RESTART_MODE, Profile
+from ncclops.record.regular_file import advice, read_regular, read_stdin
 
 Linted = tuple[LintedSettings, Circumstances]
 
@@ -26,6 +27,9 @@ _FORMATS: dict[str, Format] = {
     "yaml": "yaml",
     "dockerfile": "dockerfile",
 }
+# The longest launch script known has 100 kB, and the catalogue has some 700 names.
+_MOST_BYTES = 1 << 20
+_MOST_NAMES = 10_000
 # Stands for the run directory, which a plan that is only looked at does not have.
 _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
@@ -33,18 +37,26 @@ _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
     """A file (``-`` is standard input), and what it says about its job.
 
-    Raises ``UsageError`` when it cannot be read or ``kind`` is no format.
+    Raises ``UsageError`` when it cannot be read, or is no text, no YAML where its name says so, or
+    larger than any such file; and when ``kind`` is no format.
     """
     if kind is not None and kind not in _FORMATS:
         raise UsageError(f"--format {kind}: choose {', '.join(_FORMATS)}")
     path = Path(name)
     text = _text(name, path)
     format_ = _FORMATS[kind] if kind else guess_format(path)
+    if format_ == "yaml" and (problem := problem_of_yaml(text)):
+        raise UsageError(f"{name}: cannot be read as YAML: {problem}; correct it, or say --format")
     if format_ in ("shell", "yaml"):
         where = replace(
             where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
         )
-    return LintedSettings(parse(text, format_, path)), where
+    settings = LintedSettings(parse(text, format_, path))
+    if len({setting.name for setting in settings.all}) > _MOST_NAMES:
+        raise UsageError(
+            f"{name}: sets more than {_MOST_NAMES:,} variables: lint the part that a job reads"
+        )
+    return settings, where
 
 
 def of_environ(environ: Mapping[str, str], where: Circumstances) -> Linted:
@@ -76,9 +88,12 @@ def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
 
 
 def _text(name: str, path: Path) -> str:
-    if name == "-":
-        return sys.stdin.read()
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        raw = read_stdin(_MOST_BYTES) if name == "-" else read_regular(path, _MOST_BYTES)
     except OSError as error:
-        raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{name}: cannot be read: {error.strerror}{advice(error)}") from None
+    if b"\0" in raw:
+        raise UsageError(
+            f"{name}: cannot be read: it is not UTF-8 text; convert it (iconv -t UTF-8)"
+        )
+    return raw.decode(errors="replace")

@@ -1,6 +1,7 @@
 """Environment settings in YAML manifests (Kubernetes, compose) and Dockerfiles, read by line.
 
-No YAML parser: what matters is where a line sets a variable, and templates are not YAML anyway.
+A YAML parser says no more than whether a manifest is one: what matters is where a line sets a
+variable, and templates are not YAML.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import re
 from collections.abc import Iterator
 
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.shell import NAME, logical_lines, words_of
+from ncclops.env.lint.shell import NAME, logical_lines, without_comment, words_of
 
 _ENTRY = re.compile(
-    rf"\s*(?:-\s*)?\{{?\s*name:\s*[\"']?({NAME})[\"']?\s*(?:,\s*value:\s*(.*?)\s*\}})?"
+    rf"\s*+(?:-\s*+)?\{{?\s*+name:\s*+[\"']?({NAME})[\"']?\s*+(?:,\s*+value:([^}}]*)\}})?"
 )
 _VALUE = re.compile(r"\s*value:\s*(.*)")
 _MAPPING = re.compile(r"\s*([A-Z][A-Z0-9]*_[A-Z0-9_]+):\s+(\S.*)")
+_TEMPLATE = re.compile(r"\{\{|\{%|<%")
+_MOST_LEVELS = 100
 _ITEM = re.compile(rf"\s*-\s*[\"']?({NAME})=(.*)")
 
 
@@ -35,6 +38,30 @@ def yaml_settings(text: str) -> Iterator[Setting]:
                 yield Setting(entry[1], _scalar(entry[2]), number)
         elif match := _MAPPING.fullmatch(line) or _ITEM.fullmatch(line):
             yield Setting(match[1], _scalar(match[2].rstrip("\"'")), number)
+
+
+def problem_of_yaml(text: str) -> str | None:
+    """Why ``text`` is no YAML, in words; None if it is, or may be once a template is filled in."""
+    if _TEMPLATE.search(text):
+        return None
+    import yaml
+
+    # libyaml goes through all open brackets for each one, and through all tags for each directive.
+    levels = 0
+    if text.count("%TAG") > _MOST_LEVELS:
+        return f"it has more than {_MOST_LEVELS} %TAG directives"
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            levels += isinstance(event, yaml.CollectionStartEvent)
+            levels -= isinstance(event, yaml.CollectionEndEvent)
+            if levels > _MOST_LEVELS:
+                return f"it is nested more than {_MOST_LEVELS} levels deep"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}: {error.problem}" if mark else str(error.problem)
+    except yaml.YAMLError as error:  # characters that are none
+        return " ".join(str(error).split())
+    return None
 
 
 def dockerfile_settings(text: str) -> Iterator[Setting]:
@@ -58,5 +85,5 @@ def _scalar(text: str) -> str | None:
     """A plain or quoted YAML scalar; None for a template or a reference."""
     text = text.strip()
     quoted = re.fullmatch(r"(['\"])(.*?)\1(?:\s+#.*)?", text)
-    value = quoted[2] if quoted else re.sub(r"\s+#.*", "", text)
+    value = quoted[2] if quoted else without_comment(text)
     return None if re.search(r"\{\{|\$|^[|>&*]", value) else value

@@ -15,13 +15,24 @@ from typing import Literal
 
 from ncclops.env.lint.manifests import dockerfile_settings, yaml_settings
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.shell import DYNAMIC, NAME, Word, commands, logical_lines, words_of
+from ncclops.env.lint.shell import (
+    DYNAMIC,
+    NAME,
+    Word,
+    commands,
+    logical_lines,
+    without_comment,
+    words_of,
+)
 from ncclops.env.origins import parse_conf
 
 Format = Literal["shell", "dotenv", "conf", "yaml", "dockerfile"]
 
 _ASSIGNMENT = re.compile(rf"({NAME})=(.*)", re.DOTALL)
 _EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
+# What a command may stand behind.
+_KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "{", "(", "time", "!"})
+_ENV = frozenset({"env", "/usr/bin/env"})
 # Options of launchers and container tools that hand NAME=VALUE to a program.
 _PASSING = frozenset({"-x", "-e", "--env", "-genv", "--setenv"})
 
@@ -53,27 +64,29 @@ def parse(text: str, kind: Format, path: Path = Path("-")) -> list[Setting]:
 
 def _dotenv(text: str) -> Iterator[Setting]:
     for number, line in enumerate(text.splitlines(), start=1):
-        match = re.fullmatch(rf"\s*(?:export\s+)?({NAME})\s*=\s*(.*?)\s*", line)
+        match = re.fullmatch(rf"\s*(?:export\s+)?({NAME})\s*=(.*)", line)
         if match is None:
             continue
-        value = match[2]
+        value = match[2].strip()
         if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
         else:
-            value = re.sub(r"\s+#.*", "", value)
+            value = without_comment(value)
         yield Setting(match[1], None if DYNAMIC.search(value) else value, number)
 
 
 def _shell(text: str) -> list[Setting]:
     found: list[Setting] = []
     exported: set[str] = set()
+    # How many settings had been found when a name was unset: those no longer hold for it.
+    unset: dict[str, int] = {}
     export_all = False
     for number, words in _script(text):
         texts = [word.text for word in words]
         if texts[0] == "set" and ("-a" in texts or "allexport" in texts):
             export_all = True
         if texts[0] == "unset":
-            found = [setting for setting in found if setting.name not in texts]
+            unset |= dict.fromkeys(texts, len(found))
         exported.update(_exports_by_name(texts))
         found.extend(_assignments(words, number))
     expanded = set(re.findall(rf"\$\{{?({NAME})", _without_own_fallbacks(text)))
@@ -83,7 +96,8 @@ def _shell(text: str) -> list[Setting]:
             exported=setting.exported or export_all or setting.name in exported,
             expanded=setting.name in expanded,
         )
-        for setting in found
+        for number, setting in enumerate(found)
+        if number >= unset.get(setting.name, 0)
     ]
 
 
@@ -124,22 +138,11 @@ def _exports_by_name(texts: list[str]) -> list[str]:
 
 def _assignments(words: list[Word], number: int) -> Iterator[Setting]:
     """Every NAME=VALUE of a command, and whether it reaches a program."""
-    texts = [word.text for word in words]
-    while words and texts[0] in (
-        "if",
-        "then",
-        "else",
-        "elif",
-        "do",
-        "while",
-        "{",
-        "(",
-        "time",
-        "!",
-    ):
-        words, texts = words[1:], texts[1:]
+    begin = next((n for n, word in enumerate(words) if word.text not in _KEYWORDS), len(words))
+    words = words[begin:]
     if not words:
         return
+    texts = [word.text for word in words]
     if texts[0] == "setenv" and len(words) >= 3:
         yield Setting(texts[1], _value(texts[2], words[2]), number)
         return
@@ -148,7 +151,9 @@ def _assignments(words: list[Word], number: int) -> Iterator[Setting]:
         leading += 1
     runs_something = leading < len(words)
     is_export = texts[0] == "export" or (texts[0] in _EXPORTERS and "-x" in texts)
+    of_env = False
     for position, word in enumerate(words):
+        of_env = of_env or (position > 0 and texts[position - 1] in _ENV)
         if texts[position].startswith("--export="):
             yield from _slurm_export(word, number)
             continue
@@ -158,7 +163,6 @@ def _assignments(words: list[Word], number: int) -> Iterator[Setting]:
             continue
         passed = position > 0 and texts[position - 1] in _PASSING
         before_command = position < leading and runs_something
-        of_env = "env" in texts[:position] or "/usr/bin/env" in texts[:position]
         with_option = word.text.startswith("--env=")
         if position < leading or is_export or passed or of_env or with_option:
             reaches = is_export or passed or before_command or of_env or with_option
@@ -196,7 +200,8 @@ def features(text: str) -> frozenset[str]:
 def node_count(text: str) -> Literal["one", "many"] | None:
     """Whether a script asks its scheduler or launcher for one node or several."""
     counts = re.findall(
-        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d+)|--nnodes[= ](\d+)\b|#PBS .*select=(\d+)",
+        r"^#SBATCH\s+(?:--nodes[= ]|-N[= ]?)(\d{1,9})|--nnodes[= ](\d{1,9})\b"
+        r"|^[ \t]*#PBS .*select=(\d{1,9})",
         text,
         re.MULTILINE,
     )

@@ -29,7 +29,10 @@ from ncclops.env.values import as_number, is_true
 
 @dataclass(frozen=True)
 class LintRule:
-    """One rule. ``fires`` and ``quiet`` are examples: variables and circumstances."""
+    """One rule. ``fires`` and ``quiet`` are examples: variables and circumstances.
+
+    ``at_launch``: it is told at each launch where its variables are inherited.
+    """
 
     id: str
     level: Level
@@ -38,6 +41,7 @@ class LintRule:
     source: str
     conditions: Mapping[str, Mapping[str, Any]]
     when: Mapping[str, Any] = field(default_factory=dict)
+    at_launch: bool = False
     fires: tuple[Mapping[str, Any], ...] = ()
     quiet: tuple[Mapping[str, Any], ...] = ()
 
@@ -55,6 +59,7 @@ def rules() -> tuple[LintRule, ...]:
             source=raw["source"],
             conditions=raw.get("if", {}),
             when=raw.get("when", {}),
+            at_launch=raw.get("at_launch", False),
             fires=tuple(raw["fires"]),
             quiet=tuple(raw["quiet"]),
         )

@@ -1,0 +1,267 @@
+"""What happened to a run that failed, told once, from its incident, its class, its first failure.
+
+``tell_attempt`` is about one attempt, on the node where it is called; ``complete`` adds what is
+known when the run has ended. ``story_text`` shows it, everywhere in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import msgspec
+
+from ncclops.classify.model import EXITS
+from ncclops.classify.wording import describe_exit, signal_hint
+from ncclops.diagnose import escalated, own_code
+from ncclops.diagnose.incident_events import advice_on
+from ncclops.diagnose.incident_report import IncidentReport, report_incident
+from ncclops.diagnose.places import describe_operation
+from ncclops.errors import NcclopsError
+from ncclops.rank_lists import ranks_named
+from ncclops.record import event_log
+from ncclops.record.error_file import read_error
+from ncclops.record.event_values import GpuFault
+from ncclops.record.events import EscalationEvent, Event, RestartEvent, RetryEvent
+from ncclops.record.incident_record import ELSEWHERE, IncidentRecord, same_words
+from ncclops.record.paths import RunPaths, numbered
+from ncclops.record.story_record import CodeLine, Story, TriedStep
+from ncclops.record.verdict_record import FirstFailure
+
+_PROOF_LINES = 3
+_OUTPUT_LINES = 8
+_MOST_CHARS = 200
+# What we write into a rank's log ourselves, which the story says in its own words.
+_OUR_LINES = ("ncclops: ", "[rank ")
+# Restarts in place before this many seconds of an incident's time are those before it: the ranks'
+# clock and the agent's are one on a node, and close on several.
+_CLOCKS_S = 1.0
+
+
+def tell_attempt(
+    run: Path,
+    failure: FirstFailure | None,
+    found: Mapping[str, Any] | None,
+    *,
+    node: str,
+    attempt: int,
+    since: float,
+) -> Story | None:
+    """As ``tell``, with the incident that the attempt ended in, if it did.
+
+    ``since`` is when the attempt began, in seconds since the epoch.
+    """
+    paths = RunPaths(run)
+    report = None
+    if numbered(paths.incidents):
+        with suppress(NcclopsError, OSError):  # damaged, or not written to the end
+            report = report_incident(run, None)
+    if report is not None:
+        earlier = report.record.at < since - _CLOCKS_S
+        # Of a fault of all nodes, one has the record; the others have that their ranks left.
+        left = escalated.is_leaving(report.record)
+        if earlier or left or went_on(report, event_log.read(paths.events)):
+            report = None
+        if left and failure is not None and failure.message is None:
+            told = tell(run, None, failure, found, node=node, attempt=attempt)
+            return None if told is None else msgspec.structs.replace(told, waited=True)
+    return tell(run, report, failure, found, node=node, attempt=attempt)
+
+
+def tell(
+    run: Path,
+    report: IncidentReport | None,
+    failure: FirstFailure | None,
+    found: Mapping[str, Any] | None,
+    *,
+    node: str,
+    attempt: int,
+) -> Story | None:
+    """How the attempt with this number failed here; None where nothing shows that it did.
+
+    ``report`` is of the incident in which it ended, ``failure`` of the worker that ended first,
+    ``found`` the classifier's verdict with its evidence, ``node`` the name of this one.
+    """
+    paths = RunPaths(run)
+    if report is not None:
+        if report.record.cause == ELSEWHERE:
+            if report.culprit.waited:
+                return None  # as all ranks here did
+            found = None
+        told = _of_incident(report)
+    elif failure is not None:
+        told = _of_failure(failure, paths, attempt)
+    elif found is not None:
+        told = Story(what=str(found["summary"]), rank=found["rank"])
+    else:
+        return None
+    if found is not None:
+        told = msgspec.structs.replace(
+            told,
+            class_=found["class"],
+            confidence=found["confidence"],
+            summary=found["summary"],
+            proof=list(_proof(found, [told.what, *(line.text for line in told.code)])),
+            next_steps=told.next_steps or list(found["remedy"]),
+        )
+    log = None if told.rank is None else paths.rank(told.rank).stderr_log
+    if log is not None and log.exists():
+        told = msgspec.structs.replace(told, log=str(log))
+    output = [] if told.code else _output(failure, told)
+    command = _next_command(told, run)
+    return msgspec.structs.replace(told, output=output, next_command=command, log_host=node)
+
+
+def complete(
+    told: Story,
+    events: Sequence[Event],
+    gpu_faults: Sequence[GpuFault],
+    *,
+    node: str,
+    ended: str,
+    why: str,
+) -> Story:
+    """``told``, maybe by another node than this, with what was tried and why it stopped.
+
+    ``ended`` is how the last attempt ended, ``why`` the retry policy's reason; each may be empty.
+    """
+    last = next((each for each in reversed(events) if isinstance(each, EscalationEvent)), None)
+    is_said = ended.startswith(f"rank {told.rank} ") or any(
+        line.endswith(ended.removeprefix("hang: ")) for line in told.proof
+    )
+    reasons = [_own_words(last) if last is not None and last.to == "stop" else "", why]
+    broken = [f"rank {fault.rank}: {fault}" for fault in gpu_faults if str(fault) not in told.what]
+    return msgspec.structs.replace(
+        told,
+        what="; ".join([*broken, told.what]),
+        next_steps=list(dict.fromkeys([*advice_on(gpu_faults), *told.next_steps])),
+        log_host=None if told.log_host == node else told.log_host,
+        tried=list(tried(events)),
+        # After an escalation all ranks leave, and the one that does so first is not to blame.
+        ended="" if last is not None or is_said else ended,
+        stopped="; ".join(filter(None, dict.fromkeys(reasons))),
+    )
+
+
+def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
+    """The restarts in place, escalations and new attempts of the run, in their order."""
+    for event in events:
+        match event:
+            case RestartEvent(instead=None):
+                lost = f", without {ranks_named(event.ranks_lost)}" if event.ranks_lost else ""
+                yield TriedStep(
+                    at=event.ts,
+                    kind="restart",
+                    what=f"restart {event.iteration} in place{lost}",
+                    why=event.cause,
+                    lost=list(event.ranks_lost),
+                )
+            case EscalationEvent():
+                to = "new processes" if event.to == "respawn" else "the end of the job"
+                what = f"no further restart in place, but {to}"
+                yield TriedStep(at=event.ts, kind="escalation", what=what, why=event.reason)
+            case RetryEvent():
+                what = f"attempt {event.attempt} in new processes"
+                yield TriedStep(at=event.ts, kind="attempt", what=what, why=event.reason)
+
+
+def went_on(report: IncidentReport, events: Sequence[Event]) -> bool:
+    """Whether the job was started again, in place or in new processes, after the incident."""
+    after = report.record.at - _CLOCKS_S
+    # Where ranks left in a later incident, the restart in place after this one did not help.
+    again = RetryEvent if report.left_in is not None else (RestartEvent, RetryEvent)
+    return any(isinstance(each, again) and each.ts > after for each in events)
+
+
+def _alike(record: IncidentRecord) -> str:
+    """The ranks that raised what the first one did, as a number: there may be thousands."""
+    others = (fault for fault in record.faults if fault.initial_rank != record.first_faulty_rank)
+    said = record.exception
+    count = 0 if said is None else sum(same_words(fault.summary, said) for fault in others)
+    return f"; {count} more rank{'s' * (count != 1)} raised the same" if count else ""
+
+
+def _of_incident(report: IncidentReport) -> Story:
+    culprit, record = report.culprit, report.record
+    view = next((view for view in report.views if view.rank == culprit.rank), None)
+    code: list[CodeLine] = []
+    if culprit.rank == record.first_faulty_rank and record.traceback:
+        code = own_code.of_traceback(record.traceback)
+    if not code and view is not None:
+        code = own_code.of_stack(view.frames)
+    if not code and culprit.frame is not None:
+        code = own_code.of_stack((culprit.frame, *culprit.callers))
+    last = None if view is None else view.last
+    return Story(
+        what=report.sentence + _alike(record),
+        rank=culprit.rank,
+        host=culprit.host,
+        code=code,
+        operation=None if last is None else describe_operation(last),
+        incident=report.number,
+        waited=culprit.waited,
+        next_steps=list(report.advice),
+    )
+
+
+def _of_failure(failure: FirstFailure, paths: RunPaths, attempt: int) -> Story:
+    error = read_error(paths.rank(failure.rank).error(attempt))
+    code = own_code.of_traceback((error and error.traceback) or "\n".join(failure.tail))
+    host = f" on {failure.host}" if failure.host else ""
+    what = f"rank {failure.rank}{host} {describe_exit(failure.exit_code, failure.signal)}"
+    if failure.message:
+        what += f": {failure.message}"
+    elif hint := signal_hint(failure.signal):
+        what += f" ({hint})"
+    at = f" at {place(code[-1])}" if code else ""
+    return Story(what=what + at, rank=failure.rank, host=failure.host or None, code=code)
+
+
+def place(line: CodeLine) -> str:
+    """Such as ``/home/me/train.py:12 in step``; a file that does not compile has no function."""
+    return f"{line.file}:{line.line}" + (f" in {line.function}" if line.function else "")
+
+
+def _next_command(told: Story, run: Path) -> str:
+    name = quote(str(run))
+    if told.incident is not None:
+        return f"ncclops incident {name} {told.incident}"
+    return f"ncclops {'bundle' if told.class_ in (None, 'unknown') else 'classify'} {name}"
+
+
+def _proof(found: Mapping[str, Any], told: Sequence[str]) -> Iterator[str]:
+    """The lines that prove the class, each text once, without those that ``told`` quotes."""
+    causes = [line for line in found.get("evidence", ()) if line["role"] == "cause"]
+    seen = list(told)
+    for line in causes[:_PROOF_LINES]:
+        if line["file"] == EXITS:
+            continue
+        text = own_code.without_rank(line["text"]).strip()[:_MOST_CHARS]
+        if not any(text in each for each in seen):
+            seen.append(text)
+            # A fact that was given as a value has the name of its source as file.
+            is_file = Path(line["file"]).is_absolute()
+            where = f"{line['file']}:{line['line']}" if is_file else line["file"]
+            yield f"{where}: {text}"
+
+
+def _output(failure: FirstFailure | None, told: Story) -> list[str]:
+    if failure is None or failure.rank != told.rank:
+        return []
+    lines = (own_code.without_rank(line).rstrip() for line in failure.tail)
+    theirs = [line for line in lines if line and not line.startswith(_OUR_LINES)]
+    return [line[:_MOST_CHARS] for line in theirs if line not in told.what][-_OUTPUT_LINES:]
+
+
+def _own_words(escalation: EscalationEvent) -> str:
+    """The reason without the failure that it repeats."""
+    if not isinstance(escalation.failure, tuple):
+        return escalation.reason
+    what, where = escalation.failure
+    for failure in (f"{what} ({where}): ", f"{what}: "):
+        if failure in escalation.reason:
+            return escalation.reason.partition(failure)[2]
+    return escalation.reason

@@ -1,0 +1,79 @@
+"""Files that a worker may have written, or replaced: read if they are what they should be.
+
+In place of a file there may be a pipe on which a reader waits for ever, a link to ``/dev/zero``, or
+80 GB. Standard library only, for the monitor process.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+# The largest documents are pictures of 2,000 process groups, some MB.
+MOST_BYTES = 64 << 20
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """``path`` for reading, unbuffered. Raises ``OSError``, also where it is no regular file."""
+    # O_NONBLOCK: a pipe without a writer, or a device, is opened at once.
+    return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb")
+
+
+def append_regular(path: Path) -> io.FileIO:
+    """``path`` for appending, unbuffered; made if it is not there. Raises ``OSError``, as above."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads
+            raise
+        raise _no_file(errno.EINVAL, path) from error
+    return _checked(fd, path, "ab")
+
+
+def advice(error: OSError) -> str:
+    """What to do about a file that was handed over and is none, or too large; nothing else."""
+    if error.errno == errno.EINVAL:
+        return "; pipe it into the command, and write - for it"
+    return "; hand over the part that matters" if error.errno == errno.EFBIG else ""
+
+
+def read_stdin(most_bytes: int) -> bytes:
+    """All of standard input. Raises ``OSError``, also where it is larger."""
+    with open(0, "rb", closefd=False) as stdin:
+        return _all_of(stdin, most_bytes, "standard input")
+
+
+def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """What the regular file holds. Raises ``OSError``, also where it is larger."""
+    with open_regular(path) as file:
+        return _all_of(file, most_bytes, str(path))
+
+
+def _all_of(file: IO[bytes], most_bytes: int, name: str) -> bytes:
+    # Not by its size alone: it may grow meanwhile.
+    parts, left = [], most_bytes + 1
+    while left > 0 and (part := file.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    if left <= 0:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", name)
+    return b"".join(parts)
+
+
+def _checked(fd: int, path: Path, mode_of_file: str) -> io.FileIO:
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise _no_file(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, path)
+    os.set_blocking(fd, True)  # for a process that is given it
+    return io.FileIO(fd, mode_of_file)
+
+
+def _no_file(code: int, path: Path) -> OSError:
+    what = os.strerror(code) if code == errno.EISDIR else "it is no regular file"
+    return OSError(code, what, str(path))

@@ -1,0 +1,168 @@
+"""A main thread that waits in NCCL for a communicator that cannot come up.
+
+``ncclCommInitRank`` waits for all ranks of the communicator. Where one of them has failed, no abort
+frees the others: torch knows a communicator when that has returned. (A non-blocking one it does
+know, and its abort waits for the making to end.) Only the end of the process helps, and whoever
+waits for the restart should not have to wait for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+
+from torch import distributed
+
+from ncclops.restart import _groups
+from ncclops.restart._monitor_link import FREED_WITHIN_S
+from ncclops.restart.ledger import Ledger
+from ncclops.restart.monitor_process import MonitorProcess
+
+log = logging.getLogger("ncclops.restart")
+
+_LOOK_EVERY_S = 0.1
+# torch's watchdog may hold up what an abort has freed: it locks the dynamic loader while it prints
+# a stack. So many looks in a row have to show it idle.
+_IDLE_LOOKS = 3
+_ASK_EVERY_S = 0.5
+# Where nothing shows that a rank is missing, the making of a large communicator may just take time.
+_LONGEST_S = 28.0
+
+# Around torch's calls under `ncclops launch`.
+_MEASURING = "/ncclops/worker/waits.py"
+_DISTRIBUTED, _TORCH = "/torch/distributed/", "/torch/"
+# Not in these: what they wait for comes.
+_ENDINGS = {"destroy_process_group", "_shutdown_backend"}
+_DISK = "/torch/distributed/checkpoint/"
+# What torch's functions call the group that they use.
+_GROUP_NAMES = ("group", "process_group", "pg")
+
+
+Listener = Callable[[int], object]
+"""Told the initial rank of this process just before it is ended. Called in a thread of its own."""
+
+_listener: Listener = lambda _rank: None  # noqa: E731
+
+
+def register(listener: Listener) -> None:
+    """Have ``listener`` told from now on: no other rank may be left that could tell of it."""
+    global _listener
+    _listener = listener
+
+
+class BlockedMainThread:
+    """Finds that, after each abort, in one call of a wrapped function.
+
+    ``iteration`` tells the present one; ``submit`` has a job run with a ledger, in a thread that
+    may wait for the store.
+    """
+
+    def __init__(
+        self,
+        initial_rank: int,
+        main_thread: int,
+        monitor_process: MonitorProcess,
+        iteration: Callable[[], int],
+        submit: Callable[[Callable[[Ledger], None]], None],
+    ) -> None:
+        self._initial_rank = initial_rank
+        self._main_thread = main_thread
+        self._monitor_process = monitor_process
+        self._iteration = iteration
+        self._submit = submit
+
+    def look(self, iteration: int) -> None:
+        """The groups are aborted: from now on, until the main thread moves. Does not block."""
+        frame = sys._current_frames().get(self._main_thread)
+        if _groups.aborted_nccl and frame is not None and is_in_collective(frame):
+            watch = threading.Thread(
+                target=self._watch,
+                args=(iteration, frame, frame.f_lasti),
+                name="ncclops-blocked",
+                daemon=True,
+            )
+            watch.start()
+
+    def _watch(self, iteration: int, frame: FrameType, instruction: int) -> None:
+        since = asked_at = time.monotonic()
+        numbers, idle_looks, ran = members(frame), 0, _watchdogs()
+        cannot_come = threading.Event()
+
+        def ask(ledger: Ledger) -> None:
+            if ledger.is_waited_for_in_vain(iteration, numbers):
+                cannot_come.set()
+
+        self._submit(ask)
+        while self._is_at(iteration, frame, instruction):
+            time.sleep(_LOOK_EVERY_S)
+            now, ran_before, ran = time.monotonic(), ran, _watchdogs()
+            idle_looks = idle_looks + 1 if ran == ran_before is not None else 0
+            if now - since < FREED_WITHIN_S or idle_looks < _IDLE_LOOKS:
+                continue
+            if cannot_come.is_set() or now - since > _LONGEST_S:
+                if self._is_at(iteration, frame, instruction):
+                    self._have_it_ended(since)
+                return
+            if now - asked_at > _ASK_EVERY_S:
+                asked_at = now
+                self._submit(ask)
+
+    def _is_at(self, iteration: int, frame: FrameType, instruction: int) -> bool:
+        same = sys._current_frames().get(self._main_thread) is frame
+        return same and frame.f_lasti == instruction and self._iteration() == iteration
+
+    def _have_it_ended(self, since: float) -> None:
+        log.warning("the main thread waits in NCCL, which no abort ends: this process is ended")
+        try:
+            _listener(self._initial_rank)
+        except Exception:
+            log.exception("telling that this process is ended failed")
+        self._monitor_process.page.blocked_since = since
+        self._monitor_process.send({"op": "blocked"})
+
+
+def is_in_collective(main_thread: FrameType) -> bool:
+    """Whether it is in a call of ``torch.distributed`` that may wait for peers."""
+    files, calls = [], set()
+    for frame, _ in walk_stack(main_thread):
+        if frame.f_code.co_filename.endswith(_MEASURING):
+            continue
+        if _TORCH not in frame.f_code.co_filename:
+            break
+        files.append(frame.f_code.co_filename)
+        calls.add(frame.f_code.co_name)
+    is_waiting = any(_DISTRIBUTED in file for file in files)
+    return is_waiting and not any(_DISK in file for file in files) and calls.isdisjoint(_ENDINGS)
+
+
+def members(main_thread: FrameType) -> frozenset[int] | None:
+    """The ranks of the group that it is using, by their numbers; ``None``: maybe all."""
+    for frame, _ in walk_stack(main_thread):
+        variables = frame.f_locals if _TORCH in frame.f_code.co_filename else {}
+        for name in _GROUP_NAMES:
+            group = variables.get(name)
+            if isinstance(group, distributed.ProcessGroup):
+                return _groups.members_of_aborted(group)
+    return None
+
+
+def _watchdogs() -> tuple[str, ...] | None:
+    """The CPU time that each of torch's watchdogs has used; ``None``: one of them is running."""
+    found = []
+    for path in sorted(Path("/proc/self/task").glob("*/stat")):
+        try:
+            name, _, rest = path.read_text().partition(")")
+        except OSError:  # the thread has ended
+            continue
+        fields = rest.split()
+        if "(pt_nccl" in name:
+            if fields[0] in "RD":
+                return None
+            found.append(" ".join([name, *fields[11:13]]))
+    return tuple(found)

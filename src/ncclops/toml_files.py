@@ -1,0 +1,33 @@
+"""TOML files that people hand over: profiles, signatures."""
+
+from __future__ import annotations
+
+import errno
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ncclops.record.regular_file import read_regular
+
+# The largest of ours has 30 kB.
+MOST_BYTES = 1 << 20
+# In one key, tomllib goes through all levels for each one.
+_MOST_DOTS = 300
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """What ``path`` holds.
+
+    Raises ``OSError`` if it cannot be read, or is no regular file, no text or larger than any such
+    file, and ``ValueError`` if it is no TOML, which does not name the file.
+    """
+    text = read_regular(path, MOST_BYTES)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.count(b".") > _MOST_DOTS:
+            raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text.decode())
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -1,0 +1,179 @@
+"""The story of real failures: the right rank, its own line, and the same words everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ncclops.record.verdict_record import VERDICT, VerdictRecord
+from tests.conftest import CompletedText, run_ncclops
+
+Ncclops = Callable[..., CompletedText]
+
+# The rank that fails does so within code of torch.
+SHAPES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+
+def step(width):
+    return model(torch.ones(2, width)).sum()
+
+for number in range(4):
+    dist.all_reduce(step(9 if number == 2 and dist.get_rank() == 1 else 8).detach())
+"""
+# Rank 1 never comes to a reduction; it is rank 0 that fails, by the group's own timeout.
+ABSENT = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+
+def load_batch():
+    time.sleep(1000)
+
+for number in range(6):
+    if number == 5 and dist.get_rank() == 1:
+        load_batch()
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+def launch(directory: Path, source: str, *options: str, ranks: int = 2) -> CompletedText:
+    (directory / "train.py").write_text(source)
+    done = run_ncclops(
+        directory, "launch", "--run-dir", "run", "--nproc-per-node", str(ranks), *options,
+        "train.py",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_what_a_script_ends_itself_with_is_its_class(tmp_path: Path) -> None:
+    source = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    sys.exit('the data set /data/c4 is not there')\n"
+        "time.sleep(600)\n"
+    )
+    done = launch(tmp_path, source, "--restart", "process")
+    verdict = verdict_of(tmp_path)
+    assert verdict.classification is not None and verdict.story is not None
+    assert verdict.classification.class_ == verdict.story.class_ == "user-error"
+    assert verdict.classification.signature == "script-ended-itself"
+    assert "rank 1" in verdict.story.what
+    assert "ended: the data set /data/c4 is not there at " in verdict.story.what
+    assert "SystemExit" not in done.stderr
+
+
+def verdict_of(directory: Path) -> VerdictRecord:
+    verdict = VERDICT.read(directory / "run" / "verdict.json")
+    assert verdict is not None
+    return verdict
+
+
+def rows(text: str, *, after: str) -> list[str]:
+    """The lines of a story, as they are indented everywhere, without the labels' padding."""
+    lines = [line.removeprefix("ncclops: ") for line in text.splitlines()]
+    begin = next(number for number, line in enumerate(lines) if after in line)
+    told = [line.split() for line in lines[begin + 1 :] if line.startswith("  ")]
+    return [" ".join(line) for line in told]
+
+
+@pytest.fixture(scope="module")
+def mismatched(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mismatched")
+    (directory / "said").write_text(launch(directory, SHAPES, "--restart", "none").stderr)
+    return directory
+
+
+def test_the_last_lines_show_the_users_own_line_and_no_frame_of_torch(mismatched: Path) -> None:
+    said = (mismatched / "said").read_text()
+    end = said[said.index("ncclops: failed after") :]
+    assert "rank 1 on " in end.splitlines()[0]
+    assert "mat1 and mat2 shapes cannot be multiplied" in end.splitlines()[0]
+    assert "train.py:7 in step: return model(torch.ones(2, width)).sum()" in end
+    assert "frames in torch" in end
+    assert "/torch/nn/" not in end
+    assert end.count("mat1 and mat2") == 1
+    assert len(end.splitlines()) < 20
+
+
+def test_terminal_verdict_diagnose_and_report_say_the_same(mismatched: Path) -> None:
+    story = verdict_of(mismatched).story
+    assert story is not None
+    assert (story.rank, story.class_, story.code[-1].line) == (1, "user-error", 7)
+    shown = run_ncclops(mismatched, "diagnose", "run").stdout
+    said = (mismatched / "said").read_text()
+    assert rows(shown, after="rank 1 on ") == rows(said, after="failed after")
+    document = json.loads(run_ncclops(mismatched, "diagnose", "run", "--json").stdout)
+    assert (
+        document["story"] == json.loads((mismatched / "run" / "verdict.json").read_text())["story"]
+    )
+    assert document["what"] == story.what
+    page = run_ncclops(mismatched, "report", "run", "-o", "-").stdout
+    assert "return model(torch.ones(2, width)).sum()" in page
+
+
+def test_the_next_command_can_be_typed_as_it_stands(mismatched: Path) -> None:
+    story = verdict_of(mismatched).story
+    assert story is not None
+    program, *arguments = story.next_command.split()
+    assert program == "ncclops"
+    assert "step" in run_ncclops(mismatched, *arguments).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_rank_that_did_not_come_is_blamed_and_not_the_one_that_waited(
+    starts_processes: None, tmp_path: Path, ranks: int
+) -> None:
+    done = launch(
+        tmp_path, ABSENT, "--restart", "none", "--timeout", "process_group=6s", ranks=ranks
+    )
+    verdict = verdict_of(tmp_path)
+    assert verdict.story is not None
+    assert verdict.story.rank == 1
+    assert verdict.first_failure is not None
+    assert verdict.first_failure.rank != verdict.first_failure.caused_by == 1
+    assert verdict.story.class_ == "watchdog-timeout"
+    assert "load_batch" in verdict.story.what
+    assert verdict.story.code[-1].text == "time.sleep(1000)"
+    (headline,) = (line for line in done.stderr.splitlines() if "ncclops: failed after" in line)
+    assert "rank 1 on " in headline
+
+
+@pytest.mark.slow
+def test_a_hang_that_restarts_do_not_mend_is_told_as_one(
+    starts_processes: None, tmp_path: Path
+) -> None:
+    limits = ["soft=4s", "hard=8s", "process_group=30s"]
+    done = launch(tmp_path, ABSENT, *(word for limit in limits for word in ("--timeout", limit)))
+    verdict = verdict_of(tmp_path)
+    assert verdict.classification is not None
+    assert verdict.classification.class_ == "watchdog-timeout"
+    story = verdict.story
+    assert story is not None
+    assert story.what.startswith("rank 1 on ")
+    assert "never entered all_reduce" in story.what
+    assert story.code[-1].function == "load_batch"
+    assert any(step.kind == "restart" for step in story.tried)
+    assert story.stopped
+    assert "peer-exit" not in done.stderr
+
+
+def test_a_run_of_an_older_version_is_told_from_what_it_left(mismatched: Path) -> None:
+    """Such a verdict has no story: diagnose makes it, of the same incident."""
+    told = verdict_of(mismatched).story
+    older = mismatched / "older"
+    subprocess.run(["cp", "-r", mismatched / "run", older], check=True)
+    document = json.loads((older / "verdict.json").read_text())
+    del document["story"]
+    (older / "verdict.json").write_text(json.dumps(document))
+    again = json.loads(run_ncclops(mismatched, "diagnose", "older", "--json").stdout)["story"]
+    assert told is not None
+    assert (again["what"], again["rank"], again["class"]) == (told.what, 1, told.class_)

@@ -1,0 +1,64 @@
+"""Files that are handed over to be linted, and are not what they should be: one line says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ncclops.env.lint import Circumstances
+from ncclops.env.lint.inputs import of_file
+from ncclops.errors import UsageError
+
+MANIFEST = "env:\n- name: NCCL_DEBUG\n  value: INFO\n"
+
+
+def linted(path: Path, kind: str | None = None) -> dict[str, str | None]:
+    settings, _ = of_file(str(path), kind, Circumstances())
+    return {setting.name: setting.value for setting in settings.all}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("utf16.yaml", MANIFEST.encode("utf-16"), "it is not UTF-8 text"),
+        ("utf16.sh", "export A=1\n".encode("utf-16"), "it is not UTF-8 text"),
+        ("mapping.yaml", b"a: b: c\n", "line 1: mapping values are not allowed"),
+        ("indented.yaml", b"env:\n  - name: A\n   value: x\n", "cannot be read as YAML: line 3"),
+        ("open.yaml", b"args: [a, b\n", "cannot be read as YAML: line 2"),
+        ("flow.yaml", b"[" * 500_000, "nested more than 100 levels deep"),
+        ("block.yaml", b"- " * 500_000, "nested more than 100 levels deep"),
+        ("tags.yaml", b"%TAG !a! b\n" * 50_000, "more than 100 %TAG directives"),
+        ("large.sh", b"export A=1\n" * 100_000, "larger than 1 MiB"),
+        ("many.sh", b"".join(b"export A%d=1\n" % n for n in range(10_001)), "10,000 variables"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_linted(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=complaint) as told:
+        linted(tmp_path / name)
+    assert str(tmp_path / name) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.sh")
+    for path in (tmp_path / "pipe.sh", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="it is no regular file; pipe it into"):
+            linted(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        MANIFEST,
+        f"{{{{- if .Values.debug }}}}\n{MANIFEST}{{{{- end }}}}\n",
+        f"%TAG !s! tag:site,2026:\n---\n{MANIFEST}own: !s!x &a [1]\n---\nanother: document\n",
+    ],
+    ids=["plain", "template", "tags"],
+)
+def test_manifests_and_their_templates_are_read(tmp_path: Path, content: str) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    assert linted(tmp_path / "job.yaml") == {"NCCL_DEBUG": "INFO"}

@@ -1,0 +1,96 @@
+"""Whatever a rank writes into its records, the agent goes on, and says how the run ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+
+pytestmark = pytest.mark.slow
+
+DEEP = "'[' * 200_000"
+WAYS = {
+    "a message without text": 'error.write_text(\'{"message": ""}\')',
+    "an error file of 200,000 levels": f"error.write_text({DEEP})",
+    "an error file of 3 GB": "os.truncate(os.open(error, os.O_CREAT | os.O_RDWR), 3 << 30)",
+    "an error file that is a pipe": "os.mkfifo(error)",
+    "a line of 200,000 levels": f"add(worker, {DEEP}); add(receipt, {DEEP})",
+    "values of other types": """
+for kind in ("fault", "restart", "escalation", "phase", "group-timeout", "retry", "xid"):
+    for value in ({}, [], [[]], "x", -1, 1e308, None, 2**70):
+        fields = ("rank", "of_rank", "ranks", "cause", "ts", "iteration", "to", "reason", "seconds")
+        add(worker, json.dumps({"ts": 1.0, "event": kind} | dict.fromkeys(fields, value)))
+for kind in ("start", "step", "phase-begin", "phase-end", "end", "compile-warmup"):
+    for value in ({}, [], "x", -1, 1e308, None, 2**70):
+        fields = ("ts", "step", "seconds", "phase", "limit_s", "iteration", "loss")
+        add(receipt, json.dumps({"ts": 1.0, "kind": kind} | dict.fromkeys(fields, value)))
+""",
+    "pipes in the place of its records": """
+for path in (worker, receipt, rank / "progress", rank / "environment.json"):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+""",
+    "no rank directory": "shutil.rmtree(rank)",
+    "random numbers in its progress page": "(rank / 'progress').write_bytes(os.urandom(4096))",
+    "one line of 40 MB": "sys.stderr.write('\\x1b[2J' * (10 << 20)); sys.stderr.flush()",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_verdict_is_written(
+    way: str, ncclops: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(f"""
+import json, os, shutil, sys, time
+from pathlib import Path
+from ncclops import receipt as receipts
+
+def add(path, line):
+    with path.open("a") as file:
+        file.write(line + "\\n")
+
+receipts.step(0)
+rank = Path(os.environ["NCCLOPS_RUN_DIR"]) / "ranks" / os.environ["RANK"]
+worker, receipt = rank / "worker.jsonl", rank / "receipt.jsonl"
+error = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+if os.environ["RANK"] == "1":
+    {WAYS[way].strip().replace(chr(10), chr(10) + "    ")}
+    time.sleep(0.5)
+    os._exit(3)
+time.sleep(1)
+""")
+    done = ncclops(
+        "launch", "--restart", "none", "--nproc-per-node", "2", "--run-dir", "run", "bad.py"
+    )
+    assert done.returncode == 1, done.stderr
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert verdict["outcome"] == "failed"
+    assert verdict["first_failure"]["rank"] == 1
+    ours = [line for line in done.stderr.splitlines() if line.startswith("ncclops:")]
+    assert "Traceback" not in done.stderr
+    assert not any("internal error" in line for line in ours)
+    assert max(map(len, ours)) < 3000
+
+
+def test_a_rank_that_truncates_its_progress_page_is_told_so(
+    ncclops: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text("""
+import os, time
+from ncclops import receipt
+rank = os.environ["RANK"]
+if rank == "1":
+    os.truncate(os.path.join(os.environ["NCCLOPS_RUN_DIR"], "ranks", rank, "progress"), 0)
+for step in range(1000):
+    receipt.step(step)
+    time.sleep(0.1)
+""")
+    options = ("--restart", "none", "--nproc-per-node", "2", "--run-dir", "run")
+    assert ncclops("launch", *options, "bad.py").returncode == 1
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    why = "run/ranks/1/progress was truncated"
+    assert verdict["reason"] == f"rank 1 was killed by SIGBUS ({why})"

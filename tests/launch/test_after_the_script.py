@@ -1,0 +1,101 @@
+"""A job that has finished is not done again, and no process outlives it, whatever its ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CompletedText
+from tests.launch.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+Script = Callable[[str], Path]
+Ncclops = Callable[..., CompletedText]
+
+STUCK = """
+import ctypes, os
+class Stuck:
+    def __del__(self, sleep=ctypes.PyDLL(None).sleep):
+        sleep(1000)  # with the GIL in hand
+if os.environ["RANK"] == "1":
+    stuck = Stuck()
+open("starts", "a").write("x")
+"""
+
+
+def test_a_process_that_does_not_end_after_its_script_is_ended_and_the_job_is_completed(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--run-dir", "run")
+    done = ncclops("launch", *options, script(STUCK))
+    run = Run(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "starts").read_text() == "xx"
+    assert [event["rank"] for event in run.named("exit-forced")] == [1]
+    assert run.verdict["outcome"] == "completed"
+    assert run.verdict["ranks_lost"] == []
+    assert run.verdict["reason"].startswith("rank 1 was killed by SIGKILL, after the script had")
+    assert "rank 1: its script has ended, and its process does not" in done.stderr
+
+
+LEFT_BEHIND = """
+import os, pathlib, signal, time
+with open("starts", "a") as starts:
+    starts.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}, ")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+    while not pathlib.Path("finished").exists():
+        time.sleep(0.01)
+    time.sleep(3)  # nothing announces that the other rank has left its script
+    os.kill(os.getpid(), signal.SIGKILL)
+open("finished", "w").close()
+"""
+
+
+def test_a_rank_that_had_finished_is_not_started_again_alone(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """The one that dies had not: what follows is decided by the agent, and is all of the job."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--run-dir", "run")
+    done = ncclops("launch", *options, script(LEFT_BEHIND))
+    run = Run(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    starts = (tmp_path / "starts").read_text().split(", ")
+    assert sorted(filter(None, starts)) == ["0 of 2", "0 of 2", "1 of 2", "1 of 2"]
+    (escalation,) = run.named("escalation")
+    assert escalation["reason"] == "all ranks but rank 0 had finished"
+    assert run.verdict["attempts"] == 2
+    assert run.verdict["reason"] == "2 workers exited 0"
+
+
+REDUCER = """
+import threading, time
+import torch, torch.distributed as dist
+
+def train():
+    dist.init_process_group("gloo")
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    of_model = dist.Reducer(weights, [[0]], [1 << 20], dist.group.WORLD)
+    called = threading.Event()
+    def linger(_):
+        called.set()
+        time.sleep(1)  # nothing announces that the other thread waits in the destructor
+    if dist.get_rank() == 1:
+        time.sleep(0.5)  # what is finished already calls back at once, and not from the worker
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(linger)
+    called.wait()
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+def test_a_model_lets_go_of_its_group_without_restarts_in_place_as_well(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--run-dir", "run")
+    done = ncclops("launch", "--restart", "none", *options, script(REDUCER))
+    assert done.returncode == 0, done.stderr
+    assert Run(tmp_path / "run").verdict["reason"] == "2 workers exited 0"

@@ -1,0 +1,142 @@
+"""While a run is stopping, or an attempt is ending, nothing starts again, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIMIT_S, CompletedText, free_port
+from tests.lanes import GLOO, IN_SCRIPT, Lane
+from tests.launch.conftest import Background, Run
+
+pytestmark = pytest.mark.slow
+
+Script = Callable[[str], Path]
+Start = Callable[..., Background]
+Ncclops = Callable[..., CompletedText]
+
+
+def fails_while_stopping(how: str, receipts: Path) -> str:
+    """The last rank fails within its part of the stop, once rank 0 has done its own."""
+    return f"""{IN_SCRIPT}
+import pathlib, signal, time
+import torch.distributed as dist
+from ncclops import receipt
+how, receipts = {how!r}, pathlib.Path({str(receipts)!r})
+dist.init_process_group(**lane)
+rank, size = dist.get_rank(), dist.get_world_size()
+open("starts", "a").write("x")
+@receipt.on_stop
+def save():
+    if rank == 0: return
+    if rank < size - 1: time.sleep(1000)
+    while '"stopped"' not in receipts.read_text(): time.sleep(0.01)
+    if how == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("no space left")
+for n in range(10**9):
+    dist.all_reduce(torch.ones(100, device=device))
+    time.sleep(0.01)
+    receipt.step(n)
+    if n == 5: open("trains", "w").close()
+"""
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} does not appear"
+        time.sleep(0.02)  # no event: another process's file
+
+
+@pytest.mark.parametrize(
+    ("lane", "how", "restart", "said"),
+    [
+        ("gloo", "killed", "in-process", "rank 2 failed meanwhile (was killed by SIGKILL)"),
+        ("nccl", "raises", "in-process", "rank 2 failed meanwhile (ValueError: no space left)"),
+        ("gloo", "raises", "process", "rank 2 failed meanwhile (ValueError: no space left)"),
+    ],
+    indirect=["lane"],
+)
+def test_a_fault_while_the_run_is_stopping_is_recorded_and_the_job_only_ends(
+    background: Start, script: Script, tmp_path: Path, lane: Lane, how: str, restart: str, said: str
+) -> None:
+    launcher = background(
+        *("launch", "--profile", lane.profile, "--nproc-per-node", "3", "--run-dir", "run"),
+        *("--restart", restart, "--max-restarts", "2"),
+        script(fails_while_stopping(how, tmp_path / "run/ranks/0/receipt.jsonl")),
+    )
+    wait_for(tmp_path / "trains")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    assert (tmp_path / "starts").read_text() == "xxx"
+    assert run.named("restart") == run.named("retry") == run.named("escalation") == []
+    assert run.verdict["outcome"] == "interrupted"
+    assert run.verdict["reason"].startswith(f"stopped by SIGTERM; {said}")
+    assert run.verdict["first_failure"]["rank"] == 2
+    assert run.verdict["workers"][0]["exit_code"] == 0, "it had done its part"
+    assert [fault["rank"] for fault in run.named("fault")] == [2]
+
+
+def test_a_fault_on_one_node_while_the_job_is_stopped_on_another_starts_nothing_again(
+    background: Start, script: Script, tmp_path: Path, ncclops: Ncclops
+) -> None:
+    receipts = tmp_path / "node-0/ranks/0/receipt.jsonl"
+    train, port = script(fails_while_stopping("raises", receipts)), str(free_port())
+    agents = [
+        background(
+            *("launch", "--profile", GLOO.profile, "--run-dir", f"node-{number}"),
+            *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"),
+            *("--master-addr", "127.0.0.1", "--master-port", port, train),
+        )
+        for number in range(2)
+    ]
+    wait_for(tmp_path / "trains")
+    assert ncclops("stop", "node-0", "--reason", "drain").returncode == 0
+    assert [agent.wait(LIMIT_S) for agent in agents] == [1, 1]
+    runs = [Run(tmp_path / f"node-{number}") for number in range(2)]
+    assert (tmp_path / "starts").read_text() == "xx"
+    assert [run.named("restart") for run in runs] == [[], []]
+    assert [run.verdict["outcome"] for run in runs] == ["stopped", "stopped"]
+    for run in runs:
+        assert "rank 1 failed meanwhile (ValueError: no space left)" in run.verdict["reason"]
+    assert runs[0].verdict["workers"][0]["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lane", "restart"), [("gloo", "process"), ("nccl", "none")], indirect=["lane"]
+)
+def test_after_a_failure_the_others_leave_their_collective_before_they_are_told_to_end(
+    ncclops: Ncclops, script: Script, tmp_path: Path, lane: Lane, restart: str
+) -> None:
+    """What they clean up is done: SIGTERM alone ends a process, or waits for the collective."""
+    source = """
+import time
+import torch.distributed as dist
+dist.init_process_group(**lane)
+pair = dist.new_group([0, 2])  # which rank 1 does not end with its process
+if dist.get_rank() != 1: dist.all_reduce(torch.ones(10, device=device), group=pair)
+dist.barrier()
+if dist.get_rank() == 1: os._exit(3)
+if dist.get_rank() == 2: time.sleep(1000)
+try:
+    dist.all_reduce(values := torch.ones(10, device=device), group=pair)
+    values.sum().item()
+finally:
+    open("cleaned-up", "w").close()
+"""
+    done = ncclops(
+        *("launch", "--profile", lane.profile, "--nproc-per-node", "3", "--run-dir", "run"),
+        *("--restart", restart, script(IN_SCRIPT + source)),
+    )
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "cleaned-up").exists(), done.stderr
+    run = Run(tmp_path / "run")
+    assert run.verdict["first_failure"]["rank"] == 1
+    assert run.verdict["reason"] == "rank 1 exited with code 3"
+    (failed, *others) = sorted(run.verdict["workers"], key=lambda worker: worker["asked_to_stop"])
+    assert (failed["rank"], [each["asked_to_stop"] for each in others]) == (1, [True, True])

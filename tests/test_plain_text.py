@@ -1,0 +1,122 @@
+"""What comes from outside is shown so that it cannot act on whoever looks at it."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclops.plain_text import plain, plain_line
+from tests.flight import dumps
+
+Run = Callable[..., CompletedProcess[str]]
+
+CLEAR, TITLE, TURNED = "\x1b[2J", "\x1b]0;owned\x07", "\u202egnp.exe"
+HOSTILE = f"one{CLEAR}two{TITLE}three{TURNED}\x9b31m\rfour"
+
+
+def acts(text: str) -> str:
+    """The characters of ``text`` that a terminal or a page acts on."""
+    kinds = ("LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    return "".join(
+        each
+        for each in text
+        if (unicodedata.category(each) == "Cc" and each not in "\n\t")
+        or unicodedata.bidirectional(each) in kinds
+        or each in "\u200e\u200f\u061c\u2028\u2029"
+    )
+
+
+@given(st.text())
+def test_nothing_acts_and_nothing_else_is_lost(text: str) -> None:
+    shown = plain(text)
+    assert acts(shown) == ""
+    # Without what acts it is the same, but for the escapes that stand in its place.
+    if not acts(text):
+        assert shown == text
+
+
+@given(st.text(), st.integers(min_value=1, max_value=50))
+def test_a_line_is_one_and_has_its_length(text: str, most: int) -> None:
+    line = plain_line(text, most)
+    assert len(line) <= most
+    assert acts(line) == "" and "\n" not in line and "\t" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[1;31mred\x1b[0m and plain", "red and plain"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("é ✓ 日本\ttab\nline", "é ✓ 日本\ttab\nline"),
+        ("\u202egnp", r"\u202egnp"),
+        ("10%\r20%", r"10%\r20%"),
+    ],
+)
+def test_what_is_shown(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_a_line_that_is_cut_says_so() -> None:
+    assert plain_line("a  b\n c", 10) == "a b c"
+    assert plain_line("x" * 10, 10) == "x" * 10
+    assert plain_line("x" * 11, 10) == "x" * 9 + "…"
+    assert plain_line("x" + " " * 1000 + "y", 10) == "x…"
+
+
+def without_colours(shown: CompletedProcess[str]) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.stdout + shown.stderr)
+
+
+def test_a_dump_does_not_act_on_the_terminal(
+    starts_processes: None, ncclops_in_process: Run, tmp_path: Path
+) -> None:
+    frames = dumps.frames(file=f"/home/{HOSTILE}.py")
+    group = ("0", HOSTILE)
+    entries = {
+        rank: [dumps.entry(1, group=group, state=state, frames=frames)]
+        for rank, state in ((0, "started"), (1, "completed"))
+    }
+    made = {rank: dumps.dump(each, {group: [0, 1, 2]}) for rank, each in entries.items()}
+    dumps.write_pickles(tmp_path / "d", made, "trace_")
+    shown = ncclops_in_process("flight", "analyze", "d", env={"FORCE_COLOR": "1"})
+    assert "one" in shown.stdout and acts(without_colours(shown)) == ""
+
+
+def test_a_log_does_not_act_on_the_terminal(ncclops_in_process: Run, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        f"RuntimeError: {HOSTILE} CUDA error: out of memory{CLEAR}\n"
+        f"torch.OutOfMemoryError: CUDA out of memory. {TITLE}{TURNED}\n"
+    )
+    shown = ncclops_in_process("classify", "log")
+    assert "out of memory" in shown.stdout and acts(shown.stdout + shown.stderr) == ""
+
+
+def test_an_error_is_one_clean_line_of_a_bearable_length(
+    ncclops_in_process: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text(f'[profile]\nname = "p"\n"{"x" * 100_000}\\u001b[2J" = 1\n')
+    shown = ncclops_in_process("profile", "validate", "p.toml")
+    assert shown.returncode == 2
+    assert shown.stderr.count("\n") == 1 and len(shown.stderr) < 3000
+    assert acts(shown.stderr) == ""
+
+
+def test_a_report_holds_nothing_that_acts(ncclops_in_process: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text(
+        json.dumps({"schema": "ncclops.run/1", "run_id": HOSTILE, "argv": [HOSTILE]})
+    )
+    shown = ncclops_in_process("report", "run", "-o", "page.html")
+    page = tmp_path / "page.html"
+    text = page.read_text() if page.exists() else ""
+    assert acts(text + shown.stderr + shown.stdout) == ""
+    assert shown.returncode == 2 or r"one\x1b[2J" in text
