@@ -491,15 +491,21 @@ def test_an_atomic_section_is_waited_for() -> None:
 
 
 def test_no_atomic_section_is_entered_once_it_has_begun() -> None:
+    begun = threading.Event()  # set where no section is under way, and none may be entered
     entered = []
 
     def keep_entering(interrupter: Interrupter) -> None:
         while True:
             with interrupter.atomic():
-                entered.append(interrupter._gate.closed)
+                entered.append(begun.is_set())
 
-    with interrupted(keep_entering) as happened:
+    def begin(_: Interrupter) -> None:
+        begun.set()
+        time.sleep(0.1)  # time to enter one, if that were possible
+
+    with interrupted(keep_entering, abort=begin) as happened:
         assert happened == ["begun", "interrupted"]
+    assert entered
     assert not any(entered)
 
 
