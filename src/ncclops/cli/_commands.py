@@ -46,6 +46,7 @@ COMMANDS = (
         {"allow_interspersed_args": False, "allow_extra_args": True},
         quiet="Of our own lines, show only warnings, errors and where the verdict is.",
     ),
+    Command("preflight", RUN, "Is this node fit for the job?", "preflight:preflight"),
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),

@@ -44,6 +44,13 @@ TABLE = (
         " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT",
     ),
     ExitCodes(
+        "`preflight`",
+        "no check fails; warnings do not count without `--strict`",
+        "",
+        "unknown profile, check or root",
+        f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
+    ),
+    ExitCodes(
         "`classify`",
         "classified",
         "",

@@ -134,6 +134,7 @@ def _document(profile: Profile) -> dict[str, Any]:
         },
         "growth": asdict(profile.growth),
         "restarts": asdict(profile.restarts),
+        "preflight": asdict(profile.preflight),
         "env": {
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
@@ -202,6 +203,9 @@ def _lines(profile: Profile) -> Iterator[tuple[int, str, str]]:
         yield 0, "", f"growth over restarts {name} = {value}"
     for name, value in document["restarts"].items():
         yield 0, "", f"restarts {name} = {value}"
+    for name, value in document["preflight"].items():
+        if value is not None and value != ():
+            yield 0, "", f"preflight {name} = {value}"
     for section, value in profile.retry.items():
         yield 0, "", f"retry {section} = {value}"
     for name, entries in profile.env.items():

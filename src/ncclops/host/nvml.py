@@ -26,9 +26,13 @@ class GpuLostError(Exception):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """NVML, or one GPU, cannot be used here; ``reason`` says why. Not a sign of a sick GPU."""
+    """NVML, or one GPU, cannot be used here; ``reason`` says why. Not a sign of a sick GPU.
+
+    ``error`` is NVML's number for it, None where NVML was not reached.
+    """
 
     reason: str
+    error: int | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def start() -> Nvml | Unavailable:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML is not available: {error}")
+        return Unavailable(f"NVML is not available: {error}", getattr(error, "value", None))
     return Nvml(pynvml)
 
 

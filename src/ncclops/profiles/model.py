@@ -133,6 +133,25 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class PreflightNeeds:
+    """``[preflight]``: what the lane needs of a node; None: judged by what there is.
+
+    ``rdma``: whether the job's ranks talk over InfiniBand or RoCE, so that a port which is down
+    ends it. ``gpus``, ``rdma_ports``: how many there have to be at least, ``rdma_gbps`` how fast
+    each of those ports. ``ignore`` are ids of checks that say nothing of this cluster.
+    ``nodes`` is the profile's.
+    """
+
+    nodes: Nodes = "any"
+
+    rdma: bool | None = None
+    gpus: int | None = None
+    rdma_ports: int | None = None
+    rdma_gbps: int | None = None
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WatchSettings:
     """``[watch]``: how long progress may be missing, and what else the watch goes by.
 
@@ -158,11 +177,11 @@ class Profile:
     ids of lint rules the profile knowingly breaks to the reason. ``retry`` is what it changes in
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
     ``scopes`` say what happens to all variables of a kind, but for those that ``env`` names.
-    ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave.
-    ``timeouts`` are those that it names, by their names in ``[timeouts]``, for process groups as
-    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each
-    parameter, the timeouts (``timeouts.NAME``) and variables that follow from it. ``remarks`` are
-    what a person should know of how the files combine.
+    ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave;
+    ``preflight`` what a node has to have. ``timeouts`` are those that it names, by their names in
+    ``[timeouts]``, for process groups as ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives
+    the rest. ``uses`` are, for each parameter, the timeouts (``timeouts.NAME``) and variables that
+    follow from it. ``remarks`` are what a person should know of how the files combine.
     """
 
     name: str
@@ -178,6 +197,7 @@ class Profile:
     watch: WatchSettings = WatchSettings()
     growth: Growth = Growth()
     restarts: Restarts = Restarts()
+    preflight: PreflightNeeds = PreflightNeeds()
     scopes: Mapping[Scope, Entry] = field(default_factory=dict)
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from ncclops.profiles.model import (
     GivenParameter,
     Growth,
     Parameter,
+    PreflightNeeds,
     Profile,
     Restarts,
     Scope,
@@ -135,6 +136,7 @@ def _combine(
     watch: dict[str, Any] = {}
     growth: dict[str, Any] = {}
     restarts: dict[str, Any] = {}
+    preflight: dict[str, Any] = {}
     scopes: dict[Scope, Entry] = {}
     for file in files:
         suppress |= file.content.lint.ignore
@@ -142,6 +144,7 @@ def _combine(
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
         growth |= file.content.growth.model_dump(exclude_none=True)
         restarts |= file.content.restarts.model_dump(exclude_none=True)
+        preflight |= file.content.preflight.model_dump(exclude_none=True)
         for scope, wanted in file.content.scopes.items():
             scopes.pop(scope, None)
             if wanted.unset:
@@ -177,6 +180,10 @@ def _combine(
         watch=_watch(watch, parameters),
         growth=Growth(**growth),
         restarts=Restarts(**restarts),
+        preflight=PreflightNeeds(
+            **preflight
+            | {"nodes": main.content.nodes, "ignore": tuple(preflight.get("ignore", ()))}
+        ),
         scopes=scopes,
     )
 

@@ -167,6 +167,16 @@ else:
     WatchPart = _part_of(WatchSettings)
 
 
+class PreflightPart(_Part):
+    """``[preflight]``: what the lane needs of a node, and checks that say nothing of it."""
+
+    rdma: bool | None = None
+    gpus: Annotated[int, Field(strict=True, ge=0)] | None = None
+    rdma_ports: Annotated[int, Field(strict=True, ge=0)] | None = None
+    rdma_gbps: Annotated[int, Field(strict=True, gt=0)] | None = None
+    ignore: list[str] | None = None
+
+
 class RetryPart(_Part):
     """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
 
@@ -195,6 +205,7 @@ class ProfileFile(_Part):
     watch: WatchPart = WatchPart()
     growth: GrowthPart = GrowthPart()
     restarts: RestartsPart = RestartsPart()
+    preflight: PreflightPart = PreflightPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -261,6 +272,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "watch": WatchPart,
         "growth": GrowthPart,
         "restarts": RestartsPart,
+        "preflight": PreflightPart,
         "lint": LintPart,
         "retry": RetryPart,
     }

@@ -1,0 +1,224 @@
+"""``ncclops preflight``: is this node fit for the job?"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclops.cli._options import ExitCodeOption, JsonOption, ParamOption
+from ncclops.cli._output import echo, note, print_json
+from ncclops.errors import PreflightRefused, UsageError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ncclops.preflight.model import NodeReport
+    from ncclops.profiles.model import PreflightNeeds
+
+_NODE = "What is checked"
+_HANDED_OVER = "For schedulers and monitoring"
+
+
+def preflight(
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile",
+            "-p",
+            metavar="NAME|FILE",
+            rich_help_panel=_NODE,
+            help="Judge by what this lane needs ([preflight]). Default: by what the node has.",
+        ),
+    ] = None,
+    param: ParamOption = None,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--path",
+            metavar="DIR",
+            rich_help_panel=_NODE,
+            help="A directory that needs space, such as that of checkpoints; may be repeated.",
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--skip", metavar="CHECK", rich_help_panel=_NODE, help="Leave this check out."
+        ),
+    ] = None,
+    window: Annotated[
+        str,
+        typer.Option(
+            "--window",
+            metavar="TIME",
+            rich_help_panel=_NODE,
+            help="How long counters of network ports are watched.",
+        ),
+    ] = "2s",
+    limit: Annotated[
+        str,
+        typer.Option(
+            "--limit",
+            metavar="TIME",
+            rich_help_panel=_NODE,
+            help="How long a GPU, a port or a disk may take to answer.",
+        ),
+    ] = "15s",
+    root: Annotated[
+        Path,
+        typer.Option(
+            "--root",
+            metavar="DIR",
+            rich_help_panel=_NODE,
+            help="Read /proc, /sys, /dev, /etc and /var/log below DIR, such as a host's in /host.",
+        ),
+    ] = Path("/"),
+    exclude_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--exclude-file",
+            metavar="FILE",
+            rich_help_panel=_HANDED_OVER,
+            help="Add this host to FILE if it fails, take it out if not (sbatch --exclude=FILE).",
+        ),
+    ] = None,
+    node_name: Annotated[
+        str | None,
+        typer.Option(
+            "--node-name",
+            metavar="NAME",
+            rich_help_panel=_HANDED_OVER,
+            help="What the scheduler calls this host. Default: SLURMD_NODENAME or NODE_NAME, else"
+            " the host's name.",
+        ),
+    ] = None,
+    reason: Annotated[
+        bool,
+        typer.Option(
+            "--reason",
+            rich_help_panel=_HANDED_OVER,
+            help="Print one line that says why the node fails, and nothing if it does not.",
+        ),
+    ] = False,
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus",
+            rich_help_panel=_HANDED_OVER,
+            help="Print Prometheus' text format.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", rich_help_panel=_HANDED_OVER, help="A warning fails as well."),
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show also what is well and what cannot be told.")
+    ] = False,
+    exit_code: ExitCodeOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this node's GPUs, network ports and settings before a job starts.
+
+    Exits with 3 when a check fails. Nothing is changed, and whatever does not answer is given up.
+    """
+    from ncclops.preflight import hand_over
+    from ncclops.preflight.model import Status
+
+    if sum((as_json, reason, prometheus)) > 1:
+        raise UsageError("--json, --reason and --prometheus each print one thing: give one")
+    needs = _needs(profile, param, skip)
+    report = _report(
+        needs, root, path or [], _time("--window", window), _time("--limit", limit), node_name
+    )
+    bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
+    failed = report.status in bad
+    if exclude_file is not None:
+        try:
+            hand_over.update_exclude_file(exclude_file, {report.host: failed})
+        except OSError as error:
+            raise UsageError(
+                f"--exclude-file {exclude_file}: {error.strerror}: name a file that can be written"
+            ) from None
+    if as_json:
+        print_json(document([report]))
+    elif prometheus:
+        echo(hand_over.prometheus([report]).decode(), newline=False)
+    elif reason:
+        if line := hand_over.reason(report.findings, strict=strict):
+            echo(line)
+    else:
+        from ncclops.cli._preflight_table import lines
+
+        echo("\n".join(lines(report, everything=everything)))
+    if failed and exit_code:
+        raise typer.Exit(PreflightRefused.exit_code)
+
+
+def document(reports: list[NodeReport]) -> dict[str, object]:
+    """What ``--json`` prints."""
+    from ncclops.preflight.model import worst
+
+    return {
+        "schema": "ncclops.preflight/1",
+        "status": str(worst(report.status for report in reports)),
+        "hosts": [report.to_json() for report in reports],
+    }
+
+
+def _needs(
+    profile: list[str] | None, param: list[str] | None, skip: list[str] | None
+) -> PreflightNeeds:
+    from dataclasses import replace
+
+    from ncclops.preflight.catalogue import catalogue
+    from ncclops.profiles.model import PreflightNeeds
+
+    needs = PreflightNeeds()
+    if profile:
+        from ncclops.env.request import resolve_profile
+        from ncclops.profiles.parameters import parse_parameters
+
+        found = resolve_profile(profile, parameters=parse_parameters(param), say=note)
+        needs = found.preflight
+    elif param:
+        raise UsageError("--param sets a parameter of a profile: name it with --profile")
+    for name in (*needs.ignore, *(skip or ())):
+        if name not in catalogue():
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, catalogue(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "docs/preflight.md lists all"
+            raise UsageError(f"there is no check {name!r}: {hint}")
+    return replace(needs, ignore=(*needs.ignore, *(skip or ())))
+
+
+def _report(
+    needs: PreflightNeeds,
+    root: Path,
+    paths: list[str],
+    window: timedelta,
+    limit: timedelta,
+    name: str | None,
+) -> NodeReport:
+    from ncclops.preflight.node import check_node
+
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: there is no such directory")
+    began = time.monotonic()
+    report = check_node(needs, root=root.resolve(), spaces=paths, window=window, limit=limit)
+    by_scheduler = os.environ.get("SLURMD_NODENAME") or os.environ.get("NODE_NAME")
+    return report.named(name or by_scheduler or report.host, time.monotonic() - began)
+
+
+def _time(option: str, text: str) -> timedelta:
+    from ncclops.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

@@ -1,0 +1,104 @@
+"""What checks of several kinds ask of readings, and how they word what was read. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from ncclops.preflight.catalogue import Check
+from ncclops.preflight.model import Finding
+from ncclops.preflight.readings import Files, Node
+
+# A check's rule: what it finds on a node.
+Rule = Callable[[Check, Node], Iterator[Finding]]
+
+HOST = "host"
+UNLIMITED = 1 << 62
+
+
+def uses_rdma(node: Node) -> bool:
+    """Whether the job will: the lane says it, or else there being a device."""
+    return bool(node.nics) if node.needs.rdma is None else node.needs.rdma
+
+
+def soft_limit(files: Files, label: str) -> int | None:
+    """The soft limit of a line of ``/proc/self/limits``; ``UNLIMITED`` where there is none."""
+    match = re.search(rf"^{label}\s+(\S+)", files.text("proc/self/limits") or "", re.MULTILINE)
+    if match is None:
+        return None
+    if match[1] == "unlimited":
+        return UNLIMITED
+    return int(match[1]) if match[1].isdecimal() else None
+
+
+def is_virtual(files: Files) -> bool:
+    """Whether the processor says that a hypervisor is below."""
+    flags = re.search(r"^flags\s*:(.*)", files.text("proc/cpuinfo") or "", re.MULTILINE)
+    return flags is not None and "hypervisor" in flags[1].split()
+
+
+def in_container(files: Files) -> bool:
+    """By the marks that container runtimes leave."""
+    first = files.text("proc/1/cgroup") or ""
+    return (
+        ".dockerenv" in files
+        or "run/.containerenv" in files
+        or any(word in first for word in ("docker", "kubepods", "containerd", "libpod", "lxc"))
+    )
+
+
+def cpu_list(text: str | None) -> frozenset[int]:
+    """The numbers of ``"0-3,8"``; empty for what is none."""
+    found: set[int] = set()
+    for part in filter(None, (text or "").strip().split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or "0").isdecimal():
+            return frozenset()
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def status_of(files: Files, label: str) -> str | None:
+    """A line of this process's ``/proc/self/status``."""
+    match = re.search(rf"^{label}:\s*(\S+)", files.text("proc/self/status") or "", re.MULTILINE)
+    return None if match is None else match[1]
+
+
+def has_capability(files: Files, number: int) -> bool:
+    """Whether this process has the capability, by its number."""
+    effective = status_of(files, "CapEff")
+    try:
+        return bool(int(effective or "0", 16) >> number & 1)
+    except ValueError:
+        return False
+
+
+def has_pci_gpu(files: Files) -> bool:
+    """Whether an NVIDIA GPU is on the PCI bus."""
+    return any(
+        files.number(f"sys/bus/pci/devices/{name}/vendor") == 0x10DE
+        and (files.number(f"sys/bus/pci/devices/{name}/class") or 0) >> 16 == 0x03
+        for name in files.names("sys/bus/pci/devices")
+    )
+
+
+def size(count: int) -> str:
+    """Bytes as people write them."""
+    if count >= UNLIMITED:
+        return "unlimited"
+    for unit, bytes_each in (
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ):
+        if count >= bytes_each:
+            return f"{count / bytes_each:.4g} {unit}"
+    return f"{count} bytes"
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    listed = list(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more

@@ -1,0 +1,216 @@
+"""What is read of the host: limits, mounts, kernel settings, PCI bridges, processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from ncclops.preflight.machine import files
+from ncclops.preflight.readings import Files, Host, Name, Process, Space
+from ncclops.record.regular_file import open_regular
+
+_PATTERNS = (
+    "proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/mounts", "proc/self/mounts",
+    "proc/meminfo", "proc/uptime", "proc/cpuinfo", "proc/version", "proc/modules", "proc/cmdline",
+    "proc/loadavg", "proc/1/comm", "proc/1/cgroup",
+    "proc/sys/fs/file-max", "proc/sys/fs/file-nr",
+    "proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max", "proc/sys/kernel/hostname",
+    "proc/sys/kernel/random/boot_id", "proc/sys/kernel/osrelease",
+    "proc/driver/nvidia/version", "proc/driver/nvidia/gpus/*/information",
+    "proc/driver/nvidia-nvswitch/devices/*",
+    "etc/hostname", "etc/hosts", "etc/os-release",
+    "etc/systemd/logind.conf", "etc/systemd/logind.conf.d/*.conf", "usr/lib/systemd/logind.conf",
+    "usr/lib/systemd/logind.conf.d/*.conf",
+    "sys/kernel/iommu_groups/*/type",
+    "sys/bus/pci/devices/*/class", "sys/bus/pci/devices/*/vendor",
+    "sys/bus/pci/devices/*/numa_node", "sys/bus/pci/devices/*/local_cpulist",
+    "@sys/bus/pci/devices/*/driver", "@sys/bus/pci/devices/*/iommu_group",
+    "sys/module/nvidia/version", "sys/module/nvidia_peermem/version", "sys/module/nvidia_peermem",
+    "sys/kernel/mm/memory_peers/*/version",
+    "sys/class/infiniband/*",
+    "sys/kernel/mm/hugepages/*/nr_hugepages", "sys/kernel/mm/hugepages/*/free_hugepages",
+    "run/systemd/timesync/synchronized", "run/systemd/system",
+    "dev/nvidia*", "dev/nvidia-caps-imex-channels/channel*", "dev/shm", "dev/shm/nccl-*",
+    ".dockerenv", "run/.containerenv",
+)  # fmt: skip
+# Of the machine's processors one is enough; nodes have hundreds.
+_CPUINFO_BYTES = 4096
+_SELECTED = re.compile(r"nvidia-fabricmanager.*|nvlsm.*|nvidia-imex.*")
+_NAME_FILES = ("proc/sys/kernel/hostname", "etc/hostname")
+_STA_UNSYNC = 0x40  # of adjtimex(2)
+_ACS_CAPABILITY = 0x000D  # of the PCI Express base specification, 7.7.11
+_ACS_SOURCE_VALIDATION = 0x1
+_BRIDGE = 0x0604
+
+
+def read_host(root: Path) -> Host:
+    """The host below ``root``."""
+    found = files.read(root, _PATTERNS)
+    found["proc/cpuinfo"] = files.read_text(root / "proc/cpuinfo", _CPUINFO_BYTES)
+    found |= files.read(root, _pids_files(found.get("proc/self/cgroup") or ""))
+    found |= _package_versions(root)
+    real = root == Path("/")
+    segments = [name for name in found if name.startswith("dev/shm/nccl-")]
+    stale, unseen = _unmapped(root, segments)
+    channels = sorted(name for name in found if name.startswith("dev/nvidia-caps-imex-channels/"))
+    return Host(
+        files=Files(found),
+        processes=tuple(_processes(root)) or None,
+        clock_synchronised=_clock_synchronised() if real else None,
+        shm=read_space("/dev/shm") if real and "dev/shm" in found else None,
+        stale_shm=stale,
+        unseen_processes=unseen,
+        imex_writable=tuple(os.access(root / name, os.R_OK | os.W_OK) for name in channels),
+        acs_redirects=_acs(root, Files(found)),
+    )
+
+
+def read_space(path: str) -> Space:
+    """The file system that holds ``path``, or the nearest directory above that is there."""
+    place = Path(path)
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        found = os.statvfs(place)
+    except OSError as error:
+        return Space(path=path, size_bytes=0, free_bytes=0, problem=error.strerror or str(error))
+    return Space(
+        path=path,
+        size_bytes=found.f_blocks * found.f_frsize,
+        free_bytes=found.f_bavail * found.f_frsize,
+        files=found.f_files,
+        files_free=found.f_favail,
+        read_only=bool(found.f_flag & os.ST_RDONLY),
+    )
+
+
+def read_name(root: Path) -> Name:
+    """The host's name; on this machine also what it leads to, which may take as long as DNS does.
+
+    Below another root only its ``etc/hosts`` is asked.
+    """
+    if root == Path("/"):
+        own = socket.gethostname()
+        try:
+            found = socket.getaddrinfo(own, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return Name(host=own, addresses=())
+        return Name(host=own, addresses=tuple(dict.fromkeys(str(e[4][0]) for e in found)))
+    known_as = [files.read_text(root / each) for each in _NAME_FILES]
+    host = next(filter(None, known_as), None)
+    lines = (files.read_text(root / "etc/hosts") or "").splitlines()
+    known = [words[0] for line in lines if host in (words := line.partition("#")[0].split())[1:]]
+    return Name(host=host, addresses=tuple(known) or None)
+
+
+def _pids_files(cgroup: str) -> list[str]:
+    """Where a limit on processes may stand, of version 1 and 2, from our own group upwards."""
+    wanted = []
+    for line in cgroup.splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        top = "sys/fs/cgroup/pids" if "pids" in controllers.split(",") else "sys/fs/cgroup"
+        if number != "0" and not top.endswith("pids"):
+            continue
+        while True:
+            place = f"{top}/{path.strip('/')}".rstrip("/")
+            wanted += [f"{place}/pids.max", f"{place}/pids.current"]
+            if not path.strip("/"):
+                break
+            path = path.rpartition("/")[0]
+    return [name for name in wanted if not set(name) & set("*?[")]
+
+
+def _package_versions(root: Path) -> dict[str, str | None]:
+    """Versions of the fabric manager as the package manager and its own log have them."""
+    found: dict[str, str | None] = {}
+    log = files.tail_text(root / "var/log/fabricmanager.log", files.MOST_BYTES)
+    said = re.findall(r"Fabric Manager version\s*(?:is)?\s*:?\s*(\d[\d.]+)", log or "")
+    if said:
+        found["var/log/fabricmanager.log"] = said[-1]
+    text = files.read_text(root / "var/lib/dpkg/status", 16 << 20) or ""
+    for block in text.split("\n\n"):
+        name = re.match(r"Package: (\S+)", block)
+        if name and _SELECTED.fullmatch(name[1]) and "Status: install ok installed" in block:
+            version = re.search(r"^Version: (?:\d+:)?(\d[\d.]*)", block, re.MULTILINE)
+            found[f"dpkg/{name[1]}"] = version[1] if version else None
+    return found
+
+
+def _processes(root: Path) -> Iterator[Process]:
+    try:
+        entries = sorted(int(name) for name in os.listdir(root / "proc") if name.isdecimal())  # noqa: PTH208
+    except OSError:
+        return
+    for pid in entries:
+        text = files.read_text(root / f"proc/{pid}/stat", 4096)
+        if text is None:
+            if name := files.read_text(root / f"proc/{pid}/comm", 256):
+                yield Process(pid, name, "?")
+            continue
+        head, _, rest = text.rpartition(")")
+        yield Process(pid, head.partition("(")[2], (rest.split() or ["?"])[0])
+
+
+def _unmapped(root: Path, segments: list[str]) -> tuple[tuple[str, ...], bool]:
+    """Those of NCCL's ``segments`` that no process has mapped, and whether some are not visible."""
+    if not segments:
+        return (), False
+    left, unseen = {f"/{name}" for name in segments}, False
+    for path in (root / "proc").glob("[0-9]*/maps"):
+        text = files.read_text(path, 16 << 20)
+        unseen |= text is None
+        left -= {name for name in left if name in (text or "")}
+    return tuple(sorted(name.lstrip("/") for name in left)), unseen
+
+
+def _clock_synchronised() -> bool | None:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        timex = ctypes.create_string_buffer(256)  # struct timex has 208 bytes; all zero only asks
+        if libc.adjtimex(timex) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    # modes (int, padded), offset, freq, maxerror, esterror (long), status (int)
+    status = ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
+    return not status & _STA_UNSYNC
+
+
+def _acs(root: Path, found: Files) -> tuple[str, ...] | None:
+    """Bridges whose ACS validates sources; None where their settings cannot be read."""
+    bad, seen = [], False
+    for name in found.names("sys/bus/pci/devices"):
+        kind = found.number(f"sys/bus/pci/devices/{name}/class")
+        if kind is None or kind >> 8 != _BRIDGE:
+            continue
+        config = _bytes(root / f"sys/bus/pci/devices/{name}/config")
+        if len(config) <= 0x100:  # the rest is for root alone
+            continue
+        seen = True
+        control = _acs_control(config)
+        if control is not None and control & _ACS_SOURCE_VALIDATION:
+            bad.append(name)
+    return tuple(bad) if seen else None
+
+
+def _acs_control(config: bytes) -> int | None:
+    """The ACS control register in the extended configuration space; None without one."""
+    at, steps = 0x100, 0
+    while 0x100 <= at <= len(config) - 8 and steps < 64:
+        head = int.from_bytes(config[at : at + 4], "little")
+        if head & 0xFFFF == _ACS_CAPABILITY:
+            return int.from_bytes(config[at + 6 : at + 8], "little")
+        at, steps = head >> 20, steps + 1
+    return None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(4096) or b""
+    except OSError:
+        return b""

@@ -1,0 +1,90 @@
+"""What preflight says: findings, and the report of one node. Values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+SCHEMA = "ncclops.preflight-node/1"
+
+
+class Status(StrEnum):
+    """What a check came to, the harmless first."""
+
+    OK = "OK"
+    CANNOT_TELL = "CANNOT-TELL"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+_ORDER = tuple(Status)
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """The gravest of ``statuses``; OK where there are none."""
+    return max(statuses, key=_ORDER.index, default=Status.OK)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One check on one subject.
+
+    ``check`` is its id in the catalogue, ``subject`` what it was about ("GPU 3", "mlx5_1 port 1",
+    "host"), ``read`` what was read there, or why it could not be, ``wanted`` what a healthy node
+    shows, ``remedy`` what to do; empty where all is well.
+    """
+
+    check: str
+    status: Status
+    subject: str
+    read: str
+    wanted: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the documents of ``ncclops preflight``."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings on one node. ``time`` in seconds since the epoch; ``seconds`` it took."""
+
+    host: str
+    time: float
+    findings: tuple[Finding, ...]
+    boot_id: str | None = None
+    seconds: float | None = None
+
+    @property
+    def status(self) -> Status:
+        """The gravest status of its findings."""
+        return worst(finding.status for finding in self.findings)
+
+    def of(self, *statuses: Status) -> list[Finding]:
+        """The findings with one of ``statuses``, in their order."""
+        return [finding for finding in self.findings if finding.status in statuses]
+
+    def named(self, host: str, seconds: float) -> NodeReport:
+        """The same, by what a scheduler calls the host, and how long it took."""
+        return msgspec.structs.replace(self, host=host, seconds=seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``ncclops.preflight-node``."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": SCHEMA, "status": str(self.status), **built}
+
+    @classmethod
+    def from_json(cls, document: Any) -> NodeReport:
+        """What ``to_json`` has made. Raises ``ValueError`` for anything else.
+
+        Fields that a later version has added are passed over.
+        """
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ValueError(f"this is no document of {SCHEMA}")
+        try:
+            return msgspec.convert(document, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{SCHEMA}: {error}") from None

@@ -1,0 +1,84 @@
+"""One node, judged: every check of the catalogue on what was read of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from ncclops.env.host import installed_nccl
+from ncclops.preflight.catalogue import catalogue
+from ncclops.preflight.checks import host
+from ncclops.preflight.checks.look import Rule
+from ncclops.preflight.machine import reading
+from ncclops.preflight.model import Finding, NodeReport
+from ncclops.preflight.readings import Node
+from ncclops.profiles.model import PreflightNeeds
+
+RULES: Mapping[str, Rule] = {**host.RULES}
+
+
+def judge(node: Node) -> tuple[Finding, ...]:
+    """What the checks find, in the order of the catalogue; pure."""
+    return tuple(
+        finding
+        for check in catalogue().values()
+        if check.id in RULES and check.id not in node.needs.ignore
+        for finding in RULES[check.id](check, node)
+    )
+
+
+def check_node(
+    needs: PreflightNeeds,
+    *,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+    spaces: Sequence[str] = (),
+    window: timedelta = reading.WINDOW,
+    limit: timedelta = reading.LIMIT,
+) -> NodeReport:
+    """Read the machine below ``root`` and judge it. Takes ``window`` and some seconds.
+
+    ``environ`` is the job's environment, for the variables of NCCL that say which devices it uses.
+    Starts processes; any thread may call. Never waits longer than a few times ``limit``.
+    """
+    node = read(needs, root=root, environ=environ, spaces=spaces, window=window, limit=limit)
+    return report(node, judge(node))
+
+
+def read(
+    needs: PreflightNeeds,
+    *,
+    root: Path,
+    environ: Mapping[str, str],
+    spaces: Sequence[str] = (),
+    window: timedelta = reading.WINDOW,
+    limit: timedelta = reading.LIMIT,
+) -> Node:
+    """All readings of the machine below ``root``, and what this installation is."""
+    index = environ.get("NCCL_IB_GID_INDEX", "")
+    node = reading.read_node(
+        root,
+        environ,
+        spaces=spaces,
+        window=window,
+        limit=limit,
+        gid_index=int(index) if index.isdecimal() else None,
+    )
+    told = {name: text for name, text in environ.items() if name.startswith("NCCL_")}
+    return msgspec.structs.replace(
+        node, needs=needs, environ=told, nccl=installed_nccl() if node.real else None
+    )
+
+
+def report(node: Node, findings: Sequence[Finding]) -> NodeReport:
+    """``findings`` with whose they are."""
+    return NodeReport(
+        host=node.name.host or "unknown",
+        time=node.time,
+        findings=tuple(findings),
+        boot_id=node.files.text("proc/sys/kernel/random/boot_id"),
+    )

@@ -1,0 +1,279 @@
+"""Checks of the host: what each finds, what it lets pass, and when it cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from ncclops.preflight.catalogue import catalogue
+from ncclops.preflight.model import Finding, NodeReport, Status, worst
+from ncclops.preflight.node import RULES, judge
+from ncclops.preflight.readings import Process, Space
+from tests.preflight import checks_page
+from tests.preflight.machines import GIB, KINDS, Machine, make
+
+HGX = KINDS.index("hgx-ib")
+CONTAINER = KINDS.index("container-v2")
+
+Change = Callable[[Machine], object]
+
+
+def found(machine: Machine, check: str) -> list[Finding]:
+    return [each for each in judge(machine.node()) if each.check == check]
+
+
+def status(machine: Machine, check: str) -> Status:
+    return worst(each.status for each in found(machine, check))
+
+
+def limit(label: str, value: str) -> Change:
+    def change(machine: Machine) -> None:
+        lines = machine.files["proc/self/limits"].splitlines()
+        machine.files["proc/self/limits"] = "\n".join(
+            f"{label:25} {value:20} {value:20} x" if line.startswith(label) else line
+            for line in lines
+        )
+
+    return change
+
+
+def file(path: str, text: str) -> Change:
+    return lambda machine: machine.files.update({path: text})
+
+
+def no_capabilities(machine: Machine) -> None:
+    text = machine.files["proc/self/status"]
+    machine.files["proc/self/status"] = text.replace("000001ffffffffff", "00000000a80425fb")
+
+
+def processes(*running: Process) -> Change:
+    return lambda machine: setattr(machine, "processes", [*running])
+
+
+def unset_clock(machine: Machine) -> None:
+    machine.clock = False
+
+
+def both(*changes: Change) -> Change:
+    return lambda machine: [change(machine) for change in changes]
+
+
+FULL = Space(path="/scratch", size_bytes=GIB * 100, free_bytes=1 << 20, files=10, files_free=5)
+WORSE: list[tuple[str, str, Change, Status]] = [
+    (
+        "host.memlock",
+        "64 KiB without the capability",
+        both(limit("Max locked memory", "65536"), no_capabilities),
+        Status.FAIL,
+    ),
+    ("host.memlock", "64 KiB with it", limit("Max locked memory", "65536"), Status.OK),
+    (
+        "host.shm",
+        "docker's",
+        file("proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0"),
+        Status.FAIL,
+    ),
+    ("host.shm", "4 GiB", file("proc/mounts", "shm /dev/shm tmpfs rw,size=4g 0 0"), Status.WARN),
+    ("host.shm", "no such mount", file("proc/mounts", "x / ext4 rw 0 0"), Status.CANNOT_TELL),
+    ("host.nofile", "512", limit("Max open files", "512"), Status.FAIL),
+    ("host.nofile", "1024", limit("Max open files", "1024"), Status.WARN),
+    ("host.nofile", "nothing said", file("proc/self/limits", ""), Status.CANNOT_TELL),
+    ("host.file-max", "small", file("proc/sys/fs/file-max", "100000"), Status.WARN),
+    (
+        "host.file-max",
+        "nearly used up",
+        both(
+            file("proc/sys/fs/file-max", "3000000"),
+            file("proc/sys/fs/file-nr", "2900000 0 3000000"),
+        ),
+        Status.FAIL,
+    ),
+    ("host.pids", "a group's limit", file("sys/fs/cgroup/user.slice/pids.max", "512"), Status.FAIL),
+    ("host.pids", "pid_max", file("proc/sys/kernel/pid_max", "900"), Status.FAIL),
+    ("host.pids", "RLIMIT_NPROC", limit("Max processes", "2000"), Status.WARN),
+    (
+        "host.removeipc",
+        "yes",
+        file("etc/systemd/logind.conf", "[Login]\nRemoveIPC=yes"),
+        Status.WARN,
+    ),
+    (
+        "host.removeipc",
+        "a drop-in that says no",
+        both(
+            file("etc/systemd/logind.conf", "[Login]\nRemoveIPC=yes"),
+            file("etc/systemd/logind.conf.d/50-slurm.conf", "[Login]\nRemoveIPC=no"),
+        ),
+        Status.OK,
+    ),
+    (
+        "host.removeipc",
+        "a comment",
+        file("etc/systemd/logind.conf", "#RemoveIPC=no"),
+        Status.CANNOT_TELL,
+    ),
+    (
+        "host.stack",
+        "unlimited with an old NCCL",
+        both(limit("Max stack size", "unlimited"), lambda m: setattr(m, "nccl", "2.21.5")),
+        Status.WARN,
+    ),
+    (
+        "host.stack",
+        "unlimited with a new one",
+        both(limit("Max stack size", "unlimited"), lambda m: setattr(m, "nccl", "2.28.3")),
+        Status.OK,
+    ),
+    (
+        "host.stack",
+        "unlimited with none known",
+        both(limit("Max stack size", "unlimited"), lambda m: setattr(m, "nccl", None)),
+        Status.CANNOT_TELL,
+    ),
+    (
+        "host.numa",
+        "bound to one socket",
+        file("proc/self/status", "Cpus_allowed_list:\t0-7\nSeccomp:\t0"),
+        Status.WARN,
+    ),
+    (
+        "host.iommu",
+        "translated",
+        both(
+            file("sys/bus/pci/devices/0000:19:00.0/iommu_group", "/sys/kernel/iommu_groups/4"),
+            file("sys/kernel/iommu_groups/4/type", "DMA-FQ"),
+        ),
+        Status.WARN,
+    ),
+    (
+        "host.iommu",
+        "passed through",
+        both(
+            file("sys/bus/pci/devices/0000:19:00.0/iommu_group", "/sys/kernel/iommu_groups/4"),
+            file("sys/kernel/iommu_groups/4/type", "identity"),
+        ),
+        Status.OK,
+    ),
+    ("host.acs", "a bridge", lambda m: setattr(m, "acs", ("0000:15:01.0",)), Status.WARN),
+    (
+        "host.hugepages",
+        "half of the memory",
+        file("proc/meminfo", "MemTotal: 1048576 kB\nHugePages_Free: 256\nHugepagesize: 2048 kB"),
+        Status.WARN,
+    ),
+    (
+        "host.stale-shm",
+        "left over",
+        lambda m: setattr(m, "stale", ("dev/shm/nccl-ab",)),
+        Status.WARN,
+    ),
+    ("host.space", "full", lambda m: m.spaces.append(FULL), Status.FAIL),
+    (
+        "host.space",
+        "read-only",
+        lambda m: m.spaces.append(Space(path="/r", size_bytes=GIB, free_bytes=GIB, read_only=True)),
+        Status.FAIL,
+    ),
+    (
+        "host.space",
+        "not there",
+        lambda m: m.spaces.append(Space(path="/n", size_bytes=0, free_bytes=0, problem="gone")),
+        Status.CANNOT_TELL,
+    ),
+    (
+        "host.clock",
+        "nobody sets it",
+        both(unset_clock, processes(Process(1, "systemd", "S"))),
+        Status.WARN,
+    ),
+    (
+        "host.name",
+        "localhost",
+        file("proc/sys/kernel/hostname", "localhost.localdomain"),
+        Status.FAIL,
+    ),
+    ("host.name", "the loopback", lambda m: setattr(m, "addresses", ("127.0.1.1",)), Status.WARN),
+    ("host.name", "no address", lambda m: setattr(m, "addresses", ()), Status.WARN),
+    (
+        "host.d-state",
+        "a stuck nvidia-smi",
+        processes(Process(7, "nvidia-smi", "D")),
+        Status.WARN,
+    ),
+    ("host.readable", "a GPU is late", lambda m: m.late.update({"gpu 3": 15.0}), Status.FAIL),
+    (
+        "host.readable",
+        "a disk is late",
+        lambda m: m.late.update({"space /ckpt": 15.0}),
+        Status.FAIL,
+    ),
+    ("host.readable", "DNS is late", lambda m: m.late.update({"name": 15.0}), Status.WARN),
+    (
+        "host.readable",
+        "the log is late",
+        lambda m: m.late.update({"log": 15.0}),
+        Status.CANNOT_TELL,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "what", "change", "wanted"),
+    [pytest.param(*row, id=f"{row[0]}, {row[1]}") for row in WORSE],
+)
+def test_what_is_wrong_with_a_host_is_found(
+    check: str, what: str, change: Change, wanted: Status
+) -> None:
+    machine = make(HGX)
+    machine.needs = dataclasses.replace(machine.needs, rdma=True)
+    change(machine)
+    assert status(machine, check) is wanted, found(machine, check)
+
+
+def test_a_seccomp_filter_wants_a_capability() -> None:
+    machine = make(CONTAINER)
+    machine.files["proc/self/status"] = "CapEff:\t00000000a80425fb\nSeccomp:\t2"
+    assert status(machine, "host.capabilities") is Status.WARN
+    machine.files["proc/self/status"] = "CapEff:\t00000000a88425fb\nSeccomp:\t2"
+    assert status(machine, "host.capabilities") is Status.OK
+
+
+def test_locked_memory_does_not_matter_without_rdma() -> None:
+    machine = make(CONTAINER)
+    limit("Max locked memory", "65536")(machine)
+    no_capabilities(machine)
+    assert status(machine, "host.memlock") is Status.OK
+
+
+def test_a_host_of_which_nothing_is_known_is_not_convicted() -> None:
+    found = judge(Machine("empty", processes=None, clock=None, addresses=None).node())
+    assert {each.status for each in found} <= {Status.OK, Status.CANNOT_TELL}
+
+
+def test_a_check_can_be_left_out() -> None:
+    machine = make(HGX)
+    machine.needs = dataclasses.replace(machine.needs, ignore=("host.shm",))
+    assert found(machine, "host.shm") == []
+
+
+def test_every_check_of_the_catalogue_has_a_rule_and_every_rule_a_check() -> None:
+    assert set(RULES) == set(catalogue())
+
+
+def test_the_page_lists_all_checks() -> None:
+    """``python -m tests.preflight.checks_page`` writes the table."""
+    assert checks_page.table() in checks_page.PAGE.read_text()
+
+
+def test_a_report_survives_json() -> None:
+    machine = make(HGX)
+    report = NodeReport(host="n1", time=1.5, findings=judge(machine.node()), boot_id="x")
+    document = report.to_json()
+    assert NodeReport.from_json(document) == report
+    assert NodeReport.from_json({**document, "added": 1}) == report
+    broken: object
+    for broken in ({}, [], None, {**document, "findings": 3}, {**document, "time": "now"}):
+        with pytest.raises(ValueError, match="preflight-node"):
+            NodeReport.from_json(broken)

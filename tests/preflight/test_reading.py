@@ -1,0 +1,157 @@
+"""A machine read for real: made trees, NVML as a stand-in, and what does not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ncclops.preflight.machine import files
+from ncclops.preflight.machine.kernel_log_reader import read_log
+from ncclops.preflight.machine.reading import read_node
+from ncclops.preflight.model import Status
+from ncclops.preflight.node import check_node, judge
+from ncclops.profiles.model import PreflightNeeds
+from tests.preflight.machines import KINDS, make
+
+CompletedText = subprocess.CompletedProcess[str]
+HGX = KINDS.index("hgx-ib")
+SOON = timedelta(milliseconds=50)
+slow = pytest.mark.slow
+
+
+@slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_of_a_tree_is_judged_like_what_it_was_made_of(
+    kind: str, tmp_path: Path
+) -> None:
+    machine = make(KINDS.index(kind))
+    machine.write(tmp_path)
+    node = read_node(tmp_path, {**os.environ, "LD_LIBRARY_PATH": ""}, window=SOON)
+    assert node.late == {}
+    assert node.broken == {}
+    assert {path for path in machine.files if "infiniband" not in path} <= set(node.files.texts)
+    assert [nic.device for nic in node.nics] == [nic.device for nic in machine.node().nics]
+    found = [each for each in judge(node) if each.status in (Status.FAIL, Status.WARN)]
+    assert found == []
+
+
+@slow
+def test_pipes_and_devices_in_a_tree_hold_nobody_up(tmp_path: Path) -> None:
+    machine = make(HGX)
+    machine.write(tmp_path)
+    replaced = [
+        "proc/self/limits",
+        "proc/meminfo",
+        "dev/kmsg",
+        "sys/class/infiniband/mlx5_0/ports/1/state",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/link_downed",
+    ]
+    for name in replaced:
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "proc/sys/fs/file-max").unlink()
+    (tmp_path / "proc/sys/fs/file-max").symlink_to("/dev/zero")
+    report = check_node(PreflightNeeds(), root=tmp_path, environ=dict(os.environ), window=SOON)
+    assert report.of(Status.FAIL) == []
+    unknown = {each.check for each in report.of(Status.CANNOT_TELL)}
+    assert {"host.memlock", "host.nofile", "host.hugepages", "host.file-max"} <= unknown
+
+
+def test_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    place.write_text("".join(f"line {number}\n" for number in range(1000)))
+    text = files.tail_text(place, 100)
+    assert text is not None
+    assert text.splitlines()[-1] == "line 999"
+    assert all(line.startswith("line ") for line in text.splitlines())
+
+
+LOGS: dict[str, Callable[[float], str]] = {
+    "dev/kmsg": lambda age: f"4,9,{int((9000 - age) * 1e6)},-;NVRM: Xid (PCI:0000:19:00): 79\n",
+    "var/log/dmesg": lambda age: f"[{9000 - age:12.6f}] NVRM: Xid (PCI:0000:19:00): 79\n",
+    "var/log/kern.log": lambda age: (
+        time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - age))
+        + " host kernel: NVRM: Xid (PCI:0000:19:00): 79\n"
+    ),
+    "var/log/messages": lambda age: (
+        time.strftime("%b %e %H:%M:%S", time.localtime(time.time() - age))
+        + " host kernel: NVRM: Xid (PCI:0000:19:00): 79\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_line_of_the_log_has_an_age_in_each_form(name: str, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("9000.00 1.0\n")
+    place = tmp_path / name
+    place.parent.mkdir(parents=True)
+    place.write_text("something else\n" + LOGS[name](60.0))
+    log = read_log(tmp_path)
+    assert log.source == f"/{name}"
+    (line,) = log.lines
+    assert line.age_s is not None
+    assert abs(line.age_s - 60) < 59  # however slow the test is
+
+
+def test_what_was_logged_before_the_boot_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("600.00 1.0\n")
+    (tmp_path / "var/log").mkdir(parents=True)
+    (tmp_path / "var/log/kern.log").write_text(LOGS["var/log/kern.log"](3600.0))
+    assert read_log(tmp_path).lines == ()
+
+
+@slow
+def test_the_command_prints_what_schedulers_take(
+    ncclops: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    root, listed = tmp_path / "root", tmp_path / "excluded"
+    machine = make(HGX)
+    machine.files["proc/mounts"] = "shm /dev/shm tmpfs rw,size=65536k 0 0"
+    machine.write(root)
+    listed.write_text("node9\n")
+    common = ("preflight", "--root", root, "--window", "50ms", "--node-name", "n7")
+
+    done = ncclops(*common, "--json", "--exclude-file", listed)
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["status"]) == ("ncclops.preflight/1", "FAIL")
+    (node,) = document["hosts"]
+    bad = [each for each in node["findings"] if each["status"] == "FAIL"]
+    assert [(each["check"], each["read"]) for each in bad] == [("host.shm", "64 MiB")]
+    assert bad[0]["remedy"]
+    assert listed.read_text() == "node9\nn7\n"
+
+    assert ncclops(*common, "--reason").stdout == "ncclops: host.shm host: 64 MiB\n"
+    text = ncclops(*common, "--prometheus").stdout
+    assert 'ncclops_preflight_check{check="host.shm",host="n7",subject="host"} 3.0' in text
+    table = ncclops(*common, "--no-exit-code")
+    assert table.returncode == 0
+    assert "FAIL  host.shm  host  64 MiB (wanted: at least 8 GiB" in table.stdout
+    assert "-> give the container more" in table.stdout
+
+    done = ncclops(*common, "--skip", "host.shm", "--exclude-file", listed, "--reason")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert listed.read_text() == "node9\n"
+
+
+def test_wrong_use_is_one_line(ncclops_in_process: Callable[..., CompletedText]) -> None:
+    for arguments, said in (
+        (("--skip", "host.smh"), "there is no check 'host.smh': did you mean host.shm?"),
+        (("--root", "nowhere"), "--root nowhere: there is no such directory"),
+        (("--json", "--reason"), "give one"),
+        (("--window", "2"), "--window: '2' is not a duration"),
+        (("--param", "a=1"), "name it with --profile"),
+    ):
+        done = ncclops_in_process("preflight", *arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
