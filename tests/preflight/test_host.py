@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ncclops.cli import _preflight_table
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, NodeReport, Status, worst
 from ncclops.preflight.node import RULES, judge
@@ -265,6 +266,22 @@ def test_every_check_of_the_catalogue_has_a_rule_and_every_rule_a_check() -> Non
 def test_the_page_lists_all_checks() -> None:
     """``python -m tests.preflight.checks_page`` writes the table."""
     assert checks_page.table() in checks_page.PAGE.read_text()
+
+
+def test_the_table_shows_what_is_wrong_first_and_the_rest_when_asked() -> None:
+    machine = make(HGX)
+    limit("Max open files", "512")(machine)
+    file("proc/sys/fs/file-max", "9999")(machine)
+    report = NodeReport(host="n1", time=1.5, findings=judge(machine.node()), seconds=1.25)
+    head, *rows = _preflight_table.lines(report)
+    assert head.startswith("host n1: 1 FAIL, 1 WARN, ")
+    assert head.endswith("(1.2 s)")
+    assert [row.split()[0] for row in rows] == ["FAIL", "->", "WARN", "->"]
+    everything = _preflight_table.lines(report, everything=True)
+    assert len(everything) == 1 + len(report.findings) + 2
+    assert _preflight_table.lines(NodeReport(host="n1", time=1.5, findings=())) == [
+        "host n1: nothing to check"
+    ]
 
 
 def test_a_report_survives_json() -> None:
