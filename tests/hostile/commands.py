@@ -42,6 +42,7 @@ HANDED_OVER: dict[tuple[str, ...], tuple[int, ...]] = {
     ("env", "lint", "job.env"): (0, 1),
     ("env", "lint", "nccl.conf"): (0, 1),
     ("env", "lint", "Dockerfile"): (0, 1),
+    ("env", "lint", "job.py"): (0, 1),
     ("profile", "show", "./site.toml"): (0,),
     ("profile", "validate", "./site.toml"): (0,),
     ("classify", "train.log"): (0,),

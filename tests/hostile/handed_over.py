@@ -84,6 +84,7 @@ SAMPLES = {
     "job.env": "NCCL_DEBUG=INFO # loud\nexport NCCL_ALGO='Ring'\n",
     "nccl.conf": "NCCL_DEBUG=INFO\n",
     "Dockerfile": "FROM x\nENV NCCL_DEBUG=INFO A='b c' \\\n  C=$D\nENV NCCL_ALGO Ring\n",
+    "job.py": "import os\nos.environ['NCCL_DEBUG'] = 'INFO'\nE = {'NCCL_ALGO': 'Ring'}\n",
     "site.toml": _PROFILE,
     "train.log": _LOG,
     "signatures/site.toml": _SIGNATURE,
@@ -102,6 +103,7 @@ SHAPES = {
     "job.yaml": "args: |\n  " + " " * 500_000 + "x\n",
     "job.env": "A=x" + " " * 500_000 + "x\n",
     "Dockerfile": "ENV A=" + "${" * 250_000 + "\n",
+    "job.py": "A = " + "-" * 500_000 + "1\n",
     "nccl.conf": "NCCL_NTHREADS=" + "9" * 500_000 + "\n",
     "site.toml": 'description = "d"\n' + "a." * 250_000 + "a = 1\n",
     "train.log": "".join(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NodeCount = Literal["one", "many"]
 _NODES = ("one", "many")
-_FORMATS = ("shell", "dotenv", "conf", "yaml", "dockerfile")
+_FORMATS = ("shell", "dotenv", "conf", "yaml", "dockerfile", "python", "apptainer")
 _FEATURES = ("fsdp2", "tensor-parallel", "ucc", "torchrun", "ras-polling")
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.env.lint import Setting
-from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
+from ncclops.env.lint.jobs import features, node_count
+from ncclops.env.lint.parse import Format, guess_format, parse
 
 
 def shell(text: str) -> dict[str, str | None]:
@@ -25,7 +26,7 @@ def shell(text: str) -> dict[str, str | None]:
         ("A=1; export A && echo", {"A": "1"}),
         ("set -a\nA=1\n", {"A": "1"}),
         ("A=1 B=2 python train.py", {"A": "1", "B": "2"}),
-        ("env A=1 python train.py x=3", {"A": "1", "x": "3"}),
+        ("env A=1 python train.py x=3", {"A": "1"}),
         ("mpirun -np 8 -x A=1 -x B ./t", {"A": "1"}),
         ("docker run -e A=1 --env B=2 --env=C=3 image", {"A": "1", "B": "2", "C": "3"}),
         ("srun --export=ALL,A=1,B=x ./t", {"A": "1", "B": "x"}),
@@ -48,7 +49,7 @@ def shell(text: str) -> dict[str, str | None]:
         ("export A=$((1 + (2 * (3 + 4)))) B=1", {"A": None, "B": "1"}),
         ("export A=${X-$( B=2", {"A": None, "B": "2"}),
         ("export A=1\nunset A\nexport A=2", {"A": "2"}),
-        (': "${A:=INFO}"; export A', {}),
+        (': "${A:=INFO}"; export A', {"A": "INFO"}),
         ('export A="$X"', {"A": None}),
         ("export A=1 \\\n  B=2", {"A": "1", "B": "2"}),
         ("if true; then export A=1; fi", {"A": "1"}),
@@ -59,7 +60,7 @@ def shell(text: str) -> dict[str, str | None]:
         ("python train.py --lr=0.1 model.size=7", {}),
         ("export A=1|cat", {"A": "1"}),
         ("echo 'unclosed", {}),
-        ("bash -c '\nexport A=1\nexport B=2'", {"A": "1", "B": None}),
+        ("bash -c '\nexport A=1\nexport B=2'", {"A": "1", "B": "2"}),
     ],
 )
 def test_shell(text: str, expected: dict[str, str | None]) -> None:
@@ -85,9 +86,9 @@ def test_what_a_script_makes_use_of_itself(text: str, expanded: bool) -> None:
     assert setting.expanded is expanded
 
 
-def test_lines_are_those_where_a_command_starts() -> None:
+def test_lines_are_those_of_the_variable_itself() -> None:
     found = parse("\n\nexport A=1 \\\n B=2\nexport C=3", "shell")
-    assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 3), ("C", 5)]
+    assert [(setting.name, setting.line) for setting in found] == [("A", 3), ("B", 4), ("C", 5)]
 
 
 @settings(max_examples=200)
@@ -147,8 +148,9 @@ def test_dockerfiles() -> None:
     assert found == [
         ("A", "1", 2),
         ("B", "two words", 2),
-        ("C", None, 2),
+        ("C", None, 3),
         ("NCCL_DEBUG", "INFO", 4),
+        ("A", "2", 5),
     ]
 
 

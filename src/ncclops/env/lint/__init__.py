@@ -15,7 +15,7 @@ from ncclops.env.lint.model import (
     Setting,
     engine,
 )
-from ncclops.env.lint.rules import LintRule, check_rules, rules
+from ncclops.env.lint.rules import LintRule, combinations, rules
 
 # Their names up to now, for code of users.
 Finding, Rule, Settings = LintFinding, LintRule, LintedSettings
@@ -55,7 +55,7 @@ def lint(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
 
     A suppression is a rule's id, or ``id:NAME`` for one variable only.
     """
-    findings = [*check_variables(settings, where), *check_rules(settings, where)]
+    findings = [*check_variables(settings, where), *combinations(settings, where)]
     kept = [finding for finding in findings if not _ignored(finding, where)]
     unique = list(dict.fromkeys(kept))
     return sorted(unique, key=lambda finding: (finding.line, LEVELS.index(finding.level)))

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from ncclops.env.host import describe_host
-from ncclops.env.lint.manifests import problem_of_yaml
+from ncclops.env.lint.containers import problem_of_yaml
+from ncclops.env.lint.jobs import features, node_count
 from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
-from ncclops.env.lint.parse import Format, features, guess_format, node_count, parse
+from ncclops.env.lint.parse import FORMATS, guess_format, read
 from ncclops.env.origins import from_files
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
 from ncclops.errors import UsageError
@@ -20,13 +21,6 @@ from ncclops.record.regular_file import advice, read_regular, read_stdin
 
 Linted = tuple[LintedSettings, Circumstances]
 
-_FORMATS: dict[str, Format] = {
-    "shell": "shell",
-    "dotenv": "dotenv",
-    "conf": "conf",
-    "yaml": "yaml",
-    "dockerfile": "dockerfile",
-}
 # The longest launch script known has 100 kB, and the catalogue has some 700 names.
 _MOST_BYTES = 1 << 20
 _MOST_NAMES = 10_000
@@ -40,18 +34,19 @@ def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
     Raises ``UsageError`` when it cannot be read, or is no text, no YAML where its name says so, or
     larger than any such file; and when ``kind`` is no format.
     """
-    if kind is not None and kind not in _FORMATS:
-        raise UsageError(f"--format {kind}: choose {', '.join(_FORMATS)}")
     path = Path(name)
+    chosen = next((known for known in FORMATS if known == kind), None)
+    if kind is not None and chosen is None:
+        raise UsageError(f"--format {kind}: choose {', '.join(FORMATS)}")
     text = _text(name, path)
-    format_ = _FORMATS[kind] if kind else guess_format(path)
+    format_ = chosen or guess_format(path, text)
     if format_ == "yaml" and (problem := problem_of_yaml(text)):
         raise UsageError(f"{name}: cannot be read as YAML: {problem}; correct it, or say --format")
-    if format_ in ("shell", "yaml"):
+    if format_ in ("shell", "yaml", "dockerfile"):
         where = replace(
             where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
         )
-    settings = LintedSettings(parse(text, format_, path))
+    settings = read(text, format_, path)
     if len({setting.name for setting in settings.all}) > _MOST_NAMES:
         raise UsageError(
             f"{name}: sets more than {_MOST_NAMES:,} variables: lint the part that a job reads"

@@ -26,6 +26,7 @@ class Setting:
 
     ``line`` is 1-based, 0 where there are no lines. ``exported`` is False for a shell variable
     that never reaches a program, ``expanded`` True for one that the script itself makes use of.
+    ``certain`` is False where it cannot be known whether the assignment is made at all.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Setting:
     line: int = 0
     exported: bool = True
     expanded: bool = False
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,27 @@ class Circumstances:
 
 
 class LintedSettings:
-    """The settings of one environment or file, by name.
+    """The settings of one environment, by name, or of a file with the environments in it.
 
-    A variable that a file gives several values counts as known only where all agree: which of
-    them runs depends on branches that are not evaluated here.
+    A variable that is given several values counts as known only where all agree. Of a file, ``all``
+    is what is judged one by one, and combinations are judged in each of ``environments``. In one
+    with an ``open_end`` something may follow that changes it, so what is wrong in it is no error.
     """
 
-    def __init__(self, settings: Iterable[Setting]) -> None:
+    def __init__(
+        self,
+        settings: Iterable[Setting],
+        environments: Iterable[LintedSettings] | None = None,
+        open_end: bool = False,
+    ) -> None:
         self.all = tuple(settings)
+        self.open_end = open_end
+        self._environments = None if environments is None else tuple(environments)
+
+    @property
+    def environments(self) -> tuple[LintedSettings, ...]:
+        """What programs see, one for each container, branch and command; itself where it is one."""
+        return (self,) if self._environments is None else self._environments
 
     @cached_property
     def _values(self) -> dict[str, str | None]:
@@ -106,8 +121,16 @@ class LintedSettings:
             values[setting.name] = setting.value if same else None
         return values
 
+    @cached_property
+    def _doubtful(self) -> frozenset[str]:
+        return frozenset(setting.name for setting in self.all if not setting.certain)
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def doubtful(self, name: str) -> bool:
+        """Whether it cannot be known if ``name`` is set."""
+        return name in self._doubtful
 
     def value(self, name: str) -> str | None:
         """The one value that ``name`` has, None when it has none or it cannot be known."""

@@ -68,8 +68,21 @@ def rules() -> tuple[LintRule, ...]:
 
 
 def check_rules(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
-    """What the rules find."""
+    """What the rules find in one environment."""
     return [_finding(rule, settings) for rule in rules() if _holds(rule, settings, where)]
+
+
+def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
+    """What the rules find in the environments of ``settings``, each judged by itself.
+
+    What is found because nothing is set has to be so in every one of them.
+    """
+    found = [check_rules(environment, where) for environment in settings.environments]
+    if not found:
+        return check_rules(LintedSettings(()), where)
+    everywhere = set(found[0]).intersection(*found[1:])
+    here = dict.fromkeys(finding for findings in found for finding in findings)
+    return [finding for finding in here if finding.line or finding in everywhere]
 
 
 def _finding(rule: LintRule, settings: LintedSettings) -> LintFinding:
@@ -77,7 +90,8 @@ def _finding(rule: LintRule, settings: LintedSettings) -> LintFinding:
     shown = {name: settings.value(name) or "unset" for name in names}
     message = re.sub(r"\{([A-Z0-9_]+)\}", lambda match: shown.get(match[1], match[0]), rule.say)
     line = max((settings.line(name) for name in names), default=0)
-    return LintFinding(rule.id, rule.level, names, message, rule.fix, rule.source, line)
+    level: Level = "warning" if settings.open_end and rule.level == "error" else rule.level
+    return LintFinding(rule.id, level, names, message, rule.fix, rule.source, line)
 
 
 def _holds(rule: LintRule, settings: LintedSettings, where: Circumstances) -> bool:
@@ -101,6 +115,8 @@ def _circumstance(key: str, wanted: Any, settings: LintedSettings, where: Circum
         return bool(engine(settings, where) == wanted)
     if key == "uses":
         return wanted in where.uses
+    if key == "uses_not":
+        return wanted not in where.uses
     if key == "not_without_gpus":
         return where.gpus is not False
     if key == "infiniband":
@@ -115,6 +131,8 @@ def _circumstance(key: str, wanted: Any, settings: LintedSettings, where: Circum
 def _condition(
     name: str, condition: Mapping[str, Any], settings: LintedSettings, where: Circumstances
 ) -> bool:
+    if settings.doubtful(name):
+        return False
     if "set" in condition:
         return (name in settings) is condition["set"]
     if name not in settings:

@@ -1,152 +1,379 @@
-"""Splitting shell text into simple commands and words, as a shell would, without running it."""
+"""What a shell script sets, for which of its commands. It is read, never run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_FALLBACK = re.compile(rf"\$\{{{NAME}:?[-=]([^${{}}`]*)\}}")
-# Only where white space begins: it is not read again from each of its characters.
-_COMMENT = re.compile(r"(?<!\s)\s+#.*")
-DYNAMIC = re.compile(r"\$[\w{(@*#?!]|`")
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command, quotes removed: whether it is constant, and quoted from its start."""
-
-    text: str
-    constant: bool
-    quoted: bool = False
-
-
-def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with continuations joined, each with the number of its first line."""
-    pending: list[str] = []
-    start = 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        start = start or number
-        if line.endswith("\\") and not line.endswith("\\\\"):
-            pending.append(line[:-1] + " ")
-            continue
-        yield start, "".join(pending) + line
-        pending, start = [], 0
-    if pending:
-        yield start, "".join(pending)
-
-
-def commands(line: str) -> Iterator[list[Word]]:
-    """The simple commands of a line, as words."""
-    words: list[Word] = []
-    for token in _tokens(line):
-        if token is None:
-            if words:
-                yield words
-            words = []
-        else:
-            words.append(token)
-    if words:
-        yield words
-
-
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t]+)
-      | (?P<end>[;&|]+|\n)
-      | (?P<single>'[^']*')
-      | (?P<double>"(?:\\.|[^"\\])*")
-      | (?P<escape>\\.)
-      | (?P<plain>[^\s;&|'"\\$`]+|.)""",
-    re.VERBOSE | re.DOTALL,
+from ncclops.env.lint import directives
+from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
+from ncclops.env.lint.model import Setting
+from ncclops.env.lint.passing import ASSIGNMENT, names_passed, passed, value_of
+from ncclops.env.lint.syntax import (
+    Block,
+    Branches,
+    Chain,
+    Command,
+    Function,
+    Node,
+    Pipeline,
+    parse_script,
 )
-_BRACKET = re.compile(r"[()]")
+from ncclops.env.lint.words import NAME, HereDocument, Word, words_of
+
+_EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
+_PREFIXES = frozenset({"exec", "nohup", "time", "sudo", "command", "nice", "eval", "stdbuf", "-"})
+# What begins a job, so that the environment counts as it is there.
+_JOB = re.compile(
+    r"python[\d.]*|torchrun|torchx|srun|mpirun|mpiexec(?:\.\w+)?|orterun|accelerate|deepspeed|ray|vllm"
+    r"|sglang|docker|podman|nerdctl|apptainer|singularity|enroot|kubectl|jsrun|aprun|prun|ibrun"
+    r"|lightning|composer|colossalai|horovodrun|trtllm-\w+|nsys|pdsh|clush|uv|poetry|conda run|qsub"
+    r"|bsub|sbatch|swift|llamafactory-cli|axolotl|tune|trl|dynamo|xtuner|\w+_perf(?:_mpi)?|numactl"
+    r"|taskset|julia|flux|prterun|modal|sky|hydra|bash|sh|zsh|\S+\.(?:sh|py|bash|exe|x)"
+)
+_PRINTS = frozenset({"echo", "printf", "cat", "tee", "log", "info", "warn", "die", "grep", "sed"})
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_REMOTE = frozenset({"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "mpssh"})
+_BUNDLE_NAME = re.compile(rf"\$\{{?({NAME})(?:\[[@*]\])?[}}:+\-?@]?")
+_HOLDS_OPTIONS = re.compile(rf"(?:^|\s)(?:-x|-e|--env|-genv|--export)[= ]\s*{NAME}[= ,]")
+_HOLDS_COMMANDS = re.compile(
+    rf"\s*(?:export|env|set|setenv)\s|\s*{NAME}=\S*[\s;]+\S|[^\n]*[;&|\n]\s*(?:export|env)\s"
+)
+_MOST_CALLS = 1000
 
 
-def _pieces(line: str) -> Iterator[tuple[str, str]]:
-    """Kind and text of what ``line`` consists of, in order; no character is looked at again."""
-    position, substitutions = 0, _Substitutions(line)
-    while position < len(line):
-        if end := substitutions.end_of(position):
-            yield "sub", line[position:end]
-            position = end
-        elif match := _TOKEN.match(line, position):
-            yield match.lastgroup or "plain", match[0]
-            position = match.end()
+def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int = 1) -> None:
+    """Tell ``found`` what ``text`` sets; ``begin`` is the environment that it starts in."""
+    scope = Scope(found, [*begin, *directives.settings_of(text, line, found)])
+    _Reader(scope).read(text, line)
+    scope.close()
 
 
-class _Substitutions:
-    """Where ``$(…)``, ``${…}`` and backquotes end. What is open to the end of the line is none."""
+class _Reader:
+    def __init__(self, scope: Scope, depth: int = 0) -> None:
+        self.scope, self.depth = scope, depth
+        self.functions: dict[str, Block] = {}
+        self.called: set[str] = set()
+        self.calls = 0
 
-    def __init__(self, line: str) -> None:
-        self._line = line
-        self._closed = _closed_brackets(line) if "$(" in line else {}
-        self._last_brace, self._last_quote = line.rfind("}"), line.rfind("`")
+    def read(self, text: str, line: int) -> None:
+        self.block(parse_script(text, line))
+        for name, body in list(self.functions.items()):
+            if name not in self.called:
+                self._alone(body)
 
-    def end_of(self, position: int) -> int:
-        """The end of the one that begins at ``position``; 0 where none does."""
-        line = self._line
-        if line[position] == "`" and position < self._last_quote:
-            return line.index("`", position + 1) + 1
-        if line[position] != "$":
-            return 0
-        if line.startswith("{", position + 1) and position < self._last_brace:
-            return line.index("}", position) + 1
-        return self._closed.get(position + 1, -1) + 1
+    def _alone(self, body: Block) -> None:
+        """A function that nothing here calls: where it will run is not known."""
+        scope = Scope(self.scope.found)
+        reader = _Reader(scope, self.depth + 1)
+        choices = scope.alternatives(complete=True)
+        with choices.branch():
+            reader.block(body)
+
+    def block(self, block: Block) -> None:
+        for node in block.items:
+            self.node(node)
+
+    def node(self, node: Node) -> None:
+        if isinstance(node, Command):
+            self.command(node)
+        elif isinstance(node, Block):
+            if node.subshell:
+                with self.scope.part():
+                    self.block(node)
+            else:
+                self.block(node)
+        elif isinstance(node, Chain):
+            self.node(node.items[0])
+            choices = self.scope.alternatives(complete=False)
+            with choices.branch():
+                for item in node.items[1:]:
+                    self.node(item)
+            choices.merge()
+        elif isinstance(node, Pipeline):
+            self._pipeline(node)
+        elif isinstance(node, Branches):
+            for test in node.tests:
+                self.block(test)
+            choices = self.scope.alternatives(node.complete)
+            for body in node.bodies:
+                with choices.branch():
+                    self.block(body)
+            choices.merge()
+        elif isinstance(node, Function):
+            self.functions[node.name] = node.body
+
+    def _pipeline(self, node: Pipeline) -> None:
+        if all(isinstance(item, Command) for item in node.items):
+            first, last = node.items[0], node.items[-1]
+            assert isinstance(first, Command)
+            assert isinstance(last, Command)
+            texts = [word.text for word in first.words]
+            if texts[:1] in (["echo"], ["printf"], ["cat"]):
+                _written(self.scope.found, first, last)
+                return
+        for item in node.items:
+            with self.scope.part():
+                self.node(item)
+
+    # ---- simple commands
+
+    def command(self, command: Command) -> None:
+        for name, elements in command.arrays:
+            self._array(name, elements)
+        for document in command.documents:
+            self._document(document, command)
+        words = command.words
+        while words and words[0].text in _PREFIXES:
+            words = words[1:]
+        if not words:
+            return
+        first = words[0].text
+        if first in _PRINTS:
+            _written(self.scope.found, command, command)
+            return
+        if first == "set":
+            if any(word.text in ("-a", "allexport") for word in words[1:]):
+                self.scope.export_all()
+        elif first == "unset":
+            for word in words[1:]:
+                self.scope.unset(word.text)
+        elif first in _EXPORTERS:
+            self._export(words)
+        elif first == "setenv":
+            if len(words) >= 3:
+                self._assign(words[1].text, words[2].text, words[2], True)
+        elif first == "alias" or first == "trap":
+            return
+        elif first in ("exit", "return", "logout"):
+            self.scope.end()
+        elif first == ":":
+            self._keep_or_set(words)
+        elif first in self.functions:
+            self._call(first)
+        else:
+            self._run(words)
+        if command.words[0].text == "exec" and len(command.words) > 1:
+            self.scope.end()
+
+    def _call(self, name: str) -> None:
+        self.called.add(name)
+        self.calls += 1
+        if self.calls <= _MOST_CALLS and self.depth < 8:
+            self.depth += 1
+            self.block(self.functions[name])
+            # ``return`` ends the function, not the script; what it had set stays.
+            self.scope.go_on()
+            self.depth -= 1
+
+    def _assign(self, name: str, text: str, word: Word, exported: bool) -> None:
+        plus = name.endswith("+")
+        name = name.rstrip("+")
+        value = None if plus else value_of(text, word)
+        line = word.line + word.raw[: word.raw.find("=") + 1].count("\n")
+        prefixed = re.fullmatch(rf"(?:APPTAINERENV|SINGULARITYENV)_({NAME})", name)
+        if prefixed:
+            self.scope.bundle("apptainer", [Setting(prefixed[1], value, line)], more=True)
+            return
+        if not exported and not plus and self._holds_more(name, text, word):
+            return
+        if plus and self._holds_more(name, text, word, more=True):
+            return
+        self.scope.assign(Setting(name, value, line, exported))
+
+    def _holds_more(self, name: str, text: str, word: Word, more: bool = False) -> bool:
+        """Whether the value is options or a command line for later use; those are then kept."""
+        if "=" not in text or is_setting_of_interest(name):
+            return False
+        if _HOLDS_OPTIONS.search(text):
+            settings = list(passed(_inner(text, word)))
+            self.scope.bundle(name, settings, more)
+            return bool(settings)
+        if re.match(rf"\s*{NAME}=", text) and " " in text.strip():
+            words = _inner(text, word)
+            settings = list(_leading(words))
+            if len(settings) == len(words):
+                self.scope.bundle(name, settings, more)
+                return True
+        if _HOLDS_COMMANDS.match(text):
+            self._nested(text, word)
+        return False
+
+    def _array(self, name: str, elements: Sequence[Word]) -> None:
+        settings = list(passed(elements))
+        if not settings:
+            settings = [s for word in elements for s in _leading([word])]
+        commands = [word for word in elements if word.quoted and _HOLDS_COMMANDS.match(word.text)]
+        for word in commands:
+            self._nested(word.text, word)
+        self.scope.bundle(name.rstrip("+="), settings, name.endswith("+="))
+
+    def _export(self, words: Sequence[Word]) -> None:
+        first = words[0].text
+        is_export = first == "export" or any(
+            re.fullmatch(r"-[a-zA-Z]*x[a-zA-Z]*", word.text) for word in words[1:]
+        )
+        for word in words[1:]:
+            match = ASSIGNMENT.fullmatch(word.text)
+            if match:
+                self._assign(match[1] + match[2], match[3], word, is_export)
+            elif is_export and re.fullmatch(NAME, word.text):
+                self.scope.export(word.text)
+
+    def _keep_or_set(self, words: Sequence[Word]) -> None:
+        """``: ${NAME:=VALUE}``: what is there stays; otherwise this is the value."""
+        for word in words[1:]:
+            for match in re.finditer(rf"\$\{{({NAME}):?=([^}}]*)\}}", word.raw):
+                inner = words_of(match[2], word.line)
+                value = value_of(inner[0].text, inner[0]) if inner else ""
+                self.scope.assign(Setting(match[1], value, word.line, False))
+
+    def _run(self, words: Sequence[Word]) -> None:
+        """A program, or assignments alone."""
+        leading = 0
+        while leading < len(words) and ASSIGNMENT.fullmatch(words[leading].text):
+            leading += 1
+        rest = words[leading:]
+        if not rest:
+            for word in words:
+                match = ASSIGNMENT.fullmatch(word.text)
+                assert match is not None
+                self._assign(match[1] + match[2], match[3], word, False)
+            return
+        given = list(_leading(words[:leading]))
+        rest = _without_prefixes(rest)
+        if rest and rest[0].text.rpartition("/")[2] == "env":
+            clean, settings, rest = _of_env(rest[1:])
+            given.extend(settings)
+            if clean:
+                self.scope.run(given, inherits=False)
+                return
+        if not rest:
+            self.scope.run(given) if given else None
+            return
+        name = rest[0].text.rpartition("/")[2]
+        given.extend(passed(rest, name))
+        for exported in names_passed(rest):
+            self.scope.export(exported)
+        bundles = [m[1] for word in words for m in _BUNDLE_NAME.finditer(word.raw)]
+        if name in ("apptainer", "singularity"):
+            bundles.append("apptainer")
+        if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
+            self._start(name, rest, given, bundles)
+        for position, word in enumerate(rest[1:], start=1):
+            if word.quoted and "=" in word.text and _is_command_line(name, rest, position):
+                self._nested(word.text, word, given)
+
+    def _start(
+        self, name: str, rest: Sequence[Word], given: list[Setting], bundles: list[str]
+    ) -> None:
+        """A program starts; what Slurm does not hand on, or a container lacks, is not there."""
+        cut_off = name in ("srun", "sbatch") and any(
+            re.match(r"--export=(?!ALL\b|\$)", word.text) for word in rest
+        )
+        isolated = name in ("docker", "podman", "nerdctl", "qsub", "kubectl", "sbatch", "bsub")
+        self.scope.run(given, bundles, inherits=not (cut_off or isolated))
+
+    # ---- texts within
+
+    def _nested(self, text: str, word: Word, begin: Iterable[Setting] = ()) -> None:
+        """A command line in quotes, for a shell of its own."""
+        if self.depth >= 4:
+            return
+        with self.scope.part():
+            reader = _Reader(self.scope, self.depth + 1)
+            for setting in begin:
+                self.scope.assign_again(setting)
+            reader.functions = dict(self.functions)
+            reader.read(text, word.line)
+
+    def _document(self, document: HereDocument, command: Command) -> None:
+        name = command.words[0].text.rpartition("/")[2] if command.words else ""
+        texts = [word.text for word in command.words]
+        while texts and texts[0] in _PREFIXES:
+            texts = texts[1:]
+            name = texts[0].rpartition("/")[2] if texts else ""
+        if self.depth >= 4:
+            return
+        if name in ("cat", "tee") or not texts:
+            target = command.targets[-1] if command.targets else ""
+            if name == "tee":
+                target = next((text for text in texts[1:] if not text.startswith("-")), "")
+            kind = target
+        elif name in _SHELLS or name in _REMOTE or name in ("sbatch", "qsub", "bsub", "srun"):
+            kind = "x.sh"
+        elif re.fullmatch(r"python[\d.]*", name):
+            kind = "x.py"
+        elif name == "kubectl":
+            kind = "x.yaml"
+        elif any(text.rpartition("/")[2] in _SHELLS for text in texts):
+            kind = "x.sh"
+        else:
+            return
+        self.scope.found.embedded(document.text, kind, document.line)
 
 
-def _closed_brackets(line: str) -> dict[int, int]:
-    """For each bracket that is closed, where."""
-    closed: dict[int, int] = {}
-    opened: list[int] = []
-    for found in _BRACKET.finditer(line):
-        if found[0] == "(":
-            opened.append(found.start())
-        elif opened:
-            closed[opened.pop()] = found.start()
-    return closed
+def _without_prefixes(words: Sequence[Word]) -> Sequence[Word]:
+    while words and words[0].text in _PREFIXES:
+        words = words[1:]
+    return words
 
 
-def _tokens(line: str) -> Iterator[Word | None]:
-    """Words of ``line``; None stands where a command ends. A comment ends the line."""
-    texts: list[str] = []
-    constant, quoted = True, False
-    for kind, piece in _pieces(line):
-        if kind in ("space", "end"):
-            if texts:
-                yield Word("".join(texts), constant, quoted)
-            texts, constant, quoted = [], True, False
-            if kind == "end":
-                yield None
-            continue
-        if kind == "plain" and piece.startswith("#") and not texts:
+def _inner(text: str, word: Word) -> list[Word]:
+    """The words inside a quoted word; nothing in them is known where the word itself is not."""
+    open_ended = "'" in word.raw[:1] or word.constant
+    return [
+        replace(w, constant=w.constant and (open_ended or "$" not in w.text))
+        for w in words_of(text, word.line)
+    ]
+
+
+def _leading(words: Sequence[Word]) -> Iterator[Setting]:
+    for word in words:
+        match = ASSIGNMENT.fullmatch(word.text)
+        if match:
+            yield Setting(match[1], None if match[2] else value_of(match[3], word), word.line)
+
+
+def _of_env(words: Sequence[Word]) -> tuple[bool, list[Setting], Sequence[Word]]:
+    """What ``env`` sets, whether it begins with nothing, and the command behind it."""
+    clean = False
+    settings: list[Setting] = []
+    at = 0
+    while at < len(words):
+        text = words[at].text
+        if text in ("-i", "--ignore-environment", "-"):
+            clean = True
+        elif text in ("-u", "--unset"):
+            at += 1
+        elif ASSIGNMENT.fullmatch(text):
+            settings.extend(_leading([words[at]]))
+        elif not text.startswith("-") and not re.match(r"\$\{?\w+", words[at].raw.lstrip('"')):
             break
-        quoted = quoted or (not texts and kind in ("single", "double"))
-        value, known = _unquote(kind, piece)
-        texts.append(value)
-        constant = constant and known
-    if texts:
-        yield Word("".join(texts), constant, quoted)
+        at += 1
+    return clean, settings, words[at:]
 
 
-def _unquote(kind: str, piece: str) -> tuple[str, bool]:
-    """What a piece of a word stands for, and whether that is known without running it."""
-    if kind == "single":
-        return piece[1:-1], True
-    if kind == "escape":
-        return piece[1], True
-    if piece in ("'", '"'):
-        return "", False  # it opens or closes on another line
-    inner = piece[1:-1] if kind == "double" else piece
-    inner = _FALLBACK.sub(lambda match: match[1].strip("'\""), inner)
-    known = DYNAMIC.search(re.sub(r"\\.", "", inner)) is None and inner != "$"
-    return (re.sub(r"\\(.)", r"\1", inner) if kind == "double" else inner), known
+def _is_command_line(name: str, words: Sequence[Word], position: int) -> bool:
+    """Whether a quoted word is run by a shell somewhere."""
+    before = words[position - 1].text
+    if re.fullmatch(r"-[a-z]*c|--command|--cmd|--wrap|--entrypoint", before):
+        return True
+    text = words[position].text
+    if name in _REMOTE or before in _SHELLS:
+        return True
+    return _HOLDS_COMMANDS.match(text) is not None and name not in _PRINTS
 
 
-def without_comment(text: str) -> str:
-    """``text`` up to the first ``#`` that stands behind white space."""
-    return _COMMENT.sub("", text)
-
-
-def words_of(line: str) -> list[Word]:
-    return [word for word in _tokens(line) if word is not None]
+def _written(found: Found, printing: Command, writing: Command) -> None:
+    """``echo NAME=VALUE >> nccl.conf``: a line of a file that is read later; else printed text."""
+    targets = list(writing.targets)
+    if writing.words and writing.words[0].text in ("tee", "sudo"):
+        targets += [word.text for word in writing.words[1:] if "/" in word.text or "." in word.text]
+    words = [word for word in printing.words[1:] if not re.fullmatch(r"-[neE]+", word.text)]
+    if not targets or not words or printing.words[0].text not in ("echo", "printf"):
+        return
+    if all(word.constant or "$" in word.text for word in words):
+        text = " ".join(word.text for word in words).replace("\\n", "\n")
+        found.embedded(text, targets[-1], words[0].line)

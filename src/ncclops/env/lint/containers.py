@@ -1,0 +1,292 @@
+"""What YAML and JSON set: Kubernetes, Compose, SkyPilot, Ray, workflows, chart values.
+
+The environment of a container or task is a scope of its own, and so are the commands beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
+from ncclops.env.lint.model import Setting
+from ncclops.env.lint.passing import names_passed, passed
+from ncclops.env.lint.shell import read_shell
+from ncclops.env.lint.words import NAME, Word, is_open, without_comment
+
+_ENTRY = re.compile(rf"\s*+(?:-\s*+)?name:\s*+[\"']?({NAME})[\"']?\s*+")
+_FLOW_ENTRY = re.compile(
+    rf"\s*+(?:-\s*+)?\{{\s*+name:\s*+[\"']?({NAME})[\"']?\s*+,\s*+value:([^}}]*)\}}.*"
+)
+_VALUE = re.compile(r"\s*value:\s*(.*)")
+_MAPPING = re.compile(r"\s*([A-Z][A-Z0-9]*_[A-Z0-9_]+):\s+(\S.*)")
+_ITEM = re.compile(rf"\s*-\s*[\"']?({NAME})=([^\"']*)[\"']?\s*")
+_TEMPLATE = re.compile(r"\{\{|\{%|<%")
+_TEMPLATE_LINE = re.compile(r"^[ \t]*(?:\{\{-?[^{}\n]*\}\}|\{%[^%\n]*%\})[ \t]*$", re.MULTILINE)
+_TEMPLATE_PIECE = re.compile(r"\{\{[^{}\n]*\}\}|\{%[^%\n]*%\}")
+_FILLED = "TEMPLATE@@"
+_MOST_LEVELS = 100
+_ENV_KEYS = frozenset(
+    {"env", "envs", "environment", "env_vars", "envvars", "environment_variables", "extraenv"}
+    | {"extra_env", "extraenvvars", "environmentvariables", "env_variables", "variables"}
+)
+# What is under these keys is for the build, or for people.
+_OTHER_KEYS = frozenset({"args", "build_args", "buildargs", "labels", "annotations", "inputs"})
+_PROSE_KEYS = frozenset({"description", "comment", "doc", "help", "message", "title", "summary"})
+_NULL = "tag:yaml.org,2002:null"
+
+
+def problem_of_yaml(text: str) -> str | None:
+    """Why ``text`` is no YAML, in words; None if it is, or may be once a template is filled in."""
+    if _TEMPLATE.search(text):
+        return None
+    return _problem(text)
+
+
+def _problem(text: str) -> str | None:
+    import yaml
+
+    # libyaml goes through all open brackets for each one, and through all tags for each directive.
+    levels = 0
+    if text.count("%TAG") > _MOST_LEVELS:
+        return f"it has more than {_MOST_LEVELS} %TAG directives"
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            levels += isinstance(event, yaml.CollectionStartEvent)
+            levels -= isinstance(event, yaml.CollectionEndEvent)
+            if levels > _MOST_LEVELS:
+                return f"it is nested more than {_MOST_LEVELS} levels deep"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}: {error.problem}" if mark else str(error.problem)
+    except yaml.YAMLError as error:  # characters that are none
+        return " ".join(str(error).split())
+    return None
+
+
+def read_yaml(text: str, found: Found, line: int = 1) -> None:
+    """Tell ``found`` what ``text`` sets.
+
+    A template is read as what it becomes, and what is no YAML even then line by line.
+    """
+    import yaml
+
+    if _TEMPLATE.search(text):
+        text = _TEMPLATE_PIECE.sub(_FILLED, _TEMPLATE_LINE.sub("", text))
+    documents: list[Any] = []
+    if _problem(text) is None:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        with suppress(yaml.YAMLError, RecursionError):
+            documents = list(yaml.compose_all(text, Loader=loader))
+    if documents:
+        reader = _Reader(found, line - 1)
+        for document in documents:
+            reader.node(document)
+        return
+    settings = list(_by_line(text, line))
+    for setting in settings:
+        found.note(setting)
+    read_shell(text, found, line=line)
+
+
+def _by_line(text: str, first: int) -> Iterator[Setting]:
+    """``- name: A`` with ``value: x``, ``A: x`` and ``- A=x``, wherever they stand."""
+    pending: str | None = None
+    for number, line in enumerate(text.splitlines(), start=first):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        named, value = pending, _VALUE.fullmatch(line)
+        pending = None
+        if named and value:
+            yield Setting(named, _scalar_text(value[1]), number)
+        elif entry := _ENTRY.fullmatch(line):
+            pending = entry[1]
+        elif flow := _FLOW_ENTRY.fullmatch(line):
+            yield Setting(flow[1], _scalar_text(flow[2]), number)
+        elif (match := _MAPPING.fullmatch(line) or _ITEM.fullmatch(line)) and match[
+            2
+        ].strip() not in ("null", "~"):
+            yield Setting(match[1], _scalar_text(match[2]), number)
+
+
+def _scalar_text(text: str) -> str | None:
+    """A plain or quoted scalar; None for a template or a reference."""
+    text = text.strip()
+    quoted = re.fullmatch(r"(['\"])(.*?)\1(?:\s+#.*)?", text)
+    value = quoted[2] if quoted else without_comment(text)
+    return None if _is_open(value) or re.match(r"[|>&*{\[]", value) else value
+
+
+def _is_open(value: str) -> bool:
+    return is_open(value) or _FILLED in value or "$" in value
+
+
+class _Reader:
+    def __init__(self, found: Found, offset: int) -> None:
+        self.found, self.offset = found, offset
+        self.seen: set[int] = set()
+
+    def node(self, node: Any) -> None:
+        """A node and all below it; what an alias repeats is read once."""
+        if node is None or id(node) in self.seen:
+            return
+        self.seen.add(id(node))
+        if node.id == "mapping":
+            self._mapping(node)
+        elif node.id == "sequence":
+            self._sequence(node, "", [])
+
+    def _mapping(self, node: Any) -> None:
+        environment: list[Setting] = []
+        rest: list[tuple[str, Any]] = []
+        for name, value in _pairs(node):
+            given = self._environment(name, value)
+            if given is None:
+                rest.append((name, value))
+            else:
+                environment.extend(given)
+        if environment:
+            self._note(environment)
+        path = next((v.value for k, v in rest if k == "path" and v.id == "scalar"), "")
+        before = len(self.found.environments)
+        for name, value in rest:
+            if value.id == "scalar":
+                self._text(name, value, environment, path)
+            elif value.id == "sequence" and id(value) not in self.seen:
+                self.seen.add(id(value))
+                self._sequence(value, name, environment)
+            else:
+                self.node(value)
+        if environment and len(self.found.environments) == before:
+            self._together(environment)
+
+    def _note(self, environment: list[Setting]) -> None:
+        for setting in environment:
+            self.found.note(setting)
+
+    def _together(self, environment: list[Setting]) -> None:
+        """These settings are one environment."""
+        scope = Scope(self.found, _agreed(environment))
+        scope.close()
+
+    def _environment(self, key: str, node: Any) -> list[Setting] | None:
+        """The settings under ``key``; None where it holds something else."""
+        is_env = key.replace("-", "_").lower() in _ENV_KEYS
+        if id(node) in self.seen and not is_env:
+            return None
+        if node.id == "sequence":
+            settings = [s for item in node.value for s in self._entry(item)]
+            wanted = is_env or any(is_setting_of_interest(s.name) for s in settings)
+            items = [item for item in node.value if item.id == "mapping"]
+            if settings and wanted and (is_env or len(settings) == len(items)):
+                self.seen.add(id(node))
+                return settings
+        elif node.id == "mapping" and key.lower() not in _OTHER_KEYS:
+            settings = list(self._flat(node))
+            if is_env and settings:
+                self.seen.add(id(node))
+                return settings
+            if any(is_setting_of_interest(s.name) for s in settings):
+                # a mapping of its own: a ConfigMap's data, values of a chart
+                mine = [s for s in settings if is_setting_of_interest(s.name)]
+                self._note(mine)
+                self._together(mine)
+        return None
+
+    def _entry(self, node: Any) -> Iterator[Setting]:
+        """``{name: A, value: x}`` or ``A=x``."""
+        if node.id == "scalar":
+            match = re.fullmatch(rf"({NAME})=(.*)", node.value, re.DOTALL)
+            if match:
+                value = match[2]
+                known = None if _is_open(value) else value
+                yield Setting(match[1], known, self._line(node))
+            return
+        if node.id != "mapping":
+            return
+        fields = dict(_pairs(node))
+        name = fields.get("name", fields.get("Name"))
+        if name is None or name.id != "scalar" or not re.fullmatch(NAME, name.value):
+            return
+        value = fields.get("value", fields.get("Value"))
+        if value is not None and value.id == "scalar":
+            yield Setting(name.value, _value(value), self._line(value))
+        elif len(fields) > 1 and value is None and is_setting_of_interest(name.value):
+            yield Setting(name.value, None, self._line(name))
+
+    def _flat(self, node: Any) -> Iterator[Setting]:
+        for name, value in _pairs(node):
+            if value.id == "scalar" and re.fullmatch(NAME, name) and value.tag != _NULL:
+                yield Setting(name, _value(value), self._line(value))
+
+    def _sequence(self, node: Any, key: str, environment: list[Setting]) -> None:
+        words = [
+            Word(item.value, not _is_open(item.value), True, self._line(item), item.value)
+            for item in node.value
+            if item.id == "scalar"
+        ]
+        given = list(passed(words))
+        scope = Scope(self.found, _agreed(environment))
+        for name in names_passed(words):
+            scope.export(name)
+        if given:
+            scope.run(given)
+        for item in node.value:
+            if item.id == "scalar":
+                self._text(key, item, environment, "")
+            else:
+                self.node(item)
+
+    def _text(self, key: str, node: Any, environment: list[Setting], path: str) -> None:
+        """A string that may hold commands, or the text of a file."""
+        text = node.value
+        if key.lower() in _PROSE_KEYS or not re.search(r"[A-Za-z]=|setenv", text):
+            return
+        line = self._line(node) + (1 if node.style in ("|", ">") else 0)
+        if key in ("content", "contents") and path:
+            self.found.embedded(text, path, line)
+        elif "." in key and not key.startswith("."):
+            self.found.embedded(text, key, line)
+        elif "\n" in text.strip() or " " in text.strip():
+            filled = text.replace(_FILLED, "${TEMPLATE}")
+            read_shell(filled, self.found, _agreed(environment), line)
+
+    def _line(self, node: Any) -> int:
+        line: int = node.start_mark.line + 1 + self.offset
+        return line
+
+
+def _pairs(node: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a mapping, with those that ``<<`` brings in."""
+    for key, value in node.value:
+        if key.id != "scalar":
+            continue
+        if key.value == "<<":
+            for merged in value.value if value.id == "sequence" else [value]:
+                if merged.id == "mapping" and merged is not node:
+                    yield from (
+                        (k.value, v)
+                        for k, v in merged.value
+                        if k.id == "scalar" and k.value != "<<"
+                    )
+        else:
+            yield key.value, value
+
+
+def _value(node: Any) -> str | None:
+    if node.tag == _NULL and not node.style:
+        return None
+    return None if _is_open(node.value) else str(node.value)
+
+
+def _agreed(settings: list[Setting]) -> list[Setting]:
+    """One setting a name: what a template gives twice is unknown."""
+    chosen: dict[str, Setting] = {}
+    for setting in settings:
+        before = chosen.get(setting.name)
+        differs = before is not None and before.value != setting.value
+        chosen[setting.name] = replace(setting, value=None) if differs else setting
+    return list(chosen.values())

@@ -1,0 +1,44 @@
+"""Environment settings in the comments that schedulers read: Slurm, PBS, LSF, Grid Engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ncclops.env.lint.environments import Found
+from ncclops.env.lint.model import Setting
+from ncclops.env.lint.passing import listed
+from ncclops.env.lint.words import words_of
+
+_DIRECTIVE = re.compile(r"^#(SBATCH|PBS|BSUB|\$)[ \t]+(.*)$", re.MULTILINE)
+
+
+def settings_of(text: str, line: int, found: Found) -> list[Setting]:
+    """What the directives of ``text`` set, noted in ``found``; Slurm heeds the last one alone."""
+    settings: list[Setting] = []
+    slurm: list[Setting] = []
+    at, number = 0, line
+    for match in _DIRECTIVE.finditer(text):
+        number += text.count("\n", at, match.start())
+        at = match.start()
+        given = list(_of_directive(match[1], match[2], number))
+        for setting in given:
+            found.note(setting)
+        if match[1] == "SBATCH":
+            slurm = given if "--export" in match[2] else slurm
+        else:
+            settings.extend(given)
+    return settings + slurm
+
+
+def _of_directive(scheduler: str, rest: str, line: int) -> Iterator[Setting]:
+    words = words_of(rest, line)
+    for position, word in enumerate(words):
+        if word.text.startswith("--export="):
+            after = "".join(w.text for w in words[position + 1 :] if word.text.endswith(","))
+            yield from listed(word.text.partition("=")[2] + after, word)
+        elif word.text in ("--export", "-v", "-env") and position + 1 < len(words):
+            if scheduler == "SBATCH" and word.text != "--export":
+                continue
+            following = words[position + 1]
+            yield from listed(following.text, following)

@@ -1,0 +1,116 @@
+"""What a Dockerfile sets, for each of its stages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from ncclops.env.lint.environments import Found
+from ncclops.env.lint.model import Setting
+from ncclops.env.lint.passing import ASSIGNMENT, value_of
+from ncclops.env.lint.shell import read_shell
+from ncclops.env.lint.words import Word, words_of
+
+_HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
+
+
+def read_dockerfile(text: str, found: Found) -> None:
+    """Tell ``found`` what ``ENV`` sets in each stage, and what commands set."""
+    stages: dict[str, dict[str, Setting]] = {}
+    environment: dict[str, Setting] = {}
+    commands: list[tuple[str, int]] = []
+    for line, instruction, rest in _instructions(text):
+        if instruction == "FROM":
+            _finish(environment, commands, found)
+            words = [word.text for word in words_of(rest, line)]
+            images = [word for word in words if not word.startswith("--")]
+            environment = dict(stages.get(images[0].lower(), {})) if images else {}
+            commands = []
+            if len(images) >= 3 and images[1].lower() == "as":
+                stages[images[2].lower()] = environment
+        elif instruction == "ENV":
+            for setting in _env(rest, line):
+                found.note(setting)
+                environment[setting.name] = setting
+        elif instruction in ("RUN", "CMD", "ENTRYPOINT"):
+            if instruction == "RUN":
+                _command(rest, line, list(environment.values()), found)
+            else:
+                commands.append((rest, line))
+    _finish(environment, commands, found)
+
+
+def _finish(environment: dict[str, Setting], commands: list[tuple[str, int]], found: Found) -> None:
+    begin = list(environment.values())
+    found.add_environment(begin, branched=False)
+    for text, line in commands:
+        _command(text, line, begin, found)
+
+
+def _command(text: str, line: int, begin: list[Setting], found: Found) -> None:
+    # what a step of the build sets ends with it; combinations are those of the image's programs
+    if "=" not in text:
+        return
+    if text.lstrip().startswith("["):
+        try:
+            words = json.loads(text.replace("\\\n", ""))
+        except (ValueError, RecursionError):
+            return
+        for word in words if isinstance(words, list) else ():
+            if isinstance(word, str) and " " in word:
+                read_shell(word, found, begin, line)
+        return
+    text = re.sub(r"^(\s*--\w+=\S+)", lambda match: " " * len(match[1]), text)
+    read_shell(text, found, begin, line)
+
+
+def _env(text: str, line: int) -> Iterator[Setting]:
+    """``A=x B=y`` and the old ``A x``."""
+    words = words_of(text, line)
+    if words and "=" not in words[0].text and len(words) > 1:
+        value = " ".join(word.text for word in words[1:])
+        whole = Word(value, all(word.constant for word in words[1:]), line=words[0].line)
+        yield Setting(words[0].text, value_of(value, whole), whole.line)
+        return
+    for word in words:
+        match = ASSIGNMENT.fullmatch(word.text)
+        if match:
+            yield Setting(match[1], value_of(match[3], word), word.line)
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, name and rest of each instruction; continued lines stay, comments in them go."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        start = at
+        parts: list[str] = []
+        while at < len(lines):
+            row = lines[at]
+            at += 1
+            if parts and row.lstrip().startswith("#"):
+                parts.append("\\")
+                continue
+            parts.append(row)
+            if not row.rstrip().endswith("\\"):
+                break
+        match = re.match(r"\s*([A-Za-z]+)\s+", parts[0])
+        if match is None or parts[0].lstrip().startswith("#"):
+            continue
+        name = match[1].upper()
+        whole = "\n".join(part.rstrip() if part.rstrip().endswith("\\") else part for part in parts)
+        if name in ("RUN", "COPY") and (document := _HEREDOC.search(whole)):
+            end = document[1]
+            body = []
+            while at < len(lines):
+                body.append(lines[at])
+                at += 1
+                if body[-1].strip() == end:
+                    break
+            if re.fullmatch(r"\s*<<-?[\"']?\w+[\"']?\s*", whole[match.end() :]):
+                # a script of its own: its lines are the command
+                yield start + 2, name, "\n".join(body[:-1])
+                continue
+            whole = "\n".join([whole, *body])
+        yield start + 1, name, whole[match.end() :]

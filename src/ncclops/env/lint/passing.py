@@ -1,0 +1,105 @@
+"""How commands hand NAME=VALUE to programs: options of launchers, containers and schedulers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from ncclops.env.lint.model import Setting
+from ncclops.env.lint.words import NAME, Word, is_open
+
+ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
+# Options that stand before one NAME=VALUE, whatever the command.
+_BEFORE_ONE = frozenset(
+    {"-x", "-e", "--env", "--setenv", "--envs", "--export-env", "--container-env"}
+    | {"--set-env", "--build-env", "--env-var", "--add-env", "-env", "-envs"}
+)
+# Options that stand before NAME and VALUE in two words (Hydra, Intel MPI).
+_BEFORE_TWO = frozenset({"-genv", "-env", "--genv"})
+_WITH_EQUALS = re.compile(
+    rf"(?:--(?:env|envs|setenv|container-env|set-env|env-var)=|-[ex])(?={NAME}=)(.*)", re.DOTALL
+)
+_SLURM = re.compile(r"--export(?:=(.*))?", re.DOTALL)
+_RAY = re.compile(r"--runtime-env-json(?:=(.*))?", re.DOTALL)
+# One option with several, separated by commas.
+_COMMA_LISTS = frozenset({"apptainer", "singularity", "qsub", "bsub"})
+
+
+def value_of(text: str, word: Word) -> str | None:
+    """The value; None where it is known only when run. A ``$`` in quotes is for a later shell."""
+    if not word.constant or "$" in text or "`" in text or is_open(text):
+        return None
+    return text
+
+
+def passed(words: Sequence[Word], command: str = "") -> Iterator[Setting]:
+    """Every NAME=VALUE that an option among ``words`` hands to a program."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        following = words[at + 1] if at + 1 < len(words) else None
+        at += 1
+        if match := _SLURM.fullmatch(word.text):
+            if match[1] is not None:
+                # a blank behind the comma is a slip of the pen, and Slurm then reads less
+                yield from listed(match[1], word)
+            elif following is not None:
+                yield from listed(following.text, following)
+                at += 1
+        elif match := _RAY.fullmatch(word.text):
+            source = word if match[1] is not None else following
+            if source is not None:
+                yield from _of_json(source, source.text if match[1] is None else match[1])
+        elif option := _WITH_EQUALS.fullmatch(word.text):
+            yield from _of_option(option[1], word, command)
+        elif following is not None and word.text in _BEFORE_ONE | _BEFORE_TWO:
+            if ASSIGNMENT.fullmatch(following.text):
+                yield from _of_option(following.text, following, command)
+                at += 1
+            elif word.text in _BEFORE_TWO and at + 1 < len(words):
+                name, value = following.text, words[at + 1]
+                if re.fullmatch(NAME, name):
+                    yield Setting(name, value_of(value.text, value), following.line)
+                    at += 2
+        elif following is not None and word.text == "-v" and command == "qsub":
+            yield from listed(following.text, following)
+
+
+def names_passed(words: Sequence[Word]) -> Iterator[str]:
+    """The variables that ``-x NAME`` passes on as they are."""
+    for option, after in pairwise(words):
+        if option.text in _BEFORE_ONE and re.fullmatch(NAME, after.text):
+            yield after.text
+
+
+def _of_option(text: str, word: Word, command: str) -> Iterator[Setting]:
+    if command in _COMMA_LISTS:
+        yield from listed(text, word)
+        return
+    match = ASSIGNMENT.fullmatch(text)
+    if match:
+        yield Setting(match[1], value_of(match[3], word), word.line)
+
+
+def listed(text: str, word: Word) -> Iterator[Setting]:
+    """``ALL,A=1,B=2``: a value ends at the next comma that starts another name."""
+    for part in re.split(rf",\s*(?={NAME}(?:=|,|$))", text):
+        match = ASSIGNMENT.fullmatch(part.strip())
+        if match:
+            yield Setting(match[1], value_of(match[3].strip("'\""), word), word.line)
+
+
+def _of_json(word: Word, text: str) -> Iterator[Setting]:
+    """``{"env_vars": {"A": "1"}}``, as Ray takes it."""
+    try:
+        document = json.loads(text)
+        variables = document["env_vars"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    for name, value in variables:
+        if isinstance(name, str):
+            known = isinstance(value, str) and not is_open(value)
+            line = word.line + text[: max(text.find(f'"{name}"'), 0)].count("\n")
+            yield Setting(name, value if known else None, line)
