@@ -11,14 +11,14 @@ import msgspec
 
 from ncclops.env.host import installed_nccl
 from ncclops.preflight.catalogue import catalogue
-from ncclops.preflight.checks import host
+from ncclops.preflight.checks import gpu, host, nic
 from ncclops.preflight.checks.look import Rule
 from ncclops.preflight.machine import reading
 from ncclops.preflight.model import Finding, NodeReport
 from ncclops.preflight.readings import Node
 from ncclops.profiles.model import PreflightNeeds
 
-RULES: Mapping[str, Rule] = {**host.RULES}
+RULES: Mapping[str, Rule] = {**host.RULES, **gpu.RULES, **nic.RULES}
 
 
 def judge(node: Node) -> tuple[Finding, ...]:

@@ -360,7 +360,8 @@ def readable(check: Check, node: Node) -> Iterator[Finding]:
         elif kind == "space":
             yield check.bad(argument, said)
         elif kind in ("nic", "counters", "nics"):
-            yield check.bad(argument or "RDMA devices", said)
+            subject = argument or "RDMA devices"
+            yield check.bad(subject, said) if uses_rdma(node) else check.warn(subject, said)
         elif kind == "name":
             yield check.warn("the host's name", said)
         else:

@@ -1,0 +1,442 @@
+"""Checks of RDMA ports, by what the kernel shows of them. Pure.
+
+A port that is down may be meant to be: the second port of a card, a network for storage. So the
+checks look at ports of one kind together (one board, one link layer), and at what the job names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclops.preflight.catalogue import Check
+from ncclops.preflight.checks.look import HOST, Rule, some, uses_rdma
+from ncclops.preflight.model import Finding
+from ncclops.preflight.readings import Files, Nic, Node
+
+# Below this probability chance does not explain what was counted: one false conviction in a
+# hundred thousand looks at a port that is exactly at its limit.
+_CHANCE = 1e-5
+_EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port. ``top`` is its directory, ``layer`` InfiniBand, Ethernet or Unspecified (EFA)."""
+
+    nic: Nic
+    number: str
+
+    @property
+    def top(self) -> str:
+        return f"sys/class/infiniband/{self.nic.device}/ports/{self.number}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.nic.device} port {self.number}"
+
+    def text(self, name: str) -> str | None:
+        """A file of the port."""
+        return self.nic.files.text(f"{self.top}/{name}")
+
+    @property
+    def state(self) -> str | None:
+        return self.text("state")
+
+    @property
+    def is_active(self) -> bool:
+        return "ACTIVE" in (self.state or "")
+
+    @property
+    def layer(self) -> str:
+        return self.text("link_layer") or ""
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What ports have in common that should be alike: board, link layer."""
+        board = self.device("board_id") or self.device("hca_type") or ""
+        return (board, self.layer, self.driver)
+
+    @property
+    def driver(self) -> str:
+        """The name of the kernel's driver, empty where it is not to be seen."""
+        return (self.device("device/driver") or "").rpartition("/")[2]
+
+    @property
+    def is_efa(self) -> bool:
+        return self.driver == "efa" or self.layer == "Unspecified"
+
+    @property
+    def rate_gbps(self) -> float | None:
+        words = (self.text("rate") or "").split()
+        try:
+            return float(words[0]) if words else None
+        except ValueError:
+            return None
+
+    def device(self, name: str) -> str | None:
+        """A file of its device."""
+        return self.nic.files.text(f"sys/class/infiniband/{self.nic.device}/{name}")
+
+    def interfaces(self) -> list[str]:
+        """The directories of its network interfaces. With several ports it is not known which."""
+        top = f"sys/class/infiniband/{self.nic.device}/device/net"
+        return [f"{top}/{name}" for name in self.nic.files.names(top)]
+
+    def of_interface(self, name: str) -> str | None:
+        """A file of its interface, if it has one."""
+        found = self.interfaces()
+        return self.nic.files.text(f"{found[0]}/{name}") if len(found) == 1 else None
+
+
+def selector(check: Check, node: Node) -> Iterator[Finding]:
+    """What ``NCCL_IB_HCA`` leaves of the ports."""
+    chosen, setting = node.environ.get("NCCL_IB_HCA", ""), "no NCCL_IB_HCA"
+    if chosen:
+        setting = f"NCCL_IB_HCA={chosen}"
+    everything, left = ports(node), used(node)
+    unknown = [
+        entry
+        for entry in chosen.removeprefix("=").split(",")
+        if entry and not chosen.startswith("^")
+        if not any(
+            selects("=" * chosen.startswith("=") + entry, p.nic.device, p.number)
+            for p in everything
+        )
+    ]
+    if everything and not left:
+        yield _graver(check, node, HOST, f"{setting} leaves none of {len(everything)} ports")
+    elif left and not any(each.is_active for each in left):
+        said = f"none of {len(left)} ports is active, {setting}"
+        yield check.bad(HOST, said) if node.needs.rdma else check.warn(HOST, said)
+    elif left and unknown:
+        yield check.warn(HOST, f"{setting} names {some(unknown)}, which is not here")
+    elif left:
+        yield check.ok(HOST, f"{len(left)} of {len(everything)} ports, {setting}")
+    elif node.needs.rdma and "nics" not in node.late:
+        yield check.bad(HOST, "no RDMA device")
+
+
+def port(check: Check, node: Node) -> Iterator[Finding]:
+    """Each port that the job may use."""
+    kinds = _by_kind(used(node))
+    for each in used(node):
+        state, alike = each.state, kinds[each.kind]
+        phys = each.text("phys_state") or "?"
+        if state is None:
+            yield check.unknown(each.name, "its state cannot be read")
+        elif each.is_active and each.is_efa:
+            yield check.unknown(each.name, "EFA says ACTIVE whatever the link does")
+        elif each.is_active and each.of_interface("operstate") == "down":
+            yield _graver(check, node, each.name, f"{state}, but its interface is down")
+        elif each.is_active:
+            yield check.ok(each.name, f"{state}, {phys}")
+        elif _meant_to_work(each, alike, node, check.limit("share")):
+            yield _graver(check, node, each.name, f"{state}, {phys}")
+        elif "Disabled" in phys:
+            yield check.unknown(each.name, f"{state}, {phys}: switched off, so perhaps not used")
+        else:
+            yield check.warn(each.name, f"{state}, {phys}; perhaps not meant to be used")
+
+
+def rate(check: Check, node: Node) -> Iterator[Finding]:
+    """Against its kind, and what the lane needs."""
+    active = [each for each in used(node) if each.is_active]
+    kinds = _by_kind(active)
+    for each in active:
+        speed, text = each.rate_gbps, each.text("rate") or ""
+        usual = _usual([o.rate_gbps for o in kinds[each.kind] if o.rate_gbps is not None])
+        wanted = node.needs.rdma_gbps
+        if speed is None:
+            yield check.unknown(each.name, "the driver does not say")
+        elif wanted is not None and speed < wanted:
+            yield _graver(check, node, each.name, f"{text}, and the lane needs {wanted} Gb/s")
+        elif usual is not None and speed < usual:
+            yield _graver(check, node, each.name, f"{text}, others of its kind {usual:g} Gb/s")
+        else:
+            yield check.ok(each.name, text)
+
+
+def number(check: Check, node: Node) -> Iterator[Finding]:
+    """Only where the lane says how many."""
+    wanted = node.needs.rdma_ports
+    if wanted is None:
+        return
+    active = sum(each.is_active for each in used(node))
+    said = f"{active} active, and the lane needs {wanted}"
+    yield check.ok(HOST, said) if active >= wanted else check.bad(HOST, said)
+
+
+def gid(check: Check, node: Node) -> Iterator[Finding]:
+    """Active RoCE ports; InfiniBand needs none of a type."""
+    index = node.environ.get("NCCL_IB_GID_INDEX", "")
+    for each in used(node):
+        if each.layer != "Ethernet" or not each.is_active:
+            continue
+        top = f"{each.top}/gid_attrs/types"
+        types = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
+        if not any(types.values()):
+            if f"{top}" in each.nic.files or types:
+                yield _graver(check, node, each.name, "no address")
+            else:
+                yield check.unknown(each.name, "the driver shows no types")
+            continue
+        v2 = sorted(int(n) for n, t in types.items() if t and "v2" in t and n.isdecimal())
+        if not v2:
+            yield _graver(check, node, each.name, "no address of type RoCE v2")
+        elif index.isdecimal() and int(index) not in v2:
+            said = types.get(index) or "nothing"
+            yield _graver(check, node, each.name, f"NCCL_IB_GID_INDEX={index} is {said}")
+        elif index.isdecimal() and each.text(f"gids/{index}") == _EMPTY_GID:
+            yield _graver(check, node, each.name, f"NCCL_IB_GID_INDEX={index} is empty")
+        else:
+            yield check.ok(each.name, f"RoCE v2 at {', '.join(map(str, v2[:3]))}")
+
+
+def counters(check: Check, node: Node) -> Iterator[Finding]:
+    """What has grown between two looks, and what has come together since boot."""
+    fatal, rare, uptime_s = check.words("none"), check.rates("fail_per_s"), _uptime_s(node)
+    for each in used(node):
+        now = _counts(each, each.nic.samples[-1]) if each.nic.samples else {}
+        if not now:
+            yield check.unknown(each.name, "no counter can be read")
+            continue
+        before = _counts(each, each.nic.samples[0])
+        seconds = each.nic.window_s
+        grown = {name: n - before[name] for name, n in now.items() if n > before.get(name, n)}
+        bad = [f"{name} +{n}" for name, n in grown.items() if name in fatal]
+        bad += _over(grown, rare, seconds)
+        odd = _over(grown, check.rates("warn_per_s"), seconds)
+        odd += [f"{name} +{n}" for name, n in grown.items() if name in rare]
+        if (flaps := now.get("link_downed", 0)) >= check.limit("flaps"):
+            odd.append(f"link_downed {flaps} since the driver was loaded")
+        if uptime_s:
+            odd += [f"{what} since boot" for what in _over(now, rare, uptime_s)]
+        if bad:
+            yield _graver(check, node, each.name, f"{', '.join(bad)} in {seconds:.1f} s")
+        elif odd:
+            yield check.warn(each.name, ", ".join(odd))
+        else:
+            yield check.ok(each.name, f"{len(now)} counters, {seconds:.1f} s")
+
+
+def carrier(check: Check, node: Node) -> Iterator[Finding]:
+    """Changes while one looks."""
+    for each in used(node):
+        if len(each.nic.samples) < 2 or len(each.interfaces()) != 1:
+            continue
+        place = f"{each.interfaces()[0]}/carrier_changes"
+        before, now = (sample.number(place) for sample in each.nic.samples)
+        if before is None or now is None:
+            continue
+        if now > before:
+            said = f"{now - before} changes in {each.nic.window_s:.1f} s"
+            yield _graver(check, node, each.name, said)
+        else:
+            yield check.ok(each.name, f"{now} changes since boot, none now")
+
+
+def mtu(check: Check, node: Node) -> Iterator[Finding]:
+    """Active RoCE ports of one kind."""
+    found = [
+        (each, int(text))
+        for each in used(node)
+        if each.is_active and (text := each.of_interface("mtu")) and text.isdecimal()
+    ]
+    kinds = Counter(each.kind for each, _ in found)
+    for each, size in found:
+        usual = _usual([n for other, n in found if other.kind == each.kind])
+        if kinds[each.kind] > 1 and usual is not None and size != usual:
+            yield check.bad(each.name, f"{size}, others of its kind {usual:g}")
+        else:
+            yield check.ok(each.name, str(size))
+
+
+def verbs(check: Check, node: Node) -> Iterator[Finding]:
+    """The file that a process opens to use the device."""
+    for nic in {each.nic.device: each.nic for each in used(node)}.values():
+        top = "sys/class/infiniband_verbs"
+        mine = [n for n in nic.files.names(top) if nic.files.text(f"{top}/{n}/ibdev") == nic.device]
+        files = nic.files.names("dev/infiniband")
+        if not nic.files.names(top):
+            if node.real and not files:
+                yield _graver(check, node, nic.device, "no uverbs device at all")
+            else:
+                yield check.unknown(nic.device, "/sys/class/infiniband_verbs is not to be seen")
+        elif not mine:
+            yield _graver(check, node, nic.device, "no uverbs device")
+        elif mine[0] in files:
+            yield check.ok(nic.device, mine[0])
+        elif files or node.real:
+            yield _graver(check, node, nic.device, f"/dev/infiniband/{mine[0]} is not there")
+        else:
+            yield check.unknown(nic.device, "/dev/infiniband is not to be seen")
+
+
+def umad(check: Check, node: Node) -> Iterator[Finding]:
+    """InfiniBand only."""
+    for each in used(node):
+        if each.layer != "InfiniBand":
+            continue
+        top, files = "sys/class/infiniband_mad", each.nic.files
+        found = [
+            name
+            for name in files.names(top)
+            if files.text(f"{top}/{name}/ibdev") == each.nic.device
+            and files.text(f"{top}/{name}/port") == each.number
+        ]
+        if found:
+            yield check.ok(each.name, found[0])
+        elif files.names(top):
+            yield check.bad(each.name, "none")
+        else:
+            yield check.unknown(each.name, "/sys/class/infiniband_mad is not to be seen")
+
+
+def pcie(check: Check, node: Node) -> Iterator[Finding]:
+    """Against its kind: what the card could do in another slot is no fault."""
+    known = []
+    for each in {p.nic.device: p for p in used(node)}.values():
+        width, most = (_width(each, name) for name in ("current_link_width", "max_link_width"))
+        if width is None or most is None:
+            yield check.unknown(each.nic.device, "no PCIe data")
+        else:
+            known.append((each, width, most))
+    for each, width, most in known:
+        usual = max(w for other, w, _ in known if other.kind == each.kind)
+        if width < usual:
+            yield check.bad(each.nic.device, f"x{width}, others of its kind x{usual}")
+        elif width < most:
+            yield check.warn(each.nic.device, f"x{width} of x{most}, like others of its kind")
+        else:
+            yield check.ok(each.nic.device, f"x{width}")
+
+
+RULES: Mapping[str, Rule] = {
+    "nic.selector": selector,
+    "nic.port": port,
+    "nic.rate": rate,
+    "nic.ports": number,
+    "nic.gid": gid,
+    "nic.counters": counters,
+    "nic.carrier": carrier,
+    "nic.mtu": mtu,
+    "nic.verbs": verbs,
+    "nic.umad": umad,
+    "nic.pcie": pcie,
+}
+
+
+def ports(node: Node) -> list[Port]:
+    """All ports of all devices."""
+    return [
+        Port(nic, name)
+        for nic in node.nics
+        for name in nic.files.names(f"sys/class/infiniband/{nic.device}/ports")
+    ]
+
+
+def used(node: Node) -> list[Port]:
+    """The ports that ``NCCL_IB_HCA`` leaves; all without it."""
+    setting = node.environ.get("NCCL_IB_HCA", "")
+    return [p for p in ports(node) if selects(setting, p.nic.device, p.number)]
+
+
+def selects(setting: str, device: str, port: str) -> bool:
+    """Whether ``NCCL_IB_HCA`` leaves the port: names with ``^`` (all but these) and ``=`` (exact).
+
+    As the NCCL User Guide has it: a name is a prefix unless ``=`` is given, ``:N`` names a port.
+    """
+    excludes, rest = setting.startswith("^"), setting.removeprefix("^")
+    exact, rest = rest.startswith("="), rest.removeprefix("=")
+    names = [part.strip() for part in rest.split(",") if part.strip()]
+    if not names:
+        return True
+
+    def matches(entry: str) -> bool:
+        name, _, wanted = entry.partition(":")
+        is_name = device == name if exact else device.startswith(name)
+        return is_name and (not wanted.isdecimal() or wanted == port)
+
+    return any(map(matches, names)) != excludes
+
+
+def _graver(check: Check, node: Node, subject: str, read: str) -> Finding:
+    """As grave as the catalogue has it; a warning where the lane makes no use of the ports."""
+    return check.bad(subject, read) if uses_rdma(node) else check.warn(subject, read)
+
+
+def _by_kind(found: Sequence[Port]) -> dict[tuple[str, ...], list[Port]]:
+    kinds: dict[tuple[str, ...], list[Port]] = {}
+    for each in found:
+        kinds.setdefault(each.kind, []).append(each)
+    return kinds
+
+
+def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) -> bool:
+    """Whether a port that is not active should be."""
+    if any(word in (each.state or "") for word in ("INIT", "ARMED")):
+        return True  # the link is there, and nobody manages it
+    setting = node.environ.get("NCCL_IB_HCA", "")
+    if setting and not setting.startswith("^"):
+        return True  # somebody has named it
+    if "Disabled" in (each.text("phys_state") or ""):
+        return False  # somebody has switched it off
+    latest = each.nic.samples[-1] if each.nic.samples else Files()
+    if _counts(each, latest).get("link_downed", 0) > 0:
+        return True  # it has worked since the driver was loaded
+    active = sum(other.is_active for other in alike)
+    return active >= share * len(alike) and active > 1
+
+
+def _counts(each: Port, sample: Files) -> dict[str, int]:
+    found = {}
+    for folder in ("counters", "hw_counters"):
+        for name in sample.names(f"{each.top}/{folder}"):
+            value = sample.number(f"{each.top}/{folder}/{name}")
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _over(grown: Mapping[str, int], limits: Mapping[str, float], seconds: float) -> list[str]:
+    """What has grown faster than its limit, where chance does not explain it."""
+    if seconds <= 0:
+        return []
+    return [
+        f"{name} +{grown[name]} ({grown[name] / seconds:.3g}/s)"
+        for name, most in limits.items()
+        if grown.get(name, 0) > most * seconds and _by_chance(grown[name], most * seconds) < _CHANCE
+    ]
+
+
+def _by_chance(count: int, expected: float) -> float:
+    """How likely ``count`` or more events are where ``expected`` are usual (Poisson)."""
+    if count > 10 * expected + 50:
+        return 0.0
+    term = total = math.exp(-expected)
+    for number in range(1, count):
+        term *= expected / number
+        total += term
+    return max(0.0, 1.0 - total)
+
+
+def _usual(values: Sequence[float]) -> float | None:
+    """The largest of the most frequent values."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value), default=None)
+
+
+def _width(each: Port, name: str) -> int | None:
+    text = each.device(f"device/{name}") or ""
+    # 0 and 255 are what functions without a link of their own report.
+    return int(text) if text.isdecimal() and 0 < int(text) < 255 else None
+
+
+def _uptime_s(node: Node) -> float | None:
+    try:
+        return float((node.files.text("proc/uptime") or "").split()[0])
+    except (IndexError, ValueError):
+        return None

@@ -1,0 +1,399 @@
+"""Defects that a machine can be given, each with the check that has to find it and where.
+
+A defect changes a healthy machine as the fault would; ``where`` is the finding's subject.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ncclops.preflight.model import Status
+from ncclops.preflight.readings import Process, Space
+from tests.preflight.machines import GIB, KINDS, Machine
+
+BOARDS = ("hgx-ib", "hgx-roce", "cloud-vm", "efa")
+WITH_PORTS = ("hgx-ib", "hgx-roce", "cloud-vm")
+METAL = ("hgx-ib", "hgx-roce", "pcie")
+ALL = KINDS
+WITH_GPUS = tuple(kind for kind in KINDS if kind != "cpu")
+
+
+@dataclass(frozen=True)
+class Defect:
+    """``plant`` returns the subject. ``also`` are checks that the fault speaks through as well."""
+
+    name: str
+    check: str
+    kinds: tuple[str, ...]
+    plant: Callable[[Machine, random.Random], str]
+    status: Status = Status.FAIL
+    also: frozenset[str] = frozenset()
+
+
+def _gpu(**values: object) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        index = chance.randrange(len(machine.gpus))
+        machine.gpus[index] |= values
+        return f"GPU {index}"
+
+    return plant
+
+
+def _file(path: str, text: str) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.files[path] = text
+        return "host"
+
+    return plant
+
+
+def _limit(label: str, value: str) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        text = machine.files["proc/self/limits"]
+        machine.files["proc/self/limits"] = re.sub(rf"({label}\s+)\S+", rf"\g<1>{value}", text)
+        # As in a container, where root has not all capabilities.
+        status = machine.files["proc/self/status"]
+        machine.files["proc/self/status"] = re.sub(r"CapEff:\t\w+", "CapEff:\ta88425fb", status)
+        return "host"
+
+    return plant
+
+
+def _port(**values: str) -> Callable[[Machine, random.Random], str]:
+    """Files of a port; ``/`` in their names is written as two underscores."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        index = chance.randrange(8)
+        top = f"sys/class/infiniband/mlx5_{index}"
+        for name, text in values.items():
+            machine.files[f"{top}/ports/1/{name.replace('__', '/')}"] = text
+        return f"mlx5_{index} port 1"
+
+    return plant
+
+
+def _grown(counter: str, by: int) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        index = chance.randrange(8)
+        place = f"sys/class/infiniband/mlx5_{index}/ports/1/{counter}"
+        machine.later[place] = str(int(machine.files.get(place, "0")) + by)
+        machine.files.setdefault(place, "0")
+        return f"mlx5_{index} port 1"
+
+    return plant
+
+
+def _lost_gpu(machine: Machine, chance: random.Random) -> str:
+    index = chance.randrange(len(machine.gpus))
+    machine.gpus[index] = {
+        "index": index, "lost": "the GPU does not answer: GPU is lost"
+    }  # fmt: skip
+    return f"GPU {index}"
+
+
+def _missing_gpu(machine: Machine, chance: random.Random) -> str:
+    machine.gpus.pop()
+    machine.driver["count"] -= 1
+    return "host"
+
+
+def _links_down(machine: Machine, chance: random.Random) -> str:
+    index = chance.randrange(len(machine.gpus))
+    links = [True] * 18
+    for link in chance.sample(range(18), chance.randint(1, 17)):
+        links[link] = False
+    machine.gpus[index]["links"] = links
+    return f"GPU {index}"
+
+
+def _fabric(**values: object) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        index = chance.randrange(len(machine.gpus))
+        healthy = {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0}
+        machine.gpus[index]["fabric"] = healthy | values
+        return f"GPU {index}"
+
+    return plant
+
+
+def _cliques(machine: Machine, chance: random.Random) -> str:
+    for gpu in machine.gpus:
+        gpu["fabric"] = {"state": 3, "status": 0, "cluster": "0" * 32, "clique": 0}
+    machine.gpus[-1]["fabric"]["clique"] = 7
+    return "host"
+
+
+def _xid(machine: Machine, chance: random.Random) -> str:
+    gpu = chance.choice(machine.gpus)
+    code = chance.choice([48, 62, 64, 79, 95, 119, 145])
+    pci = gpu["pci"].removesuffix(".0")
+    machine.log = [*(machine.log or []), (600.0, f"NVRM: Xid (PCI:{pci}): {code}, pid=1, x")]
+    return f"GPU {gpu['index']}"
+
+
+def _off_the_bus(machine: Machine, chance: random.Random) -> str:
+    gpu = chance.choice(machine.gpus)
+    text = f"NVRM: The NVIDIA GPU {gpu['pci']} has fallen off the bus and is not responding."
+    machine.log = [*(machine.log or []), (60.0, text)]
+    return f"GPU {gpu['index']}"
+
+
+def _two_drivers(machine: Machine, chance: random.Random) -> str:
+    machine.files["proc/driver/nvidia/version"] = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb"
+    )
+    return "host"
+
+
+def _no_nvml(machine: Machine, chance: random.Random) -> str:
+    machine.files["proc/driver/nvidia/version"] = "NVRM version: Kernel Module  550.54.14  Thu"
+    machine.driver = {
+        "problem": "NVML is not available: Driver/library version mismatch",
+        "error": 18,
+    }
+    machine.gpus = []
+    return "host"
+
+
+def _no_fabric_manager(machine: Machine, chance: random.Random) -> str:
+    machine.files["proc/driver/nvidia-nvswitch/devices/0000:05:00.0"] = ""
+    return "host"
+
+
+def _old_fabric_manager(machine: Machine, chance: random.Random) -> str:
+    machine.files["proc/driver/nvidia-nvswitch/devices/0000:05:00.0"] = ""
+    machine.files["var/log/fabricmanager.log"] = "525.60.13"
+    machine.processes = [*(machine.processes or []), Process(77, "nv-fabricmanage", "S")]
+    return "host"
+
+
+def _no_ports_left(machine: Machine, chance: random.Random) -> str:
+    machine.environ["NCCL_IB_HCA"] = "=mlx5_bond_0"
+    return "host"
+
+
+def _no_v2(machine: Machine, chance: random.Random) -> str:
+    top = "sys/class/infiniband/mlx5_2/ports/1/gid_attrs/types"
+    machine.files |= {f"{top}/{n}": "IB/RoCE v1" for n in (1, 3)}
+    return "mlx5_2 port 1"
+
+
+def _wrong_gid(machine: Machine, chance: random.Random) -> str:
+    machine.environ["NCCL_IB_GID_INDEX"] = "0"
+    return "mlx5_0 port 1"
+
+
+def _no_uverbs(machine: Machine, chance: random.Random) -> str:
+    del machine.files["dev/infiniband/uverbs3"]
+    return "mlx5_3"
+
+
+def _no_uverbs_class(machine: Machine, chance: random.Random) -> str:
+    del machine.files["sys/class/infiniband_verbs/uverbs3/ibdev"]
+    return "mlx5_3"
+
+
+def _narrow_nic(machine: Machine, chance: random.Random) -> str:
+    machine.files["sys/class/infiniband/mlx5_6/device/current_link_width"] = "8"
+    return "mlx5_6"
+
+
+def _net_down(machine: Machine, chance: random.Random) -> str:
+    machine.files["sys/class/infiniband/mlx5_1/device/net/eth1/operstate"] = "down"
+    return "mlx5_1 port 1"
+
+
+def _small_mtu(machine: Machine, chance: random.Random) -> str:
+    machine.files["sys/class/infiniband/mlx5_4/device/net/eth4/mtu"] = "1500"
+    return "mlx5_4 port 1"
+
+
+def _lost_carrier(machine: Machine, chance: random.Random) -> str:
+    place = "sys/class/infiniband/mlx5_4/device/net/eth4/carrier_changes"
+    machine.later[place] = "9"
+    return "mlx5_4 port 1"
+
+
+def _no_port_active(machine: Machine, chance: random.Random) -> str:
+    for path in machine.files:
+        if path.endswith("/state"):
+            machine.files[path] = "1: DOWN"
+        if path.endswith("/phys_state"):
+            machine.files[path] = "2: Polling"
+    machine.needs = replace(machine.needs, rdma=True)
+    return "host"
+
+
+def _full_disk(machine: Machine, chance: random.Random) -> str:
+    machine.spaces.append(Space(path="/ckpt", size_bytes=GIB << 10, free_bytes=GIB // 2))
+    return "/ckpt"
+
+
+def _late(part: str, subject: str) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.late[part] = 15.0
+        return subject
+
+    return plant
+
+
+def _stuck(machine: Machine, chance: random.Random) -> str:
+    machine.processes = [*(machine.processes or []), Process(4711, "nvidia-smi", "D")]
+    return "host"
+
+
+def _bound_elsewhere(machine: Machine, chance: random.Random) -> str:
+    status = machine.files["proc/self/status"]
+    machine.files["proc/self/status"] = status.replace("0-191", "0-7")
+    return f"GPU {len(machine.gpus) - 1}"
+
+
+def _named(name: str) -> Callable[[Machine, random.Random], str]:
+    def plant(machine: Machine, chance: random.Random) -> str:
+        machine.files["proc/sys/kernel/hostname"] = name
+        machine.needs = replace(machine.needs, nodes="many")
+        return "host"
+
+    return plant
+
+
+def _lost_link(machine: Machine, chance: random.Random) -> str:
+    """Of two ports of a kind: neither is the usual one, but this one has been up."""
+    for index in (0, 1):
+        machine.files[f"sys/class/infiniband/mlx5_{index}/board_id"] = "MT_0000000223"
+    machine.files["sys/class/infiniband/mlx5_1/ports/1/counters/link_downed"] = "2"
+    machine.files["sys/class/infiniband/mlx5_1/ports/1/state"] = "1: DOWN"
+    machine.files["sys/class/infiniband/mlx5_1/ports/1/phys_state"] = "2: Polling"
+    return "mlx5_1 port 1"
+
+
+def _named_and_off(machine: Machine, chance: random.Random) -> str:
+    machine.environ["NCCL_IB_HCA"] = "=mlx5_0,mlx5_1:1"
+    machine.files["sys/class/infiniband/mlx5_1/ports/1/state"] = "1: DOWN"
+    machine.files["sys/class/infiniband/mlx5_1/ports/1/phys_state"] = "3: Disabled"
+    return "mlx5_1 port 1"
+
+
+WARN = Status.WARN
+SMALL_SHM = "shm /dev/shm tmpfs rw,size=65536k 0 0"
+MELLANOX = ("hgx-ib", "hgx-roce")
+SLOWED_ONCE = [{"reasons": 8}, {"reasons": 1}, {"reasons": 0}]
+DEFECTS = (
+    Defect(
+        "docker's /dev/shm",
+        "host.shm",
+        ALL,
+        _file("proc/mounts", SMALL_SHM),
+    ),
+    Defect(
+        "8 MiB of locked memory",
+        "host.memlock",
+        (*WITH_PORTS, "efa"),
+        _limit("Max locked memory", "8388608"),
+    ),
+    Defect("few open files", "host.nofile", ALL, _limit("Max open files", "256")),
+    Defect("1024 open files", "host.nofile", ALL, _limit("Max open files", "1024"), WARN),
+    Defect("a group of 128 processes", "host.pids", ALL, _file("sys/fs/cgroup/pids.max", "128")),
+    Defect("a host called localhost", "host.name", ALL, _named("localhost")),
+    Defect("a full disk", "host.space", ALL, _full_disk),
+    Defect("a disk that hangs", "host.readable", ALL, _late("space /ckpt", "/ckpt")),
+    Defect("a GPU that hangs", "host.readable", WITH_GPUS, _late("gpu 0", "GPU 0")),
+    Defect("NVML hangs", "host.readable", WITH_GPUS, _late("driver", "NVML")),
+    Defect("a stuck nvidia-smi", "host.d-state", ALL, _stuck, WARN),
+    Defect(
+        "CPUs of the other socket",
+        "host.numa",
+        ("hgx-ib", "hgx-roce", "efa"),
+        _bound_elsewhere,
+        WARN,
+    ),
+    Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
+    Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),
+    Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, _gpu(recovery_action=1)),
+    Defect("an uncorrected error", "gpu.ecc", WITH_GPUS, _gpu(ecc_uncorrected=2)),
+    Defect("an uncorrected error in SRAM", "gpu.ecc", WITH_GPUS, _gpu(sram_uncorrected=1)),
+    Defect("many corrected errors", "gpu.ecc", WITH_GPUS, _gpu(sram_corrected=20_000)),
+    Defect("ECC off", "gpu.ecc-mode", WITH_GPUS, _gpu(ecc_enabled=False), WARN),
+    Defect("a pending row", "gpu.rows", WITH_GPUS, _gpu(rows_pending=True)),
+    Defect("a failed row", "gpu.rows", WITH_GPUS, _gpu(rows_failed=True)),
+    Defect("600 rows", "gpu.rows", WITH_GPUS, _gpu(rows_uncorrected=600)),
+    Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
+    Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
+    Defect("thermal slowdown", "gpu.throttle", WITH_GPUS, _gpu(throttle=[{"reasons": 0x40}] * 3)),
+    Defect("a power brake", "gpu.throttle", WITH_GPUS, _gpu(throttle=[{"reasons": 0x81}] * 3)),
+    Defect(
+        "slowed for a moment",
+        "gpu.throttle",
+        WITH_GPUS,
+        _gpu(throttle=SLOWED_ONCE),
+        WARN,
+    ),
+    Defect("a hot GPU", "gpu.temperature", WITH_GPUS, _gpu(temperature_c=93)),
+    Defect(
+        "hot memory", "gpu.temperature", WITH_GPUS, _gpu(memory_temperature_c=99, memory_limit_c=95)
+    ),
+    Defect(
+        "a lowered clock",
+        "gpu.clocks",
+        WITH_GPUS,
+        _gpu(application_clock_mhz=1200, default_clock_mhz=1980),
+        WARN,
+    ),
+    Defect(
+        "a power cap",
+        "gpu.clocks",
+        WITH_GPUS,
+        _gpu(power_limit_mw=500_000, power_default_mw=700_000),
+        WARN,
+    ),
+    Defect("links down", "gpu.nvlink", BOARDS, _links_down),
+    Defect("fabric not registered", "gpu.fabric", BOARDS, _fabric(state=1)),
+    Defect("registration under way", "gpu.fabric", BOARDS, _fabric(state=2)),
+    Defect("registration failed", "gpu.fabric", BOARDS, _fabric(status=999)),
+    Defect("degraded bandwidth", "gpu.fabric", BOARDS, _fabric(health=1)),
+    Defect("two cliques", "gpu.fabric", BOARDS, _cliques),
+    Defect("no fabric manager", "gpu.fabric-manager", MELLANOX, _no_fabric_manager),
+    Defect("an old fabric manager", "gpu.fabric-manager", MELLANOX, _old_fabric_manager),
+    Defect("no persistence", "gpu.persistence", WITH_GPUS, _gpu(persistence=False), WARN),
+    Defect("somebody else's process", "gpu.processes", WITH_GPUS, _gpu(processes=[4242]), WARN),
+    Defect(
+        "memory without a process",
+        "gpu.processes",
+        WITH_GPUS,
+        _gpu(processes=[], memory_used_bytes=60 * GIB),
+        WARN,
+    ),
+    Defect("half of the lanes", "gpu.pcie", WITH_GPUS, _gpu(pcie_width=8)),
+    Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
+    Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),
+    Defect("no subnet manager", "nic.port", WITH_PORTS, _port(state="2: INIT")),
+    Defect(
+        "one port down", "nic.port", WITH_PORTS, _port(state="1: DOWN", phys_state="2: Polling")
+    ),
+    Defect("a link that was lost", "nic.port", WITH_PORTS, _lost_link),
+    Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
+    Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),
+    Defect(
+        "no port active", "nic.selector", WITH_PORTS, _no_port_active, also=frozenset({"nic.port"})
+    ),
+    Defect("half of the speed", "nic.rate", WITH_PORTS, _port(rate="200 Gb/sec (2X NDR)")),
+    Defect("NCCL_IB_HCA names nothing", "nic.selector", (*WITH_PORTS, "efa"), _no_ports_left),
+    Defect("RoCE v1 only", "nic.gid", ("hgx-roce",), _no_v2),
+    Defect("a GID of the wrong type", "nic.gid", ("hgx-roce",), _wrong_gid),
+    Defect("no device file", "nic.verbs", WITH_PORTS, _no_uverbs),
+    Defect("no verbs device", "nic.verbs", WITH_PORTS, _no_uverbs_class),
+    Defect("a narrow adapter", "nic.pcie", MELLANOX, _narrow_nic),
+    Defect("another MTU", "nic.mtu", ("hgx-roce",), _small_mtu, WARN),
+    Defect("a carrier that goes", "nic.carrier", ("hgx-roce",), _lost_carrier),
+    Defect("a link that goes", "nic.counters", WITH_PORTS, _grown("counters/link_downed", 1)),
+    Defect(
+        "retries used up", "nic.counters", WITH_PORTS, _grown("hw_counters/rnr_nak_retry_err", 4)
+    ),
+    Defect("symbol errors", "nic.counters", WITH_PORTS, _grown("counters/symbol_error", 40)),
+    Defect(
+        "receive errors", "nic.counters", WITH_PORTS, _grown("counters/port_rcv_errors", 99), WARN
+    ),
+)

@@ -1,0 +1,47 @@
+"""Machines with and without a defect: no healthy one is convicted, every defect is found.
+
+``scripts/preflight_machines.py`` looks at a thousand; here is a share of them.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ncclops.preflight.catalogue import catalogue
+from ncclops.preflight.model import Finding, Status
+from ncclops.preflight.node import judge
+from tests.preflight.defects import DEFECTS, Defect
+from tests.preflight.machines import KINDS, make
+
+
+def grave(findings: tuple[Finding, ...], *statuses: Status) -> set[str]:
+    return {each.check for each in findings if each.status in statuses}
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_a_healthy_machine_is_not_convicted_nor_warned_of(seed: int) -> None:
+    found = judge(make(seed).node())
+    assert grave(found, Status.FAIL, Status.WARN) == set()
+    assert grave(found, Status.OK)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_defect_is_found_where_it_is_and_nothing_else(defect: Defect) -> None:
+    for number, kind in enumerate(defect.kinds):
+        seed = KINDS.index(kind) + len(KINDS) * number
+        machine = make(seed)
+        subject = defect.plant(machine, random.Random(seed))
+        found = judge(machine.node())
+        said = {(each.check, each.subject) for each in found if each.status is defect.status}
+        assert (defect.check, subject) in said, (kind, seed, said)
+        convicted = grave(found, Status.FAIL)
+        wanted = {defect.check} if defect.status is Status.FAIL else set()
+        assert wanted <= convicted <= wanted | defect.also, (kind, seed)
+
+
+def test_every_check_that_can_fail_is_planted_or_tested_by_hand() -> None:
+    by_hand = {"host.file-max", "host.imex", "nic.ports"}
+    can_fail = {check.id for check in catalogue().values() if check.severity == "FAIL"}
+    assert can_fail - {defect.check for defect in DEFECTS} == by_hand
