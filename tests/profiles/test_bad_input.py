@@ -43,7 +43,7 @@ BAD = {
     "bad variable": ('env."A-B" = { set = "1", why = "w" }', "'A-B' cannot be the name"),
     "an unknown scope": (
         'scopes.between_node = { unset = true, why = "w" }',
-        r"scopes\.between_node: cannot be 'between_node'; write 'between_nodes'",
+        r"scopes\.between_node: cannot be 'between_node'; write 'between_nodes' or 'within_node'",
     ),
     "a scope without a reason": ("scopes.between_nodes = { unset = true }", "why: is missing"),
     "holding without scrub": (

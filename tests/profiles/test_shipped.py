@@ -162,6 +162,7 @@ def test_only_vendor_network_directories_are_scrubbed(entry: str, scrubbed: bool
         (["libnccl-net.so"], True),
         (["libnccl-net-ofi.so.1", "libfabric.so.1"], True),
         (["libnccl-tuner.so"], True),
+        (["libnccl-profiler-inspector.so"], True),
         (["libfabric.so.1"], False),
         (["libnccl.so.2"], False),
         # What an installer has put beside the driver, or into an environment's own directory.
@@ -199,6 +200,11 @@ SINGLE_NODE_LEFTOVERS = {
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_COMM_ID": "127.0.0.1:5000",
+    "NCCL_OOB_NET_IFNAME": "=lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_TLS": "self,sm",
+    "FI_PROVIDER": "shm",
 }
 
 
@@ -209,7 +215,10 @@ def test_multi_host_takes_out_what_a_single_node_shell_has_left() -> None:
     assert (result["NCCL_IB_DISABLE"], result["NCCL_IBEXT_DISABLE"]) == ("0", "0")
     sockets = after("multi-host-h200-socket", environ=left)
     assert (sockets["NCCL_NET"], sockets["NCCL_NET_PLUGIN"]) == ("Socket", "none")
-    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_COMM_ID"} & sockets.keys()
+    assert not (SINGLE_NODE_LEFTOVERS.keys() - {"NCCL_NET", "NCCL_NET_PLUGIN"}) & sockets.keys()
+    meant = Overrides(keep=frozenset({"NCCL_NET"}))
+    kept = compute_plan(load_profiles(["multi-host-h200"]), left, meant, PlanContext())
+    assert kept.apply(left, FILL)["NCCL_NET"] == "socket"
 
 
 def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
@@ -221,7 +230,9 @@ def test_multi_host_keeps_the_fabric_and_the_plugin_as_they_are() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_COMM_ID": "10.0.0.1:5000",
         "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
-        "UCX_TLS": "rc",
+        "UCX_TLS": "rc,sm",
+        "UCX_NET_DEVICES": "mlx5_0:1",
+        "FI_PROVIDER": "efa,shm",
         "LD_LIBRARY_PATH": "/usr/local/gib/lib64",
     }
     leaked = {"NCCL_IB_DISABLE": "1", "NCCL_IBEXT_DISABLE": "1"}

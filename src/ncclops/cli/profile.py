@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from ncclops.profiles import Entry, Profile
     from ncclops.profiles.model import Scope
 
-_SCOPES: dict[Scope, str] = {"between_nodes": "every other variable of networks between nodes"}
+_SCOPES: dict[Scope, str] = {
+    "between_nodes": "every other variable of networks between nodes",
+    "within_node": "every other variable with a value that only one node wants",
+}
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check launch profiles.")
 

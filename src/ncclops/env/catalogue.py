@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
@@ -105,7 +106,7 @@ class Variable:
     ``check`` says what a program can test a value against (see ``ncclops.env.values``);
     ``accepts`` says it for people. ``since``, ``deprecated`` and ``removed`` are versions of
     the component that reads it. ``libnccl`` is the first and last release in whose binary the
-    name was found. ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads
+    name was found. ``one_node`` are patterns of values that only a job of one node wants. ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads
     it, None where that does not apply.
     """
 
@@ -127,6 +128,7 @@ class Variable:
     replaced_by: str | None = None
     debug: bool = False
     multi_host: bool = False
+    one_node: tuple[str, ...] = ()
     single_node: Literal["low", "medium", "high"] | None = None
     risk: str | None = None
     restart: str | None = None
@@ -176,6 +178,7 @@ def catalogue() -> Mapping[str, Variable]:
         row = json.loads(line)
         if "libnccl" in row:
             row["libnccl"] = tuple(row["libnccl"])
+        row["one_node"] = tuple(row.get("one_node", ()))
         variables[row["name"]] = Variable(**row)
     return MappingProxyType(variables)
 
@@ -253,6 +256,13 @@ def is_between_nodes(name: str) -> bool:
     if variable is None:
         return name.startswith(_NETWORK_FAMILIES)
     return variable.multi_host or variable.component in _NETWORKS
+
+
+def is_within_node(name: str, value: str) -> bool:
+    """Whether only a job of one node wants ``name`` to be ``value``, in upper or lower case."""
+    variable = catalogue().get(name)
+    patterns = () if variable is None else variable.one_node
+    return any(fnmatchcase(value.strip().lower(), pattern) for pattern in patterns)
 
 
 def is_of_plugin(name: str) -> bool:

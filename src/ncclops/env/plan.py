@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from ncclops.env.catalogue import catalogue, is_between_nodes
+from ncclops.env.catalogue import catalogue, is_between_nodes, is_within_node
 from ncclops.env.host import files_in
 from ncclops.errors import UsageError
 from ncclops.profiles.model import (
@@ -21,6 +21,7 @@ from ncclops.profiles.model import (
     Entry,
     Profile,
     RestartMode,
+    Scope,
 )
 
 Action = Literal["set", "unset", "scrub", "keep"]
@@ -150,11 +151,18 @@ def _first_match(
 
 def _of_scopes(profile: Profile, operator: Mapping[str, str]) -> dict[str, Entry]:
     """The entries for variables that the profile does not name one by one."""
-    entry = profile.scopes.get("between_nodes")
-    if entry is None:
-        return {}
-    names = [name for name in sorted(operator) if is_between_nodes(name)]
-    return {name: _about(name, entry) for name in names if name not in profile.env}
+    found = {}
+    for scope, entry in profile.scopes.items():
+        for name, value in sorted(operator.items()):
+            if name not in profile.env and _IN_SCOPE[scope](name, value):
+                found[name] = _about(name, entry)
+    return found
+
+
+_IN_SCOPE: dict[Scope, Callable[[str, str], bool]] = {
+    "between_nodes": lambda name, _value: is_between_nodes(name),
+    "within_node": is_within_node,
+}
 
 
 def _about(name: str, entry: Entry) -> Entry:

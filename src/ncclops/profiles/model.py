@@ -17,7 +17,7 @@ Nodes = Literal["one", "many", "any"]
 RestartMode = Literal["in-process", "process", "none"]
 EntryAction = Literal["set", "default", "unset", "scrub"]
 # Groups of variables that ``ncclops.env.catalogue`` knows.
-Scope = Literal["between_nodes"]
+Scope = Literal["between_nodes", "within_node"]
 Parameter = str | int | float | bool
 # What Python callers give in place of one; a duration is a ``timedelta`` there.
 GivenParameter = Parameter | timedelta
