@@ -93,7 +93,7 @@ def test_help_groups_the_commands(ncclops_in_process: Ncclops) -> None:
         assert list(panels) == ["Run:", "Diagnose:", "Environment:"]
         assert "launch" in panels["Run:"]
         assert {"classify", "receipt", "stacks"} <= {*panels["Diagnose:"]}
-        assert panels["Environment:"] == ["env", "profile"]
+        assert panels["Environment:"] == ["env", "advise", "profile"]
 
 
 def test_every_command_of_the_table_can_be_loaded(ncclops_in_process: Ncclops) -> None:

@@ -61,6 +61,7 @@ COMMANDS = (
     Command("report", DIAGNOSE, "A run as one HTML page.", "report:report"),
     Command("bundle", DIAGNOSE, "A run as one archive, without secrets.", "bundle:bundle"),
     Command("env", ENVIRONMENT, "Show, check, export and compare environments.", "env:app"),
+    Command("advise", ENVIRONMENT, "Known issues of the installed versions.", "advise:advise"),
     Command("profile", ENVIRONMENT, "List, show and check launch profiles.", "profile:app"),
     Command("where", DIAGNOSE, "Now called stacks.", "stacks:stacks", old_name=True),
 )

@@ -61,6 +61,12 @@ TABLE = (
         "`env diff`", "printed", "with `--exit-code`: something would change", "unknown profile"
     ),
     ExitCodes(
+        "`advise`",
+        "shown",
+        "with `--exit-code`: a known issue concerns the machine or the run",
+        "no such run, no such advisory",
+    ),
+    ExitCodes(
         "`diagnose`", "shown", "with `--exit-code`: the run has failed, or is lost", "no such run"
     ),
     ExitCodes("`env compare`", "printed", "with `--exit-code`: the environments differ"),

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclops.env.host import has_rdma, installed_nccl, installed_torch
 from ncclops.env.plan import Action, Change, Overrides, Plan, PlanContext, compute_plan
+from ncclops.host.software import has_rdma, installed_nccl, installed_torch
 from ncclops.lazy_names import lazy_names
 
 if TYPE_CHECKING:

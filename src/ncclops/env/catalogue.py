@@ -106,8 +106,9 @@ class Variable:
     ``check`` says what a program can test a value against (see ``ncclops.env.values``);
     ``accepts`` says it for people. ``since``, ``deprecated`` and ``removed`` are versions of
     the component that reads it. ``libnccl`` is the first and last release in whose binary the
-    name was found. ``one_node`` are patterns of values that only a job of one node wants. ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads
-    it, None where that does not apply.
+    name was found. ``one_node`` are patterns of values that only a job of one node wants.
+    ``nccl2`` says whether torch's second NCCL engine (2.14 and later) reads it, None where that
+    does not apply.
     """
 
     name: str

@@ -1,39 +1,14 @@
-"""What the environment plan needs to know about this host, read without torch.
+"""What the environment plan needs to know about this host: directories, interfaces, HCAs.
 
-GPUs are counted in ``ncclops.host.gpus``.
+GPUs are counted in ``ncclops.host.gpus``, versions found in ``ncclops.host.software``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from ncclops.env.lint.model import Host
-
-
-def installed_torch() -> str | None:
-    """The version of the torch that is installed here, None when there is none."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def installed_nccl() -> str | None:
-    """The version of NCCL's wheel, as torch's CUDA builds bring it; None without one."""
-    for cuda in ("cu13", "cu12", "cu11"):
-        try:
-            return metadata.version(f"nvidia-nccl-{cuda}")
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def has_rdma(root: Path = Path("/")) -> bool:
-    """Whether there is an InfiniBand or RoCE device."""
-    devices = root / "sys/class/infiniband"
-    return devices.is_dir() and any(devices.iterdir())
 
 
 def files_in(directory: str) -> frozenset[str]:

@@ -78,6 +78,11 @@ def from_files(environ: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str
     return added
 
 
+def effective(environ: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, str]:
+    """What NCCL and everything else sees: ``environ``, and what the files add to it."""
+    return {name: each.value for name, each in from_files(environ, etc).items()} | dict(environ)
+
+
 def exported_by(name: str, value: str, *, pid: int | None = None) -> str:
     """The origin of ``name``: the nearest ancestor process that started without that value.
 

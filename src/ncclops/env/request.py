@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ncclops.env.catalogue import catalogue
-from ncclops.env.host import has_rdma, installed_torch
 from ncclops.env.plan import Overrides, Plan, PlanContext, compute_plan
 from ncclops.env.values import problem_with
 from ncclops.errors import ProfileError, UsageError
 from ncclops.host.gpus import find_gpus
+from ncclops.host.software import has_rdma, installed_torch
 from ncclops.profiles import Profile, RestartMode, choose_profile, load_profiles, with_lane
 from ncclops.profiles.files import find
 from ncclops.profiles.model import GivenParameter

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from ncclops.env.catalogue import catalogue
-from ncclops.env.host import installed_nccl, installed_torch
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
+from ncclops.host.software import installed_nccl, installed_torch
 from ncclops.record import documents
 from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
 from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE

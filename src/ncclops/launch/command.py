@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from ncclops import advisories
 from ncclops.agent import attached, hosted_store, supervisor, workers
 from ncclops.agent.history import JobHistory
 from ncclops.agent.job import Job
@@ -27,12 +28,14 @@ from ncclops.classify.policy import default_rules
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
-from ncclops.env import Overrides, PlanContext, compute_plan, inherited, installed_torch
+from ncclops.env import Overrides, PlanContext, compute_plan, inherited
+from ncclops.env.origins import effective
 from ncclops.errors import UsageError
 from ncclops.exhausted import described
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
+from ncclops.host.software import find_software, installed_torch
 from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
 from ncclops.launch.request import LaunchRequest
@@ -102,14 +105,28 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     remarks += options.follows_a_parameter(request.profile, request.timeouts)
     remarks += settle.remarks(timeouts, around)
     script = Path(request.target.name)
+    layout = Layout(nodes=nodes, nproc=nproc)
+    software = find_software(gpus, around.environ)
+    case = advisories.Case(
+        software=software,
+        environ=effective(around.environ),
+        nodes=nodes.count,
+        ranks=layout.world_size,
+        restart=request.mode,
+    )
+    known = advisories.concerning(advisories.advisories(), case)
+    if line := advisories.in_a_line(known):
+        remarks.append(line)
     return Prepared(
         request=request,
         plan=plan,
         stack=find_stack(gpus, script.parent if request.target.kind == "script" else Path()),
+        software=software,
+        advisories=[each for each in known if each.state == "concerns"],
         timeouts=timeouts,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
-        layout=Layout(nodes=nodes, nproc=nproc),
+        layout=layout,
         shown=shown,
         argv=argv,
         remarks=remarks,

@@ -8,15 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.advisories import Finding
 from ncclops.agent.layout import Layout, Shown, Target
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, Plan
+from ncclops.host.software import Software
 from ncclops.launch.stack import Stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.receipts.log_formats import Form
 from ncclops.record.event_values import EnvChange
-from ncclops.record.run_record import NodesPlanned, ProfileUsed, RunRecord
+from ncclops.record.run_record import AdvisoryNamed, NodesPlanned, ProfileUsed, RunRecord
 from ncclops.timeouts.model import Timeouts
 
 
@@ -59,12 +61,15 @@ class Prepared:
     """A run that is settled and has not begun.
 
     ``plan`` is its environment, ``argv`` the command of each worker; ``remarks`` are what a person
-    should know before the start. ``to_json()`` is what ``launch --dry-run --json`` prints.
+    should know before the start, ``advisories`` the known issues that concern it. ``to_json()`` is
+    what ``launch --dry-run --json`` prints.
     """
 
     request: Resolved
     plan: Plan
     stack: Stack
+    software: Software
+    advisories: Sequence[Finding]
     layout: Layout
     timeouts: Timeouts
     retry: RetryPlan
@@ -93,6 +98,11 @@ class Prepared:
             world_size=self.layout.world_size,
             command=self.argv,
             stack=asdict(self.stack),
+            software=asdict(self.software),
+            advisories=[
+                AdvisoryNamed(id=entry.id, severity=entry.severity, title=entry.title)
+                for entry in (each.advisory for each in self.advisories)
+            ],
             timeouts=self.timeouts.to_json(),
             plan=[EnvChange(**asdict(change)) for change in self.plan.changes],
         )

@@ -43,12 +43,22 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     pid_namespace: int
 
 
+class AdvisoryNamed(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the table of known issues that concerned the job when it was started."""
+
+    id: str
+    severity: str
+    title: str
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``ncclops.run/1``. What an older run does not say has its default.
 
     ``started`` is in seconds since the epoch, ``argv`` and ``cwd`` are the launcher's; ``command``
     is what each worker runs, both without secrets. ``stack`` has the versions by name, ``timeouts``
     each limit as text (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
+    ``software`` is ``host.software.Software`` of the launcher's node, ``advisories`` what was known
+    to concern it; None in a run of before there were any.
     """
 
     run_id: str | None = None
@@ -63,6 +73,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     command: list[str] = []
     stack: dict[str, str | None] = {}
+    software: dict[str, Any] | None = None
+    advisories: list[AdvisoryNamed] | None = None
     timeouts: dict[str, str | None] = {}
     plan: list[EnvChange] = []
     launcher: Launcher | None = None
