@@ -25,7 +25,6 @@ EDGES = frozenset(
 # Modules of values alone that no fast test imports, each with the reason. Not to grow.
 EXCUSED = {
     "ncclops.diagnose.where": "takes snapshots of processes",
-    "ncclops.host.gpus": "counts the devices of this machine",
     "ncclops.worker.": "changes the process it runs in: sys.path, torch's functions, the script",
 }
 

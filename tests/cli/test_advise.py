@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ncclops.advisories import advisories
+from ncclops.advisories.cases import of_run
 from ncclops.env.snapshot import take
 from ncclops.host import gpus
 from ncclops.host.software import Software
@@ -63,6 +64,8 @@ def answers(done: CompletedText) -> dict[str, tuple[str, list[str]]]:
 
 def test_a_run_is_judged_by_what_it_recorded(ncclops: Ncclops, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"A": "b"}, software=asdict(SOFTWARE))
+    case = of_run(run)
+    assert (case.software, case.nodes, case.ranks) == (SOFTWARE, 2, 16)
     found = answers(ncclops("advise", run, "--json"))
     assert found[SEGFAULT] == ("concerns", [])
     assert IB not in found

@@ -45,7 +45,7 @@ def of_run(run_dir: Path) -> Case:
 
 
 def _of_record(record: RunRecord, path: Path) -> Software:
-    if record.software is not None:
+    if record.software is not msgspec.UNSET:
         try:
             return msgspec.convert(record.software, Software)
         except ValueError as error:

@@ -58,7 +58,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     is what each worker runs, both without secrets. ``stack`` has the versions by name, ``timeouts``
     each limit as text (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
     ``software`` is ``host.software.Software`` of the launcher's node, ``advisories`` what was known
-    to concern it; None in a run of before there were any.
+    to concern it; a run of before there were any has neither.
     """
 
     run_id: str | None = None
@@ -73,8 +73,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     command: list[str] = []
     stack: dict[str, str | None] = {}
-    software: dict[str, Any] | None = None
-    advisories: list[AdvisoryNamed] | None = None
+    software: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    advisories: list[AdvisoryNamed] | msgspec.UnsetType = msgspec.UNSET
     timeouts: dict[str, str | None] = {}
     plan: list[EnvChange] = []
     launcher: Launcher | None = None
