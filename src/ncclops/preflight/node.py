@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ncclops.env.host import installed_nccl
+from ncclops.host.software import installed_nccl
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.checks import gpu, host, nic
 from ncclops.preflight.checks.look import Rule
