@@ -12,8 +12,8 @@ in a function or at the top level.
 A run is good when it is completed, each rank that finished has printed the loss of undisturbed
 runs, and it took no longer than twice as long as they. Each run is a line with its seed and the
 moments of its kills; the directory of a bad one stays. ``--seed 7 --runs 1 --ranks 3 --backend
-gloo`` repeats one. For NCCL on the fake GPU: `scripts/fake_gpu python scripts/soak_kills.py`; it
-computes nothing, so that the loss says little there. Exits with 1 if one run was not good.
+gloo`` repeats one. For NCCL on the fake GPU: `scripts/fake_gpu python scripts/soak_kills.py`. Exits
+with 1 if one run was not good.
 """
 
 from __future__ import annotations
@@ -58,12 +58,25 @@ if backend == "nccl":
     torch.cuda.set_device(device)
 torch.set_num_threads(1)
 
+class Net(torch.nn.Module):
+    # Parameters and gradients are on the device, products are computed on the host: the fake GPU
+    # computes sums, but no products, and nothing of lists of tensors (init_sync, foreach).
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        )
+
+    def forward(self, samples):
+        weights = {name: each.cpu() for name, each in self.layers.named_parameters()}
+        return torch.func.functional_call(self.layers, weights, samples)
+
 def train():
     global ddp
     dist.init_process_group(backend)
     torch.manual_seed(1)
     samples, targets = torch.randn(SAMPLES, 8), torch.randn(SAMPLES, 1)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model = Net()
     first = 0
     if os.path.exists("saved.pt"):
         saved = torch.load("saved.pt")
@@ -73,15 +86,14 @@ def train():
     print(f"starts at {first} as {rank} of {size}", flush=True)
     model.to(device)
     if end.startswith("function"):
-        of_rank = DistributedDataParallel(model)
+        of_rank = DistributedDataParallel(model, init_sync=False)
     else:
-        ddp = of_rank = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        ddp = of_rank = DistributedDataParallel(model, init_sync=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
     mine = slice(rank * SAMPLES // size, (rank + 1) * SAMPLES // size)
     for step in range(first, STEPS):
         optimizer.zero_grad()
-        output = of_rank(samples[mine].to(device))
-        torch.nn.functional.mse_loss(output, targets[mine].to(device)).backward()
+        torch.nn.functional.mse_loss(of_rank(samples[mine]), targets[mine]).backward()
         optimizer.step()
         time.sleep(0.03)
         if rank == 0 and (step + 1) % SAVE_EVERY == 0:

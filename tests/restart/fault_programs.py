@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from refusal import refuse_pidfds
 from scenarios import FAST, HANG, SCENARIOS, Worker, seconds
+from torch.nn.parallel import DistributedDataParallel
 
 from ncclops import restart as inprocess
 from ncclops.restart import _connections
@@ -544,6 +545,42 @@ def making_a_pair(worker: Worker) -> Any:
             (worker.directory / "there").touch()
             move = dist.send if worker.rank == 0 else dist.recv
             move(worker.ones(), 1 - worker.rank, group=pair)
+            dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+class OnHost(torch.nn.Module):
+    """Has its weight on the device, and multiplies with it on the host."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.weight.cpu()
+
+
+def first_backward(worker: Worker) -> Any:
+    """Rank 1 raises when rank 0 makes the pair's communicator in a backward pass, out of C++."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        pair = dist.new_group([0, 1])
+        if worker.rank < 2:
+            weights = torch.nn.Parameter(worker.ones())
+            model = DistributedDataParallel(OnHost(weights), process_group=pair, init_sync=False)
+        if call.iteration == 0:
+            if worker.rank == 1:
+                while not (worker.directory / "there").exists():
+                    time.sleep(0.01)
+                time.sleep(0.3)  # nothing announces that rank 0 is in NCCL
+                raise ValueError("boom")
+            if worker.rank == 0:
+                loss = model(torch.ones(4, 2)).sum()
+                (worker.directory / "there").touch()
+                loss.backward()
             dist.barrier()
         return worker.finish(call)
 

@@ -17,6 +17,7 @@ from .conftest import Job, lanes
 from .test_faults import causes, returned_from
 
 C10D = "/venv/torch/distributed/distributed_c10d.py"
+GRAPH = ("/venv/torch/autograd/graph.py", "_engine_run_backward")
 
 
 def frames(*calls: tuple[str, str], group: object = None) -> FrameType:
@@ -49,6 +50,20 @@ def test_only_a_call_of_torch_distributed_may_wait_for_peers(
     assert blocked.is_in_collective(frames(*calls)) == may_wait
 
 
+@pytest.mark.parametrize(
+    ("calls", "waits"),
+    [
+        ([("/work/train.py", "main"), GRAPH], True),
+        ([("/work/train.py", "main"), GRAPH, ("/work/hook.py", "hook")], False),
+        ([("/work/train.py", "_engine_run_backward")], False),
+    ],
+)
+def test_a_backward_pass_is_waited_for_where_nothing_of_python_runs_in_it(
+    calls: list[tuple[str, str]], *, waits: bool
+) -> None:
+    assert blocked.is_in_backward(frames(*calls)) == waits
+
+
 def test_whom_it_waits_for_are_the_members_of_the_group_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,6 +84,18 @@ def test_a_rank_whose_peer_does_not_come_to_a_communicator_is_ended_and_no_cause
     ((cause, culprit),) = causes(job)
     assert cause == "exception"
     assert culprit in (1, 2)
+    assert "it still waits in NCCL, which no abort ends" in job.monitor_log(0)
+
+
+@lanes("nccl")
+def test_a_rank_whose_peer_does_not_come_to_the_first_collective_of_a_backward_pass_is_ended(
+    job: Job,
+) -> None:
+    """It waits in a thread of autograd, in DDP's C++: no frame of Python shows a collective."""
+    codes = job.start(3, "fault_programs:first_backward").wait()
+    assert codes == {0: -signal.SIGTERM, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [1, 2]
+    assert causes(job) == {("exception", 1)}
     assert "it still waits in NCCL, which no abort ends" in job.monitor_log(0)
 
 

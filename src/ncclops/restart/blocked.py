@@ -4,11 +4,15 @@
 frees the others: torch knows a communicator when that has returned. (A non-blocking one it does
 know, and its abort waits for the making to end.) Only the end of the process helps, and whoever
 waits for the restart should not have to wait for long.
+
+In a backward pass it is a thread of autograd that makes the communicator: the first of DDP without
+``init_sync``, or of HSDP's replicas. The main thread waits for that thread.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -33,6 +37,9 @@ _IDLE_LOOKS = 3
 _ASK_EVERY_S = 0.5
 # Where nothing shows that a rank is missing, the making of a large communicator may just take time.
 _LONGEST_S = 28.0
+# A backward pass may have work of its own, native and seen in no frame: what is done for the first
+# time, such as loading kernels, takes seconds.
+_BACKWARD_ENDS_WITHIN_S = 5.0
 
 # Around torch's calls under `ncclops launch`.
 _MEASURING = "/ncclops/worker/waits.py"
@@ -40,6 +47,7 @@ _DISTRIBUTED, _TORCH = "/torch/distributed/", "/torch/"
 # Not in these: what they wait for comes.
 _ENDINGS = {"destroy_process_group", "_shutdown_backend"}
 _DISK = "/torch/distributed/checkpoint/"
+_BACKWARD = "/torch/autograd/graph.py", "_engine_run_backward"
 # What torch's functions call the group that they use.
 _GROUP_NAMES = ("group", "process_group", "pg")
 
@@ -80,18 +88,32 @@ class BlockedMainThread:
     def look(self, iteration: int) -> None:
         """The groups are aborted: from now on, until the main thread moves. Does not block."""
         frame = sys._current_frames().get(self._main_thread)
-        if _groups.aborted_nccl and frame is not None and is_in_collective(frame):
-            watch = threading.Thread(
-                target=self._watch,
-                args=(iteration, frame, frame.f_lasti),
-                name="ncclops-blocked",
-                daemon=True,
-            )
-            watch.start()
+        if frame is None or not _groups.aborted_nccl:
+            return
+        if is_in_collective(frame):
+            used, freed_within_s = _cpu_of_watchdogs, FREED_WITHIN_S
+        elif is_in_backward(frame):
+            used, freed_within_s = _cpu_of_watchdogs_and_main_thread, _BACKWARD_ENDS_WITHIN_S
+        else:
+            return
+        watch = threading.Thread(
+            target=self._watch,
+            args=(iteration, frame, frame.f_lasti, used, freed_within_s),
+            name="ncclops-blocked",
+            daemon=True,
+        )
+        watch.start()
 
-    def _watch(self, iteration: int, frame: FrameType, instruction: int) -> None:
+    def _watch(
+        self,
+        iteration: int,
+        frame: FrameType,
+        instruction: int,
+        used: Callable[[], tuple[str, ...] | None],
+        freed_within_s: float,
+    ) -> None:
         since = asked_at = time.monotonic()
-        numbers, idle_looks, ran = members(frame), 0, _watchdogs()
+        numbers, idle_looks, ran = members(frame), 0, used()
         cannot_come = threading.Event()
 
         def ask(ledger: Ledger) -> None:
@@ -101,9 +123,9 @@ class BlockedMainThread:
         self._submit(ask)
         while self._is_at(iteration, frame, instruction):
             time.sleep(_LOOK_EVERY_S)
-            now, ran_before, ran = time.monotonic(), ran, _watchdogs()
+            now, ran_before, ran = time.monotonic(), ran, used()
             idle_looks = idle_looks + 1 if ran == ran_before is not None else 0
-            if now - since < FREED_WITHIN_S or idle_looks < _IDLE_LOOKS:
+            if now - since < freed_within_s or idle_looks < _IDLE_LOOKS:
                 continue
             if cannot_come.is_set() or now - since > _LONGEST_S:
                 if self._is_at(iteration, frame, instruction):
@@ -141,6 +163,13 @@ def is_in_collective(main_thread: FrameType) -> bool:
     return is_waiting and not any(_DISK in file for file in files) and calls.isdisjoint(_ENDINGS)
 
 
+def is_in_backward(main_thread: FrameType) -> bool:
+    """Whether it waits for autograd's threads, or computes there: no frame of Python is within."""
+    code = main_thread.f_code
+    file, name = _BACKWARD
+    return code.co_name == name and code.co_filename.endswith(file)
+
+
 def members(main_thread: FrameType) -> frozenset[int] | None:
     """The ranks of the group that it is using, by their numbers; ``None``: maybe all."""
     for frame, _ in walk_stack(main_thread):
@@ -152,16 +181,24 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
     return None
 
 
-def _watchdogs() -> tuple[str, ...] | None:
+def _cpu_of_watchdogs() -> tuple[str, ...] | None:
     """The CPU time that each of torch's watchdogs has used; ``None``: one of them is running."""
+    return _cpu_of(lambda name, _: "pt_nccl" in name)
+
+
+def _cpu_of_watchdogs_and_main_thread() -> tuple[str, ...] | None:
+    return _cpu_of(lambda name, thread: "pt_nccl" in name or thread == os.getpid())
+
+
+def _cpu_of(meant: Callable[[str, int], bool]) -> tuple[str, ...] | None:
     found = []
     for path in sorted(Path("/proc/self/task").glob("*/stat")):
         try:
-            name, _, rest = path.read_text().partition(")")
+            name, _, rest = path.read_text().rpartition(")")
         except OSError:  # the thread has ended
             continue
         fields = rest.split()
-        if "(pt_nccl" in name:
+        if meant(name, int(path.parent.name)):
             if fields[0] in "RD":
                 return None
             found.append(" ".join([name, *fields[11:13]]))
