@@ -10,12 +10,14 @@ file system, as hosts of a cluster do.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,6 +74,59 @@ class Hosts:
         """Take the host off the network, as a pulled cable does: without notice to any process."""
         self._in(self._namespace("hub"), "link", "set", f"to-{host}", "down")
 
+    def ip(self, host: str, *arguments: str) -> None:
+        """``ip ARGUMENTS`` on ``host`` or ``hub``."""
+        self._in(self._namespace(host), *arguments)
+
+    def drop(self, host: str, way: str, *conditions: str) -> None:
+        """Lose IPv4 packets of TCP on the hub's side of ``host``'s link; ``way``: to or from it.
+
+        All of ``conditions`` have to hold: ``src ADDRESS``, ``dst ADDRESS``, ``dport LOW HIGH``,
+        ``opening`` (a SYN that opens a connection). The filter keeps no state.
+        """
+        hub, link = self._namespace("hub"), f"to-{host}"
+        side = {"to": "egress", "from": "ingress"}[way]
+        inside = ["ip", "netns", "exec", hub, "tc"]
+        subprocess.run([*inside, "qdisc", "replace", "dev", link, "clsact"], check=True)
+        code = _filter(conditions)
+        subprocess.run(
+            [*inside, "filter", "add", "dev", link, side, "bpf", "da", "bytecode", code],
+            check=True,
+        )
+
+    def names(self, host: str, lines: str) -> None:
+        """``lines`` are ``/etc/hosts`` on ``host``: for what is started from now on."""
+        place = Path("/etc/netns") / self._namespace(host)
+        place.mkdir(parents=True)
+        (place / "hosts").write_text(lines)
+
+    def delay(self, host: str, seconds: float) -> None:
+        """What ``host`` sends and gets takes so much longer. Its link is a new one."""
+        hub, link, address = self._namespace("hub"), f"slow-{host}", self.address(host)
+        self.ip(host, "link", "del", "eth0")
+        module = [sys.executable, "-m", "tests.preflight.slow_link"]
+        process = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                hub,
+                *module,
+                self._namespace(host),
+                "eth0",
+                link,
+                str(seconds),
+            ],
+            stdout=subprocess.PIPE,
+        )
+        self._started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stdout.close()
+        self.ip("hub", "link", "set", link, "master", "br0", "up")
+        self.ip(host, "addr", "add", f"{address}/24", "dev", "eth0")
+        self.ip(host, "link", "set", "eth0", "up")
+
     def start(
         self, host: str, *command: str | Path, env: Mapping[str, str] | None = None
     ) -> Background:
@@ -123,6 +178,7 @@ class Hosts:
             process.wait(LIMIT_S)
         for host in ("hub", *(f"h{number}" for number in range(self._count))):
             subprocess.run(["ip", "netns", "del", self._namespace(host)], check=False)
+            shutil.rmtree(Path("/etc/netns") / self._namespace(host), ignore_errors=True)
 
     def _namespace(self, host: str) -> str:
         return f"{self._mark}-{host}"
@@ -138,6 +194,50 @@ def hosts(count: int, directory: Path) -> Iterator[Hosts]:
         yield made
     finally:
         made.close()
+
+
+# Classic BPF (Documentation/networking/filter.rst), on Ethernet, IPv4 without options, TCP.
+_LOAD_BYTE, _LOAD_HALF, _LOAD_WORD = 0x30, 0x28, 0x20
+_EQUAL, _ABOVE, _AT_LEAST, _AND, _RETURN = 0x15, 0x25, 0x35, 0x54, 0x06
+_SHOT, _UNDECIDED = 2, 0xFFFFFFFF  # TC_ACT_SHOT, TC_ACT_UNSPEC: linux/pkt_cls.h
+
+
+def _filter(conditions: Iterable[str]) -> str:
+    """The program, as ``tc`` reads it: each test goes on to the next or to the end."""
+    tests: list[tuple[int, int, bool]] = []  # the jump, its value, and what has to come out
+    program: list[tuple[int, int] | None] = []
+
+    def test(load: int, offset: int, jump: int, value: int, *, holds: bool = True) -> None:
+        program.extend([(load, offset), None])
+        tests.append((jump, value, holds))
+
+    test(_LOAD_HALF, 12, _EQUAL, 0x0800)
+    test(_LOAD_BYTE, 23, _EQUAL, socket.IPPROTO_TCP)
+    for condition in conditions:
+        word, *values = condition.split()
+        if word in ("src", "dst"):
+            address = int(ipaddress.IPv4Address(values[0]))
+            test(_LOAD_WORD, 26 if word == "src" else 30, _EQUAL, address)
+        elif word == "dport":
+            test(_LOAD_HALF, 36, _AT_LEAST, int(values[0]))
+            test(_LOAD_HALF, 36, _ABOVE, int(values[1]), holds=False)
+        elif word == "opening":
+            program.append((_LOAD_BYTE, 47))
+            program.append((_AND, 0x12))  # SYN and ACK
+            program.append(None)
+            tests.append((_EQUAL, 0x02, True))
+        else:
+            raise ValueError(condition)
+    end, lines, waiting = len(program) + 1, [], iter(tests)
+    for number, each in enumerate(program):
+        if each is not None:
+            lines.append(f"{each[0]} 0 0 {each[1]}")
+            continue
+        jump, value, holds = next(waiting)
+        away = end - number - 1
+        lines.append(f"{jump} {0 if holds else away} {away if holds else 0} {value}")
+    lines += [f"{_RETURN} 0 0 {_SHOT}", f"{_RETURN} 0 0 {_UNDECIDED}"]
+    return f"{len(lines)}," + ",".join(lines)
 
 
 def _ip(*arguments: str) -> None:

@@ -1,0 +1,221 @@
+"""The smallest set of causes that explains all edges that failed; pure.
+
+A cause claims a set of edges: all of a host, those into it, those between two groups. It is
+considered only if none of the edges that it claims is known to work, and, unless it is one edge,
+if at least two edges that nothing else explains speak for it. Of those the cheapest set that
+covers all failures is wanted: found by taking, again and again, the cause that explains most for
+its cost, and then dropping what the others explain as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ncclops.preflight.edges.model import Shape
+
+Edge = tuple[int, int]
+# What naming a cause costs: a host is the usual thing to break; groups that a configuration makes
+# (subnet, interface) are likelier than groups that only the failures make.
+_HOST_COST, _NAMED_COST, _FOUND_COST, _EDGE_COST = 1.0, 1.4, 2.2, 1.0
+# More edges than this without a common shape are one finding, not a list.
+MOST_EDGES = 8
+_MOST_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A cause by its shape: edges from hosts ``a`` to hosts ``b``. ``by``: what names the groups.
+
+    ``explained``: the failed edges that are its own.
+    """
+
+    shape: Shape
+    a: tuple[int, ...]
+    b: tuple[int, ...] = ()
+    both_ways: bool = False
+    by: str = ""
+    cost: float = _EDGE_COST
+    explained: frozenset[Edge] = field(default=frozenset(), compare=False)
+
+
+def explain(
+    live: Sequence[int],
+    failed: Iterable[Edge],
+    unknown: Callable[[Edge], bool],
+    groups: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
+) -> list[Claim]:
+    """The claims that explain ``failed``, the largest first.
+
+    ``live`` are the hosts whose edges count. An edge that is neither in ``failed`` nor ``unknown``
+    works. ``groups`` are the hosts by what they have in common: by attribute, by its value.
+    """
+    hosts = sorted(live)
+    present = set(hosts)
+    wanted = {edge for edge in failed if edge[0] in present and edge[1] in present}
+    if not wanted:
+        return []
+    chosen: list[tuple[Claim, set[Edge]]] = []
+    left = set(wanted)
+    candidates = _candidates(hosts, wanted, unknown, groups or {})
+    while left:
+        best = max(
+            ((claim, edges & left, edges) for claim, edges in candidates),
+            key=lambda each: _worth(*each),
+            default=None,
+        )
+        if best is None or _worth(*best) <= _EDGE_COST:
+            break
+        chosen.append((best[0], best[2] & wanted))
+        left -= best[1]
+    chosen += _pairs_and_edges(left)
+    return _several(_without_superfluous(chosen, wanted))
+
+
+def _worth(claim: Claim, new: set[Edge], edges: set[Edge]) -> float:
+    """How much a claim explains for its cost; one that overclaims is worth less."""
+    if len(new) < 2 or not _witnessed(claim, new):
+        return 0.0
+    return len(new) / claim.cost - 0.001 * len(edges - new) / max(1, len(edges))
+
+
+def _witnessed(claim: Claim, new: set[Edge]) -> bool:
+    """Whether at least two others testify: one host's word on another is a word on the edge."""
+    if claim.shape == "host":
+        others = {each for edge in new for each in edge} - set(claim.a)
+        return len(others) >= 2
+    return True
+
+
+def _candidates(
+    hosts: list[int],
+    failed: set[Edge],
+    unknown: Callable[[Edge], bool],
+    groups: Mapping[str, Mapping[str, Sequence[int]]],
+) -> list[tuple[Claim, set[Edge]]]:
+    if len(hosts) < 3:
+        return []
+    into: dict[int, set[int]] = defaultdict(set)
+    out: dict[int, set[int]] = defaultdict(set)
+    for src, dst in failed:
+        out[src].add(dst)
+        into[dst].add(src)
+
+    def claimed(edges: Iterable[Edge]) -> set[Edge] | None:
+        found = set()
+        for edge in edges:
+            if edge in failed:
+                found.add(edge)
+            elif not unknown(edge):
+                return None
+        return found
+
+    made: list[tuple[Claim, set[Edge]]] = []
+
+    def consider(claim: Claim, edges: Iterable[Edge]) -> bool:
+        found = claimed(edges)
+        if found is None or len(found) < 2:
+            return False
+        made.append((claim, found))
+        return True
+
+    everyone = tuple(hosts)
+    consider(Claim("everything", everyone, everyone, cost=_HOST_COST), _between(hosts, hosts))
+    for host in {*into, *out}:
+        one = (host,)
+        inward = len(into[host]) >= 2 and consider(
+            Claim("host-in", one, cost=_HOST_COST), ((src, host) for src in hosts if src != host)
+        )
+        outward = len(out[host]) >= 2 and consider(
+            Claim("host-out", one, cost=_HOST_COST), ((host, dst) for dst in hosts if dst != host)
+        )
+        if inward and outward:
+            edges = {*_between(one, hosts), *_between(hosts, one)}
+            consider(Claim("host", one, cost=_HOST_COST), edges)
+    for by, named in groups.items():
+        if 1 < len(named) <= _MOST_GROUPS:
+            members = {value: [h for h in each if h in set(hosts)] for value, each in named.items()}
+            for a, first in members.items():
+                for b, second in members.items():
+                    if max(len(first), len(second)) > 1:
+                        label = f"{by}: {a}, {b}"
+                        _group(consider, label, first, second, _NAMED_COST)
+    for first, second in _found_groups(hosts, out):
+        _group(consider, "", first, second, _FOUND_COST)
+    return made
+
+
+def _group(
+    consider: Callable[[Claim, Iterable[Edge]], bool],
+    by: str,
+    first: Sequence[int],
+    second: Sequence[int],
+    cost: float,
+) -> None:
+    a, b = tuple(first), tuple(second)
+    if len({*a, *b}) < 3:
+        return  # that is a pair
+    one = consider(Claim("group", a, b, by=by, cost=cost), _between(a, b))
+    if one and a != b:
+        edges = {*_between(a, b), *_between(b, a)}
+        consider(Claim("group", a, b, both_ways=True, by=by, cost=cost), edges)
+
+
+def _found_groups(
+    hosts: list[int], out: Mapping[int, set[int]]
+) -> Iterable[tuple[list[int], list[int]]]:
+    """Hosts that fail towards the same hosts: what a VLAN or a switch would make of them."""
+    classes: dict[frozenset[int], list[int]] = defaultdict(list)
+    for host in hosts:
+        if out.get(host):
+            # A group whose own members do not reach each other either has itself among its targets.
+            classes[frozenset(out[host] | {host})].append(host)
+            classes[frozenset(out[host])].append(host)
+    for targets, members in classes.items():
+        others = sorted(targets - set(members)) or sorted(targets)
+        if len(members) >= 2 and len(others) >= 2:
+            yield members, others
+
+
+def _between(first: Iterable[int], second: Iterable[int]) -> Iterable[Edge]:
+    ends = list(second)
+    return ((src, dst) for src in first for dst in ends if src != dst)
+
+
+def _pairs_and_edges(left: set[Edge]) -> list[tuple[Claim, set[Edge]]]:
+    made: list[tuple[Claim, set[Edge]]] = []
+    for src, dst in sorted(left):
+        if (dst, src) not in left:
+            made.append((Claim("edge", (src,), (dst,)), {(src, dst)}))
+        elif src < dst:
+            made.append((Claim("pair", (src,), (dst,), both_ways=True), {(src, dst), (dst, src)}))
+    return made
+
+
+def _without_superfluous(chosen: list[tuple[Claim, set[Edge]]], wanted: set[Edge]) -> list[Claim]:
+    """Each claim with what it explains; none that the others explain as well."""
+    kept = list(chosen)
+    for each in sorted(chosen, key=lambda pair: len(pair[1])):
+        others = [edges for claim, edges in kept if claim is not each[0]]
+        if each[1] <= set().union(*others) and len(kept) > 1:
+            kept = [pair for pair in kept if pair[0] is not each[0]]
+    made, told = list[Claim](), set[Edge]()
+    for claim, edges in sorted(kept, key=lambda pair: -len(pair[1])):
+        own = frozenset(edges & wanted) - told
+        told |= own
+        made.append(
+            Claim(claim.shape, claim.a, claim.b, claim.both_ways, claim.by, claim.cost, own)
+        )
+    return made
+
+
+def _several(claims: list[Claim]) -> list[Claim]:
+    """Many single edges, without a common shape, as one."""
+    single = [each for each in claims if each.shape in ("pair", "edge")]
+    if len(single) <= MOST_EDGES:
+        return claims
+    edges = frozenset(edge for each in single for edge in each.explained)
+    ends = tuple(sorted({src for src, _ in edges})), tuple(sorted({dst for _, dst in edges}))
+    rest = [each for each in claims if each.shape not in ("pair", "edge")]
+    return [*rest, Claim("several", *ends, explained=edges)]

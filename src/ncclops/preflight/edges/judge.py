@@ -1,0 +1,374 @@
+"""What came of the meeting -> the verdict: which causes, and what speaks for each; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from ncclops.preflight.edges import known, schedule, states
+from ncclops.preflight.edges.explain import Claim, Edge, explain
+from ncclops.preflight.edges.interface import subnet
+from ncclops.preflight.edges.model import Cause, Facts, Outcome, Severity, Symptom, Verdict
+from ncclops.preflight.edges.rounds import NOTABLE_RTT_MS
+from ncclops.preflight.edges.states import States
+
+# A round trip is slow at ten times the median of the cluster, if it is above what any network of
+# one building has; and always above this, which is another continent's, or a queue's.
+_SLOW_RATIO, _SLOW_MS = 10.0, 50.0
+_MATRIX_UP_TO = 64
+_NAMED = 16
+
+
+def judge(
+    hosts: tuple[Facts, ...],
+    first: Mapping[int, Outcome],
+    second: Mapping[int, Outcome],
+    *,
+    missing: tuple[str, ...] = (),
+    expected: int = 0,
+    least: int = 0,
+    seconds: float = 0.0,
+) -> Verdict:
+    """The verdict on ``hosts``, of which ``expected`` were to come and ``least`` are needed."""
+    out, causes = known.who_is_out(hosts, first)
+    live = set(range(len(hosts))) - out
+    found = states.settle(hosts, live, first, second)
+    look = _Look(hosts, sorted(live), found, {n: each for n, each in first.items() if n in live})
+    causes += look.causes()
+    causes += known.remarks(hosts, first)
+    told = {cause.facts.get("address") for cause in causes if cause.kind == "duplicate-address"}
+    trouble = bool(found.dead) or len(hosts) < expected
+    causes += known.claimed_elsewhere(hosts, told, trouble=trouble)
+    if len(hosts) < expected:
+        severity: Severity = "FAIL" if len(hosts) < least else "WARN"
+        names = ", ".join(missing) or f"{expected - len(hosts)} of {expected}"
+        causes.insert(
+            0,
+            Cause(
+                kind="missing",
+                severity=severity,
+                shape="several",
+                symptom="dead",
+                a=(),
+                facts={
+                    "names": names,
+                    "came": ", ".join(each.name for each in hosts[:_NAMED]),
+                    "expected": str(expected),
+                    "count": str(len(hosts)),
+                },
+            ),
+        )
+    order = {"FAIL": 0, "WARN": 1, "CANNOT-TELL": 2}
+    return Verdict(
+        hosts=hosts,
+        causes=tuple(sorted(causes, key=lambda each: order[each.severity])),
+        missing=missing,
+        expected=expected or len(hosts),
+        edges=len(hosts) * (len(hosts) - 1),
+        failed_edges=len(found.dead | found.ports | found.large),
+        unknown_edges=len(found.unknown)
+        + len(hosts) * (len(hosts) - 1)
+        - len(live) * (len(live) - 1),
+        rtt_ms=look.usual_ms,
+        seconds=round(seconds, 1),
+        matrix=look.matrix(out) if len(hosts) <= _MATRIX_UP_TO else (),
+    )
+
+
+class _Look:
+    """The edges of the hosts that are left, by symptom, and what explains them."""
+
+    def __init__(
+        self,
+        hosts: tuple[Facts, ...],
+        live: list[int],
+        found: States,
+        first: Mapping[int, Outcome],
+    ) -> None:
+        self._hosts, self._live, self._found, self._first = hosts, live, found, first
+        self._groups = _groups(hosts, live)
+        usual = [each.rtt_ms for each in first.values() if each.rtt_ms >= 0]
+        self.usual_ms = round(statistics.median(usual), 3) if usual else -1.0
+        limit = max(NOTABLE_RTT_MS, _SLOW_RATIO * max(0.0, self.usual_ms))
+        self._slow = {
+            edge
+            for edge, ms in found.rtt_ms.items()
+            if ms > min(limit, max(_SLOW_MS, NOTABLE_RTT_MS))
+        }
+
+    def causes(self) -> list[Cause]:
+        found = self._found
+        lost = found.dead | found.unknown
+        made = self._explained("dead", found.dead, lambda edge: edge in found.unknown)
+        made += self._explained("ports", found.ports, self._ports_unknown(found.ports, lost))
+        stores = self._explained(
+            "ports", found.store_port, self._ports_unknown(found.store_port, lost), store=True
+        )
+        made += stores
+        made += self._explained(
+            "large", found.large, lambda edge: edge in found.unknown_large or edge in lost
+        )
+        made += self._explained("slow", self._slow, lambda edge: edge in lost)
+        if found.flaky:
+            made += self._flaky(found.flaky)
+        return made
+
+    def _explained(
+        self,
+        symptom: Symptom,
+        edges: set[Edge],
+        unknown: Callable[[Edge], bool],
+        *,
+        store: bool = False,
+    ) -> list[Cause]:
+        claims = explain(self._live, edges, unknown, self._groups)
+        return [self._cause(symptom, claim, store=store) for claim in claims]
+
+    def _ports_unknown(self, edges: set[Edge], lost: set[Edge]) -> Callable[[Edge], bool]:
+        """Whether an edge that works has not tried any port that failed elsewhere."""
+        seen, n = self._found.seen, len(self._hosts)
+        blocked = {slot for edge in edges for slot in seen[edge].failed}
+
+        def unknown(edge: Edge) -> bool:
+            if edge in lost:
+                return True
+            tested = self._found.tested.get(edge)
+            if tested is None:
+                count = len(self._hosts[edge[1]].ports) - 1
+                tested = frozenset(schedule.slots(n, *edge, count))
+            return not tested & blocked
+
+        return unknown
+
+    def _flaky(self, edges: set[Edge]) -> list[Cause]:
+        a = tuple(sorted({src for src, _ in edges}))
+        b = tuple(sorted({dst for _, dst in edges}))
+        return [
+            Cause(
+                kind="flaky",
+                severity="CANNOT-TELL",
+                shape="several" if len(edges) > 1 else "edge",
+                symptom="flaky",
+                a=a,
+                b=b,
+                edges=len(edges),
+            )
+        ]
+
+    # --- one cause ------------------------------------------------------------------------------
+
+    def _cause(self, symptom: Symptom, claim: Claim, *, store: bool) -> Cause:
+        edges = claim.explained
+        details = [self._found.seen[each] for each in edges if each in self._found.seen]
+        hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
+        facts = self._evidence(symptom, claim)
+        severity: Severity = "WARN" if symptom == "slow" else "FAIL"
+        blocked, open_ = self._ports(edges) if symptom == "ports" else ((), ())
+        if store:
+            named = any(self._hosts[dst].named_port for _, dst in edges)
+            severity = "FAIL" if named else "WARN"
+        return Cause(
+            kind=self._kind(symptom, facts, store=store),
+            severity=severity,
+            shape=claim.shape,
+            symptom=symptom,
+            a=claim.a,
+            b=claim.b,
+            edges=len(edges),
+            how=hows.most_common(1)[0][0] if hows else "",
+            both_ways=claim.both_ways,
+            blocked=blocked,
+            open=open_,
+            hosts=self._convicted(symptom, claim),
+            facts=facts,
+        )
+
+    @staticmethod
+    def _kind(symptom: Symptom, facts: dict[str, str], *, store: bool) -> str:
+        if symptom == "dead":
+            if "their_mac" in facts or "other" in facts:
+                return "duplicate-address"
+            if "everywhere" in facts:
+                return "address-everywhere"
+            if "better" in facts:
+                return "wrong-interface"
+            return "unreachable"
+        kinds = {"ports": "ports", "large": "mtu", "slow": "slow"}
+        return "store-port" if store else kinds[symptom]
+
+    @staticmethod
+    def _convicted(symptom: Symptom, claim: Claim) -> tuple[int, ...]:
+        """Hosts that a scheduler should leave out: only where it is the host, whoever asks."""
+        one = claim.shape in ("host", "host-in", "host-out")
+        return claim.a if one and symptom != "slow" else ()
+
+    def _evidence(self, symptom: Symptom, claim: Claim) -> dict[str, str]:
+        facts: dict[str, str] = {}
+        if claim.by:
+            facts["by"] = claim.by
+        if symptom == "dead":
+            facts |= self._other_answers(claim)
+            facts |= self._better_interface(claim)
+            facts |= self._ways_out(claim)
+        if symptom == "large":
+            facts |= self._sizes(claim)
+        if symptom == "slow":
+            times = [self._found.rtt_ms[each] for each in claim.explained]
+            facts["ms"] = f"{statistics.median(times):.1f}"
+            facts["usual_ms"] = f"{self.usual_ms:.2f}"
+        if symptom == "dead":
+            words, forbidding = set[str](), set[str]()
+            for edge in claim.explained:
+                seen, name = self._found.seen.get(edge), self._hosts[edge[0]].name
+                if seen is None:
+                    continue
+                words |= {f"{name} is told: {seen.says}"} if seen.says else set()
+                forbidding |= {name} if "forbidden" in seen.failed.values() else set()
+            if words:
+                facts["says"] = "; ".join(sorted(words)[:2])
+            if forbidding:
+                facts["forbidding"] = ", ".join(sorted(forbidding)[:4])
+        return facts
+
+    def _other_answers(self, claim: Claim) -> dict[str, str]:
+        """Whether another machine answers at the address of the host that ``claim`` is about."""
+        if claim.shape not in ("host", "host-in", "edge", "pair"):
+            return {}
+        targets = set(claim.a) if claim.shape.startswith("host") else {*claim.a, *claim.b}
+        for target in sorted(targets):
+            host = self._hosts[target]
+            place = host.place
+            if place is None:
+                continue
+            whose = {"address": place.address, "whose": host.name}
+            into = [edge for edge in claim.explained if edge[1] == target]
+            owners = [
+                each
+                for each in self._live
+                if each != target
+                and place.address in {a.address for a in self._hosts[each].addresses}
+            ]
+            if owners:
+                names = ", ".join(self._hosts[each].name for each in owners[:4])
+                return {"everywhere": names, **whose}
+            for edge in into:
+                seen = self._found.seen.get(edge)
+                if seen is None:
+                    continue
+                agree = self._first[edge[0]].macs_agree if edge[0] in self._first else 0
+                if seen.mac and host.macs and seen.mac not in host.macs and agree:
+                    return {"their_mac": seen.mac, "mac": place.mac, **whose}
+                if seen.other >= 0:
+                    return {"other": self._hosts[seen.other].name, **whose}
+            if host.conflict and into:
+                return {"their_mac": host.conflict, "mac": place.mac, **whose}
+        return {}
+
+    def _better_interface(self, claim: Claim) -> dict[str, str]:
+        """Whether the hosts of one side listen in a network of their own, and need not."""
+        for side in (claim.a, claim.b):
+            if not side or claim.shape in ("everything", "several"):
+                continue
+            others = [each for each in self._live if each not in side]
+            nets = Counter(
+                str(subnet(place)) for each in others if (place := self._hosts[each].place)
+            )
+            if not nets:
+                continue
+            usual, count = nets.most_common(1)[0]
+            places = [self._hosts[each].place for each in side]
+            if len(self._live) > 2 and count < 2:
+                continue
+            if any(place is None or str(subnet(place)) in nets for place in places):
+                continue
+            better = [
+                each
+                for number in side
+                for each in self._hosts[number].addresses
+                if str(subnet(each)) == usual
+            ]
+            if len(better) >= len(side) and places[0] is not None:
+                return {
+                    "better": better[0].interface,
+                    "better_address": better[0].address,
+                    "interface": places[0].interface,
+                    "address": places[0].address,
+                    "rule": self._hosts[side[0]].rule,
+                    "subnet": usual,
+                    "whose": ", ".join(self._hosts[each].name for each in side),
+                }
+        return {}
+
+    def _ways_out(self, claim: Claim) -> dict[str, str]:
+        """The interface that connections leave by, where that is not the one NCCL listens on."""
+        ways: Counter[str] = Counter()
+        for src, dst in claim.explained:
+            seen, place = self._found.seen.get((src, dst)), self._hosts[src].place
+            if seen is None or place is None or not seen.source or seen.source == place.address:
+                continue
+            named = [a.interface for a in self._hosts[src].addresses if a.address == seen.source]
+            if named and named[0] != place.interface:
+                ways[f"{self._hosts[src].name} leaves by {named[0]} ({seen.source})"] += 1
+        return {"leaves": "; ".join(way for way, _ in ways.most_common(3))} if ways else {}
+
+    def _sizes(self, claim: Claim) -> dict[str, str]:
+        either = {edge for src, dst in claim.explained for edge in ((src, dst), (dst, src))}
+        found = [seen for edge in either if (seen := self._found.seen.get(edge)) is not None]
+        passed = [each.passed_mtu for each in found if each.passed_mtu]
+        beyond = [each.beyond_mtu for each in found if each.beyond_mtu]
+        ends = [place for edge in either for each in edge if (place := self._hosts[each].place)]
+        facts = {"mtu": str(min(each.mtu for each in ends))} if ends else {}
+        if passed:
+            facts["passes"] = str(min(passed))
+        if beyond:
+            facts["lost"] = str(min(beyond))
+        return facts
+
+    def _ports(self, edges: frozenset[Edge]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ports that failed, and those that passed, lowest to highest, on all of ``edges``."""
+        failed, passed = set[int](), set[int]()
+        for edge in edges:
+            ports, seen = self._hosts[edge[1]].ports, self._found.seen[edge]
+            failed |= {ports[slot] for slot, how in seen.failed.items() if _of("ports", how)}
+            passed |= {ports[slot] for slot in seen.passed}
+            passed |= {ports[slot] for slot, how in seen.failed.items() if not _of("ports", how)}
+        return tuple(sorted(failed)), tuple(sorted(passed - failed))
+
+    def matrix(self, out: set[int]) -> tuple[str, ...]:
+        """One line a host: what became of its edge to each."""
+        found, rows = self._found, []
+        for src in range(len(self._hosts)):
+            row = ""
+            for dst in range(len(self._hosts)):
+                edge = (src, dst)
+                marks = (
+                    ("-", src == dst),
+                    ("?", bool(out & {src, dst}) or edge in found.unknown),
+                    ("x", edge in found.dead),
+                    ("m", edge in found.large),
+                    ("p", edge in found.ports or edge in found.store_port),
+                    ("s", edge in self._slow),
+                )
+                row += next((mark for mark, holds in marks if holds), ".")
+            rows.append(row)
+        return tuple(rows)
+
+
+def _of(symptom: Symptom, how: str) -> bool:
+    large = how in ("large-out", "large-in")
+    return large if symptom == "large" else not large
+
+
+def _groups(hosts: Sequence[Facts], live: Sequence[int]) -> dict[str, dict[str, list[int]]]:
+    """Hosts by what configuration gives them in common."""
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number in live:
+        place = hosts[number].place
+        if place is None:
+            continue
+        groups["subnet"][str(subnet(place))].append(number)
+        groups["interface"][place.interface].append(number)
+        groups["MTU"][str(place.mtu)].append(number)
+        groups["family"][f"IPv{place.family}"].append(number)
+    return {by: dict(named) for by, named in groups.items() if len(named) > 1}

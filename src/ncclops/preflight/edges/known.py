@@ -1,0 +1,175 @@
+"""Causes that need no probe: what hosts have told of themselves is enough; pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ncclops.preflight.edges.interface import is_loopback, subnet
+from ncclops.preflight.edges.model import Cause, Facts, Outcome, Severity, Shape
+
+
+def who_is_out(
+    hosts: Sequence[Facts], first: Mapping[int, Outcome]
+) -> tuple[set[int], list[Cause]]:
+    """The hosts whose edges are explained by what they are, and the causes.
+
+    Those that fell silent, that listen nowhere or where only they can reach it, and those that
+    share an address.
+    """
+    causes, out = list[Cause](), set[int]()
+    silent = [each for each in range(len(hosts)) if each not in first]
+    nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
+    loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
+    for kind, found in (("silent", silent), ("no-interface", nowhere), ("loopback", loopback)):
+        causes += [_of_host(kind, each, hosts[each]) for each in found if each not in out]
+        out |= set(found)
+    for address, sharing in _shared(hosts, lambda each: each.place.address if each.place else ""):
+        numbers = tuple(each for each in sharing if each not in out)
+        if len(numbers) > 1:
+            causes.append(
+                _cause("duplicate-address", "FAIL", numbers, hosts=numbers[1:], address=address)
+            )
+            out |= set(numbers)
+    return out, causes
+
+
+def remarks(hosts: Sequence[Facts], first: Mapping[int, Outcome]) -> list[Cause]:
+    """What is to be said of names and sizes, whatever the edges say."""
+    return [
+        *_host_names(hosts),
+        *_own_names(hosts),
+        *_names_elsewhere(hosts, first),
+        *_sizes(hosts),
+    ]
+
+
+def claimed_elsewhere(
+    hosts: Sequence[Facts], told: Collection[str | None], *, trouble: bool
+) -> list[Cause]:
+    """Addresses for which another machine answered an ARP probe. It convicts only with ``trouble``.
+
+    ``told`` are the addresses of which that is said already.
+    """
+    macs = {each.place.mac for each in hosts if each.place}
+    made = []
+    for number, each in enumerate(hosts):
+        place = each.place
+        if place is None or not each.conflict or place.address in told:
+            continue
+        severity: Severity = "FAIL" if trouble or each.conflict in macs else "WARN"
+        made.append(
+            _cause(
+                "duplicate-address",
+                severity,
+                (number,),
+                address=place.address,
+                their_mac=each.conflict,
+                mac=place.mac,
+            )
+        )
+    return made
+
+
+def _host_names(hosts: Sequence[Facts]) -> Iterable[Cause]:
+    for name, sharing in _shared(hosts, lambda each: each.name):
+        machines = {hosts[each].boot_id for each in sharing}
+        if len(sharing) == len(hosts) and len(machines) == 1:
+            # Containers of one machine, which share its name: odd, and not a broken host.
+            yield _cause("one-machine", "WARN", sharing, name=name)
+            continue
+        same = "yes" if len(machines) < len(sharing) else ""
+        yield _cause("duplicate-name", "FAIL", sharing, hosts=sharing[1:], name=name, boot=same)
+
+
+def _own_names(hosts: Sequence[Facts]) -> Iterable[Cause]:
+    leading = tuple(
+        number
+        for number, each in enumerate(hosts)
+        if each.own_name and all(map(is_loopback, each.own_name)) and not each.gloo
+    )
+    if leading:
+        address = hosts[leading[0]].own_name[0]
+        yield _cause("loopback-name", "WARN", leading, address=address)
+
+
+def _names_elsewhere(hosts: Sequence[Facts], first: Mapping[int, Outcome]) -> Iterable[Cause]:
+    """Names that stand for other addresses on some host than those of the host with that name."""
+    by_answer: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for src, outcome in sorted(first.items()):
+        for dst, addresses in sorted(outcome.names.items()):
+            by_answer[dst, ", ".join(addresses)].append(src)
+    owners = {each.place.address: number for number, each in enumerate(hosts) if each.place}
+    for (dst, answer), asking in by_answer.items():
+        owner = owners.get(answer)
+        severity: Severity = "WARN" if owner is None else "FAIL"
+        whose = "" if owner is None else hosts[owner].name
+        yield _cause("name", severity, (dst,), b=tuple(asking), address=answer, whose=whose)
+
+
+def _sizes(hosts: Sequence[Facts]) -> Iterable[Cause]:
+    """Interfaces of one subnet that are set to different sizes."""
+    by_net: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, each in enumerate(hosts):
+        if each.place and each.place.mtu and not is_loopback(each.place.address):
+            by_net[str(subnet(each.place))][each.place.mtu].append(number)
+    for net, sizes in by_net.items():
+        if len(sizes) < 2:
+            continue
+        usual = max(sizes, key=lambda size: (len(sizes[size]), size))
+        rest = tuple(number for size, those in sizes.items() if size != usual for number in those)
+        odd = ", ".join(str(size) for size in sorted(sizes) if size != usual)
+        yield _cause("mtu-differs", "WARN", rest, subnet=net, usual=str(usual), mtu=odd)
+
+
+def _shared(hosts: Sequence[Facts], key: object) -> list[tuple[str, tuple[int, ...]]]:
+    by_value: dict[str, list[int]] = defaultdict(list)
+    for number, each in enumerate(hosts):
+        value = key(each)  # type: ignore[operator]
+        if value and not (value[0].isdigit() and is_loopback_or_name(value)):
+            by_value[value].append(number)
+    return [(value, tuple(each)) for value, each in by_value.items() if len(each) > 1]
+
+
+def is_loopback_or_name(value: str) -> bool:
+    """Whether ``value`` is a loopback address; a name is none."""
+    try:
+        return is_loopback(value)
+    except ValueError:
+        return False
+
+
+def _of_host(kind: str, number: int, host: Facts) -> Cause:
+    place = host.place
+    return _cause(
+        kind,
+        "FAIL",
+        (number,),
+        hosts=(number,),
+        interface=place.interface if place else "",
+        address=place.address if place else "",
+        rule=host.rule,
+    )
+
+
+def _cause(
+    kind: str,
+    severity: Severity,
+    a: tuple[int, ...],
+    *,
+    b: tuple[int, ...] = (),
+    hosts: tuple[int, ...] = (),
+    **facts: str,
+) -> Cause:
+    shape: Shape = "host" if len(a) == 1 else "several"
+    given = {name: value for name, value in facts.items() if value}
+    return Cause(
+        kind=kind,
+        severity=severity,
+        shape=shape,
+        symptom="dead",
+        a=a,
+        b=b,
+        hosts=hosts,
+        facts=given,
+    )

@@ -1,0 +1,244 @@
+"""How hosts meet: each publishes once a round, one of them answers all, over the job's store.
+
+::
+
+    each    add came                       -> its number; number 0 gathers for all
+    each    set facts/<number>             number 0: wait for all, set plan
+    each    wait plan                      the first round
+    each    set first/<number>             number 0: set again
+    each    wait again                     the second round
+    each    set second/<number>            number 0: set verdict
+    each    wait verdict
+
+Eight requests a host, whatever their number; what all need to know is one value. The store is
+torch's TCPStore, as in the launcher's rendezvous. The host that serves it asks for small packets on
+its connections, so that hosts meet also where large ones are lost: that is to be found, not met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from ncclops.errors import NcclopsError
+from ncclops.host import interfaces
+from ncclops.preflight.edges import machine
+from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
+from ncclops.restart import store_server
+from ncclops.restart._addresses import one_short_query
+
+T = TypeVar("T")
+M = TypeVar("M", Facts, Plan, Outcome, Again, Verdict)
+
+# The least that every IPv4 host accepts (RFC 9293), without headers.
+_SMALL_SEGMENT = 536
+_RETRY_S = 0.5  # no event says when another host begins to listen
+_CONNECT_S = 5.0
+# Beyond what a wait in the store was given: for the answer's way here.
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where hosts meet. ``host`` and ``port`` are the store's; ``count`` hosts are expected, of
+    which ``least`` have to come; ``expected`` are their names, where a scheduler says them;
+    ``rank`` is this host's place, if it has one. ``external``: no host of the job serves it.
+    """
+
+    host: str
+    port: int
+    count: int
+    least: int
+    job_id: str = "none"
+    rank: int | None = None
+    external: bool = False
+    serves: bool | None = None
+    expected: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Unmet(NcclopsError):
+    """The hosts could not meet, or the host that gathers for all fell silent."""
+
+
+class Meeting:
+    """One host's part in it. Every call ends within the seconds that it is given, or raises
+    ``Unmet``."""
+
+    def __init__(self, where: Where, store: Any, number: int) -> None:
+        self._where = where
+        self._store = store
+        self._prefix = f"ncclops-preflight/{where.job_id}/{number // where.count}/"
+        self.number = number % where.count
+
+    @classmethod
+    async def join(cls, where: Where, within_s: float) -> Meeting:
+        """Meet at ``where``; the host whose address that is serves the store.
+
+        Raises ``Unmet`` with what kept this host from it.
+        """
+        deadline = time.monotonic() + within_s
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # says which names it cannot look up
+        tcp_store = store_server.load_tcp_store()
+        here = where.serves
+        if here is None:
+            here = not where.external and interfaces.is_here(where.host)
+        if here:
+            _serve(where.port, tcp_store)
+        address = await _reached(where, deadline)
+
+        def connect() -> Any:
+            limit = timedelta(seconds=_CONNECT_S)
+            with one_short_query():
+                return tcp_store(address, where.port, None, False, limit, wait_for_workers=False)
+
+        store = await _call(connect, _CONNECT_S + _ANSWER_S, f"no store answers at {where.address}")
+        came = await _call(
+            lambda: int(store.add(f"ncclops-preflight/{where.job_id}/came", 1)),
+            _ANSWER_S,
+            f"the store at {where.address} does not answer",
+        )
+        return cls(where, store, came - 1)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether this host gathers for all."""
+        return self.number == 0
+
+    async def say(self, topic: str, value: Facts | Outcome) -> None:
+        """Publish this host's part of ``topic``."""
+        await self._set(f"{topic}/{self.number}", value)
+
+    async def answer(self, topic: str, value: Plan | Again | Verdict) -> None:
+        """Publish what all hosts wait for."""
+        await self._set(topic, value)
+
+    async def hear(self, topic: str, kind: type[M], within_s: float) -> M:
+        """What the host that gathers publishes. Raises ``Unmet`` where it does not, in time."""
+        data = await self._wait(topic, within_s)
+        if data is None:
+            raise Unmet(
+                f"no {topic} came from the host that gathers for all, within {within_s:.0f} s:"
+                " it has ended, or its link is lost; its output says more"
+            )
+        return msgspec.json.decode(data, type=kind)
+
+    async def gather(self, topic: str, kind: type[M], count: int, within_s: float) -> dict[int, M]:
+        """What hosts 0 to ``count`` have published of ``topic``; without those that are late."""
+        deadline, found = time.monotonic() + within_s, dict[int, M]()
+        for number in range(count):
+            left_s = deadline - time.monotonic()
+            data = await self._wait(f"{topic}/{number}", max(0.0, left_s))
+            if data is not None:
+                with contextlib.suppress(msgspec.MsgspecError):  # as if it had not come
+                    found[number] = msgspec.json.decode(data, type=kind)
+        return found
+
+    async def _set(self, key: str, value: object) -> None:
+        name, data = self._prefix + key, msgspec.json.encode(value)
+
+        def write() -> None:
+            self._store.set(name, data.decode())
+            self._store.check([name])  # a write is not answered; this is, after it
+
+        await _call(write, 2 * _ANSWER_S, f"the store at {self._where.address} does not answer")
+
+    async def _wait(self, key: str, within_s: float) -> bytes | None:
+        name = self._prefix + key
+
+        def read() -> bytes | None:
+            try:
+                if within_s > 0:
+                    self._store.wait([name], timedelta(seconds=max(0.01, within_s)))
+                elif not self._store.check([name]):
+                    return None
+                return bytes(self._store.get(name))
+            except RuntimeError as error:
+                if "timeout" in str(error).lower():
+                    return None
+                raise
+
+        lost = f"the store at {self._where.address} was lost"
+        return await _call(read, within_s + _ANSWER_S, lost)
+
+
+def _serve(port: int, tcp_store: Any) -> None:
+    listener = store_server.bind(port)
+    if listener is None:
+        return  # a store serves there already; if it is none, connecting to it says so
+    with listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+        # A process of its own: it answers until the last host has read the verdict.
+        reap = store_server.start(listener, tcp_store)
+    threading.Thread(target=reap, name="ncclops-store", daemon=True).start()
+
+
+async def _reached(where: Where, deadline: float) -> str:
+    """The store's address, once it accepts a connection."""
+    says = ""
+    while True:
+        for address in await machine.lookup(where.host):
+            loop = asyncio.get_running_loop()
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+                sock.setblocking(False)
+                try:
+                    async with asyncio.timeout(_CONNECT_S):
+                        await loop.sock_connect(sock, (address, where.port))
+                except TimeoutError:
+                    says = f"{address} does not answer: packets are dropped on the way or back"
+                except OSError as error:
+                    says = f"{address}: {error.strerror or error}"
+                else:
+                    return address
+        if time.monotonic() > deadline:
+            says = says or f"this host knows no address of {where.host}"
+            raise Unmet(
+                f"this host could not reach the meeting at {where.address}: {says}."
+                " Is preflight running there, and may this host connect to that port?"
+            )
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _call(function: Callable[[], T], within_s: float, failed: str) -> T:
+    """``function()``, in a thread that nothing waits for beyond ``within_s``."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(error: BaseException | None, result: Any = None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def call() -> None:
+        try:
+            outcome = (None, function())
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            outcome = (error, None)  # type: ignore[assignment]
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=call, name="ncclops-store-call", daemon=True).start()
+    try:
+        return await asyncio.wait_for(answer, within_s)
+    except TimeoutError:
+        raise Unmet(f"{failed}: no answer within {within_s:.0f} s") from None
+    except (RuntimeError, OSError) as error:
+        first = str(error).partition("\n")[0]
+        raise Unmet(f"{failed}: {first}") from None

@@ -1,0 +1,190 @@
+"""What hosts tell each other, and what is concluded: values, each of them JSON both ways."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# How one connection failed. What the kernel said, or what was missing:
+#   timeout      nothing came back: packets are dropped
+#   refused      a reset instead of a connection: nobody listens, or a firewall rejects
+#   unreachable  no route, no answer on the link, or a router says so
+#   forbidden    this host's own firewall or routes refuse to send
+#   reset        connected, then cut before the answer
+#   silent       connected, and no answer
+#   foreign      something answered that is no host of this meeting
+#   other        another host of this meeting answered
+#   large-out    small messages pass, data towards the other host does not arrive
+#   large-in     small messages pass, data from the other host does not arrive
+#   own          this host lacked what a connection needs (descriptors, ports): no word on others
+How = Literal[
+    "timeout",
+    "refused",
+    "unreachable",
+    "forbidden",
+    "reset",
+    "silent",
+    "foreign",
+    "other",
+    "large-out",
+    "large-in",
+    "own",
+]
+# What is wrong with an edge, or with all edges of a cause.
+Symptom = Literal["dead", "ports", "large", "slow", "flaky"]
+# Which edges a cause is about. ``in`` and ``out``: connections that the host accepts, opens.
+Shape = Literal["everything", "host", "host-in", "host-out", "group", "pair", "edge", "several"]
+Severity = Literal["FAIL", "WARN", "CANNOT-TELL"]
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """One address of a host. ``family`` is 4 or 6, ``prefix`` the length of the network's part."""
+
+    interface: str
+    address: str
+    prefix: int
+    family: int
+    running: bool = True
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where NCCL would listen. ``mtu`` in bytes, 0 if unknown; ``mac`` of the interface."""
+
+    interface: str
+    address: str
+    prefix: int
+    family: int
+    mtu: int = 0
+    mac: str = ""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host says of itself.
+
+    ``uid`` is random, and what its listener answers with. ``ports`` are those it listens on, by
+    slot; slot 0 is the store's port (0: not listening), the others are spread over ``port_range``.
+    ``own_name`` is what its name stands for there. ``macs`` are those of all
+    its interfaces: any of them may answer for any of its addresses. ``conflict`` is the hardware
+    address of another machine that claims ``place``'s address. ``gloo``: a variable
+    names Gloo's interface. ``named_port``: MASTER_PORT names slot 0's port.
+    """
+
+    name: str
+    uid: str
+    rank: int | None = None
+    boot_id: str = ""
+    place: Place | None = None
+    rule: str = ""
+    addresses: tuple[Address, ...] = ()
+    ports: tuple[int, ...] = ()
+    port_range: tuple[int, int] = (0, 0)
+    own_name: tuple[str, ...] = ()
+    macs: tuple[str, ...] = ()
+    conflict: str = ""
+    gloo: bool = False
+    named_port: bool = False
+    nccl: dict[str, str] = {}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All hosts that came, in the order in which everybody counts them."""
+
+    hosts: tuple[Facts, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host saw of its edge to ``dst``. Hosts report these where something is not as it
+    should be, and no others.
+
+    ``failed`` and ``passed`` are slots, the failed ones with how. ``out_mtu`` and ``in_mtu``:
+    the largest packet, in bytes, that arrived (0: not looked at) and ``beyond_mtu`` the next size
+    that did not. ``rtt_ms`` is the smallest round trip, -1 if there was none. ``source`` is the
+    address from which it connected, ``mac`` what the link gave for ``dst``, ``other`` which
+    host answered instead, ``says`` the kernel's words.
+    """
+
+    dst: int
+    failed: dict[int, How] = {}
+    passed: tuple[int, ...] = ()
+    rtt_ms: float = -1.0
+    passed_mtu: int = 0
+    beyond_mtu: int = 0
+    source: str = ""
+    mac: str = ""
+    other: int = -1
+    says: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What host ``src`` reports of a round.
+
+    ``skipped``: not tried, for lack of time. ``rtt_ms`` is its median round trip, ``rate``
+    its connections per second. ``names`` are the hosts whose names stand for other addresses
+    here: which. ``macs_agree``: how many hosts' hardware addresses here are those that
+    they told.
+    """
+
+    src: int
+    seen: tuple[Seen, ...] = ()
+    skipped: tuple[int, ...] = ()
+    rtt_ms: float = -1.0
+    rate: float = 0.0
+    names: dict[int, tuple[str, ...]] = {}
+    macs_agree: int = 0
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True):
+    """The second round: which host tries which again."""
+
+    edges: dict[int, tuple[int, ...]] = {}
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause, and the edges that it explains.
+
+    ``kind`` names it (``docs/preflight.md`` has the list). From hosts ``a`` to hosts ``b``; for
+    ``host`` shapes ``a`` is the host. ``ports``: sentences use ``blocked`` (lowest and highest
+    port that failed) and ``open``. ``hosts`` are those that a scheduler should leave out: only
+    hosts that are convicted themselves. ``facts`` are figures and words for the sentence.
+    """
+
+    kind: str
+    severity: Severity
+    shape: Shape
+    symptom: Symptom
+    a: tuple[int, ...]
+    b: tuple[int, ...] = ()
+    edges: int = 0
+    how: str = ""
+    both_ways: bool = False
+    blocked: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
+    facts: dict[str, str] = {}
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What all hosts print. ``missing`` are hosts that did not come, by name or place."""
+
+    hosts: tuple[Facts, ...]
+    causes: tuple[Cause, ...] = ()
+    missing: tuple[str, ...] = ()
+    expected: int = 0
+    edges: int = 0
+    failed_edges: int = 0
+    unknown_edges: int = 0
+    rtt_ms: float = -1.0
+    seconds: float = 0.0
+    matrix: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong that would end a job."""
+        return any(each.severity == "FAIL" for each in self.causes)
+
+    @property
+    def excluded(self) -> list[str]:
+        """The names of the hosts to leave out: those that are convicted themselves."""
+        numbers = {each for cause in self.causes for each in cause.hosts}
+        return [self.hosts[each].name for each in sorted(numbers)]

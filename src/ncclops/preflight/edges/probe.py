@@ -1,0 +1,199 @@
+"""One connection to another host, an exchange over it, and how it failed if it did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+from ncclops.preflight.edges import wire
+from ncclops.preflight.edges.listener import sockaddr
+from ncclops.preflight.edges.model import How, Place
+
+_HOWS: dict[int, How] = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timeout",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.EHOSTDOWN: "unreachable",
+    errno.ENETDOWN: "unreachable",
+    errno.EINVAL: "forbidden",  # a route of type blackhole
+    errno.EACCES: "forbidden",  # a route of type prohibit, or a firewall
+    errno.EPERM: "forbidden",  # a firewall's DROP for what this host sends
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+    errno.EMFILE: "own",
+    errno.ENFILE: "own",
+    errno.ENOBUFS: "own",
+    errno.ENOMEM: "own",
+    errno.EADDRNOTAVAIL: "own",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long each part may take, in seconds.
+
+    ``connect``: the kernel sends a SYN again after 1 and 3 s (RFC 6298), so 2.5 s stand one
+    lost packet and 8 s stand two. ``answer``: for each small message. ``data``: for all of it, each
+    way.
+    """
+
+    connect: float = 2.5
+    answer: float = 3.0
+    data: float = 4.0
+
+
+FIRST = Patience()
+SECOND = Patience(connect=8.0, answer=8.0, data=8.0)
+# For one size of many, on a connection whose small messages pass: several times the kernel's
+# least retransmission timeout, 0.2 s.
+SIZE = Patience(connect=4.0, answer=4.0, data=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What became of one connection. ``how`` is None where all of it passed.
+
+    ``uid`` is who answered, ``rtt_ms`` the smallest round trip (-1: none), ``source`` the
+    address that we connected from, ``says`` the kernel's words.
+    """
+
+    how: How | None = None
+    uid: str = ""
+    rtt_ms: float = -1.0
+    source: str = ""
+    says: str = ""
+    data_s: float = -1.0
+
+
+@dataclass
+class _Progress:
+    """How far a probe has come: what a timeout means."""
+
+    stage: How = "timeout"
+    uid: str = ""
+    rtt_ms: float = -1.0
+    source: str = ""
+    data_s: float = -1.0
+
+
+async def probe(
+    address: str,
+    port: int,
+    *,
+    own_uid: str,
+    place: Place,
+    patience: Patience = FIRST,
+    pings: int = 0,
+    data_bytes: int = 0,
+    segment: int = 0,
+) -> Probe:
+    """Connect to ``address`` as NCCL does: from wherever the routes lead.
+
+    ``segment``: the largest payload of a packet, both ways, in bytes; 0 leaves it to the kernel.
+    Never raises for what the network does.
+    """
+    progress = _Progress()
+    try:
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    except OSError as error:
+        return Probe(how=_how(error), says=error.strerror or str(error))
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if segment:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        await _exchange(
+            sock,
+            sockaddr(address, port, place),
+            wire.request(own_uid, pings, data_bytes),
+            (pings, data_bytes),
+            patience,
+            progress,
+        )
+        how, says = None, ""
+    except TimeoutError:
+        how, says = progress.stage, ""
+    except _Foreign:
+        how, says = "foreign", ""
+    except OSError as error:
+        how, says = _how(error), os.strerror(error.errno) if error.errno else str(error)
+        # After the connection stands, that it ends is all that is known.
+        if progress.stage != "timeout" and how in ("timeout", "refused"):
+            how = "silent" if how == "timeout" else "reset"
+        if progress.stage in ("large-out", "large-in") and how != "own":
+            how = progress.stage
+    finally:
+        sock.close()
+    return Probe(
+        how=how,
+        uid=progress.uid,
+        rtt_ms=progress.rtt_ms,
+        source=progress.source,
+        says=says,
+        data_s=progress.data_s,
+    )
+
+
+class _Foreign(Exception):
+    """What answers speaks another protocol."""
+
+
+async def _exchange(
+    sock: socket.socket,
+    target: tuple[object, ...],
+    request: bytes,
+    amounts: tuple[int, int],
+    patience: Patience,
+    progress: _Progress,
+) -> None:
+    loop = asyncio.get_running_loop()
+    pings, size = amounts
+    async with asyncio.timeout(patience.connect):
+        await loop.sock_connect(sock, target)
+    with contextlib.suppress(OSError):
+        progress.source = str(sock.getsockname()[0]).partition("%")[0]
+    progress.stage = "silent"
+    async with asyncio.timeout(patience.answer):
+        await loop.sock_sendall(sock, request)
+        uid = wire.read_reply(await _receive(sock, wire.REPLY_BYTES))
+        if uid is None:
+            raise _Foreign
+        progress.uid = uid
+    async with asyncio.timeout(patience.answer):
+        for _ in range(pings):
+            began = time.perf_counter()
+            await loop.sock_sendall(sock, wire.PING)
+            await _receive(sock, 1)
+            took_ms = 1000 * (time.perf_counter() - began)
+            progress.rtt_ms = took_ms if progress.rtt_ms < 0 else min(progress.rtt_ms, took_ms)
+    if not size:
+        return
+    progress.stage, began = "large-out", time.perf_counter()
+    async with asyncio.timeout(patience.data):
+        await loop.sock_sendall(sock, bytes(size))
+        await _receive(sock, 1)
+    progress.stage = "large-in"
+    async with asyncio.timeout(patience.data):
+        await _receive(sock, size)
+    progress.data_s = time.perf_counter() - began
+
+
+async def _receive(sock: socket.socket, size: int) -> bytes:
+    loop, parts, left = asyncio.get_running_loop(), list[bytes](), size
+    while left:
+        part = await loop.sock_recv(sock, min(left, 1 << 16))
+        if not part:
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _how(error: OSError) -> How:
+    return _HOWS.get(error.errno or 0, "unreachable")

@@ -1,0 +1,274 @@
+"""All edges of this host: the first round to every host, and the second to those that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ncclops.preflight.edges import machine, schedule, wire
+from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
+from ncclops.preflight.edges.probe import FIRST, SECOND, SIZE, Patience, Probe, probe
+
+# Hosts that one host is connected to at a time, and connections in all.
+_HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
+# In the second round there are few edges, and most of them wait.
+_AGAIN_AT_ONCE = 24
+_PINGS, _PINGS_AGAIN = 4, 12
+# If the first port fails and so many more: the others of that host are not tried in this round.
+_DEAD_AFTER = 3
+# The second round tries one port in so many, and the others where one of these passes.
+_SPREAD = 5
+# Round trips above this are reported, for the comparison with those of the others: more than any
+# network within a building has (docs/preflight.md).
+NOTABLE_RTT_MS = 5.0
+# Sizes of packets that links are set to, in bytes: IPv6's least, tunnels of several kinds, cloud
+# networks, Ethernet, IP over InfiniBand, jumbo frames.
+SIZES = (576, 1280, 1350, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4092, 8500, 8900, 9000)
+_TIMES = 2  # a size is tried, before it is said not to pass
+_HEADERS = {4: 40, 6: 60}  # of IP and TCP, in bytes
+
+
+@dataclass
+class _Edge:
+    """What this host has seen of one edge so far."""
+
+    dst: int
+    failed: dict[int, How] = field(default_factory=dict)
+    passed: list[int] = field(default_factory=list)
+    rtt_ms: float = -1.0
+    source: str = ""
+    other: int = -1
+    says: str = ""
+    passed_mtu: int = 0
+    beyond_mtu: int = 0
+
+    def seen(self, mac: str) -> Seen:
+        return Seen(
+            dst=self.dst,
+            failed=self.failed,
+            passed=tuple(self.passed),
+            rtt_ms=round(self.rtt_ms, 3),
+            source=self.source,
+            mac=mac,
+            other=self.other,
+            says=self.says,
+            passed_mtu=self.passed_mtu,
+            beyond_mtu=self.beyond_mtu,
+        )
+
+
+class Rounds:
+    """The edges that host number ``me`` of ``plan`` opens."""
+
+    def __init__(self, plan: Plan, me: int) -> None:
+        self._hosts = plan.hosts
+        self._me = me
+        self._numbers = {each.uid: number for number, each in enumerate(plan.hosts)}
+        self._lost_data: set[int] = set()  # the hosts with which that happened in the first round
+        self._connections = asyncio.Semaphore(_CONNECTIONS_AT_ONCE)
+
+    async def first(self, within_s: float) -> Outcome:
+        """Every other host; those that are not reached in time are skipped and said to be."""
+        edges = {dst: _Edge(dst) for dst in schedule.peers(len(self._hosts), self._me)}
+        usable = [each for each in edges.values() if self._can_be_tried(each.dst)]
+        began, before = time.perf_counter(), machine.own_place(self._own)
+        done = await self._all(usable, self._first_edge, _HOSTS_AT_ONCE, within_s) if before else ()
+        tried = sum(len(each.failed) + len(each.passed) for each in edges.values())
+        took_s = time.perf_counter() - began
+        rtts = [each.rtt_ms for each in edges.values() if each.rtt_ms >= 0]
+        macs = machine.neighbours()
+        self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
+        return Outcome(
+            src=self._me,
+            seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
+            skipped=tuple(dst for dst in edges if dst not in done),
+            rtt_ms=round(statistics.median(rtts), 3) if rtts else -1.0,
+            rate=round(tried / took_s, 1) if took_s > 0 else 0.0,
+            macs_agree=self._macs_agree(macs),
+        )
+
+    async def second(self, dsts: Iterable[int], within_s: float) -> Outcome:
+        """``dsts`` again: every port, more patiently, and which sizes pass. All are reported."""
+        edges = {dst: _Edge(dst) for dst in dsts if self._can_be_tried(dst)}
+        done = await self._all(list(edges.values()), self._second_edge, _AGAIN_AT_ONCE, within_s)
+        done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
+        macs = machine.neighbours()
+        return Outcome(
+            src=self._me,
+            seen=tuple(self._report(edges[dst], macs) for dst in done),
+            skipped=tuple(dst for dst in edges if dst not in done),
+        )
+
+    # --- edges ----------------------------------------------------------------------------------
+
+    async def _first_edge(self, edge: _Edge) -> None:
+        other = self._hosts[edge.dst]
+        wanted = schedule.slots(len(self._hosts), self._me, edge.dst, len(other.ports) - 1)
+        wanted = [slot for slot in wanted if other.ports[slot]]
+        if not wanted:
+            return
+        slot, *waiting = wanted
+        self._note(edge, slot, await self._probe(edge.dst, slot, FIRST, _PINGS, whole=True))
+        if edge.failed and slot not in edge.passed and not _lost_data(edge):
+            await self._ports(edge, waiting[:_DEAD_AFTER], FIRST)
+            waiting = waiting[_DEAD_AFTER:]
+            if not edge.passed:
+                return
+            await self._whole(edge, FIRST, _PINGS)
+        await self._ports(edge, waiting, FIRST)
+
+    async def _second_edge(self, edge: _Edge) -> None:
+        ports = self._hosts[edge.dst].ports
+        every = [slot for slot, port in enumerate(ports) if port]
+        # Spread over the range: what a firewall leaves open is among the first, if it is much.
+        first = every[::_SPREAD]
+        rest = [slot for slot in every if slot not in first]
+        await self._ports(edge, first, SECOND)
+        if not edge.passed:
+            return
+        slot = await self._whole(edge, SECOND, _PINGS_AGAIN)
+        if _lost_data(edge) or edge.dst in self._lost_data:
+            await self._sizes(edge, slot)
+        await self._ports(edge, rest, FIRST)
+
+    async def _whole(self, edge: _Edge, patience: Patience, pings: int) -> int:
+        """Data of every size over a port that passes, which is returned."""
+        slot = min(edge.passed, key=lambda each: (each == 0, each))
+        self._note(edge, slot, await self._probe(edge.dst, slot, patience, pings, whole=True))
+        return slot
+
+    async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
+        async def one(slot: int) -> None:
+            async with self._connections:
+                self._note(edge, slot, await self._probe(edge.dst, slot, patience))
+
+        async with asyncio.TaskGroup() as group:
+            for slot in slots:
+                group.create_task(one(slot))
+
+    async def _sizes(self, edge: _Edge, slot: int) -> None:
+        """The largest packet that passes both ways, and the next size, which does not."""
+        other, own = self._hosts[edge.dst].place, self._own.place
+        if other is None or own is None:
+            return
+        largest = min(own.mtu or SIZES[-1], other.mtu or SIZES[-1])
+        for size in sorted({*(each for each in SIZES if each < largest), largest}):
+            segment = size - _HEADERS[other.family]
+            for _ in range(_TIMES):
+                found = await self._probe(edge.dst, slot, SIZE, whole=True, segment=segment)
+                if found.how is None:
+                    edge.passed_mtu = size
+                    break
+            else:
+                edge.beyond_mtu = size
+                if found.how is not None and found.how.startswith("large"):
+                    # Even if the kernel got all of it through, later and in smaller packets.
+                    self._note(edge, slot, found)
+                return
+
+    async def _probe(
+        self,
+        dst: int,
+        slot: int,
+        patience: Patience,
+        pings: int = 0,
+        *,
+        whole: bool = False,
+        segment: int = 0,
+    ) -> Probe:
+        other, own = self._hosts[dst], self._own
+        assert other.place is not None  # see _can_be_tried
+        assert own.place is not None
+        return await probe(
+            other.place.address,
+            other.ports[slot],
+            own_uid=own.uid,
+            place=own.place,
+            patience=patience,
+            pings=pings,
+            data_bytes=wire.DATA_BYTES if whole else 0,
+            segment=segment,
+        )
+
+    def _note(self, edge: _Edge, slot: int, found: Probe) -> None:
+        how = found.how
+        who = self._numbers.get(found.uid)
+        if found.uid and who != edge.dst:
+            how = "foreign" if who is None else "other"
+            edge.other = -1 if who is None else who
+        if how is None:
+            edge.passed.append(slot) if slot not in edge.passed else None
+            edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
+            return
+        if how == "own":
+            return  # this host's lack says nothing of the edge
+        if slot in edge.passed:
+            edge.passed.remove(slot)
+        edge.failed[slot] = how
+        edge.source = edge.source or found.source or machine.source_towards(self._address(edge.dst))
+        edge.says = edge.says or found.says
+        if how in ("large-out", "large-in"):
+            edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
+
+    # --- what is around them --------------------------------------------------------------------
+
+    @property
+    def _own(self) -> Facts:
+        return self._hosts[self._me]
+
+    def _address(self, dst: int) -> str:
+        place = self._hosts[dst].place
+        return place.address if place else ""
+
+    def _can_be_tried(self, dst: int) -> bool:
+        """Not where the address leads back here: what is wrong with it is known without a probe."""
+        address = self._address(dst)
+        own = {each.address for each in self._own.addresses}
+        return bool(address and self._hosts[dst].ports) and not (
+            machine.leads_here(address) or address in own
+        )
+
+    async def _all(
+        self, edges: list[_Edge], tried: object, at_once: int, within_s: float
+    ) -> list[int]:
+        """Try each of ``edges``, so many at once; the hosts whose edges were looked at wholly."""
+        waiting, done = iter(edges), list[int]()
+
+        async def walk() -> None:
+            for edge in waiting:
+                await tried(edge)  # type: ignore[operator]
+                done.append(edge.dst)
+
+        walks = [asyncio.ensure_future(walk()) for _ in range(min(at_once, len(edges)))]
+        if walks:
+            _, late = await asyncio.wait(walks, timeout=within_s)
+            for each in late:
+                each.cancel()
+            results = await asyncio.gather(*walks, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+        return done
+
+    def _report(self, edge: _Edge, macs: Mapping[str, str]) -> Seen:
+        return edge.seen(macs.get(self._address(edge.dst), "") if edge.failed else "")
+
+    def _macs_agree(self, macs: Mapping[str, str]) -> int:
+        others = [each for each in self._hosts if each is not self._own]
+        places = [(each.place.address, each.macs) for each in others if each.place]
+        return sum(macs.get(address) in known for address, known in places)
+
+
+def _tried(edge: _Edge) -> bool:
+    return bool(edge.failed or edge.passed)
+
+
+def _lost_data(edge: _Edge) -> bool:
+    return any(how in ("large-out", "large-in") for how in edge.failed.values())
+
+
+def _notable(edge: _Edge) -> bool:
+    return bool(edge.failed) or edge.rtt_ms > NOTABLE_RTT_MS

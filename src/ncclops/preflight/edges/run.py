@@ -1,0 +1,231 @@
+"""From the first listener to the verdict: all edges of this host, with the others, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ncclops.preflight.edges import machine, schedule
+from ncclops.preflight.edges.judge import judge
+from ncclops.preflight.edges.listener import Listener
+from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
+from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
+from ncclops.preflight.edges.rounds import Rounds
+
+# Names of so many hosts are looked up by each, and beyond that those of the next few.
+_NAMES_UP_TO, _NAMES_OF = 64, 8
+_LOOKUPS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long each part may take, in seconds; together they bound the whole.
+
+    ``join``: until all hosts are there. ``first``, ``second``: of the rounds; what is not done by
+    then is said to be unknown. ``slack``: for the slowest host's answer and the judging.
+    """
+
+    join: float = 60.0
+    first: float = 18.0
+    second: float = 18.0
+    slack: float = 6.0
+
+    @property
+    def all(self) -> float:
+        """The most that ``run`` takes."""
+        return self.join + self.first + self.second + 6 * self.slack
+
+
+def run(
+    where: Where,
+    *,
+    environ: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+    name: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Meet the other hosts at ``where``, try all edges, and return the verdict that all get.
+
+    ``environ`` is what NCCL will be given; ``name`` this host's for the others. ``note`` is told
+    how far it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
+    """
+    limits = limits or Limits()
+    given = os.environ if environ is None else environ
+    return asyncio.run(_within(_Part(where, given, limits, name, note).verdict(), limits.all))
+
+
+async def _within(verdict: object, limit_s: float) -> Verdict:
+    try:
+        return await asyncio.wait_for(verdict, limit_s)  # type: ignore[arg-type]
+    except TimeoutError:
+        raise Unmet(f"preflight of the edges did not end within {limit_s:.0f} s") from None
+
+
+class _Part:
+    """This host's part in one preflight."""
+
+    def __init__(
+        self,
+        where: Where,
+        environ: Mapping[str, str],
+        limits: Limits,
+        name: str | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self._where, self._environ, self._limits = where, environ, limits
+        self._name, self._note = name, note
+        self._began = time.monotonic()
+
+    async def verdict(self) -> Verdict:
+        facts = await machine.read_facts(self._environ, rank=self._where.rank, name=self._name)
+        listener = Listener(facts.uid)
+        place = machine.own_place(facts)
+        if place is not None:
+            port = machine.store_port(self._environ)
+            try:
+                await listener.start(place, facts.port_range, schedule.PORTS, port)
+            except OSError as error:
+                rule = f"{facts.rule}; {place.address}: {error.strerror or error}"
+                facts = msgspec.structs.replace(facts, rule=rule)
+        facts = msgspec.structs.replace(facts, ports=listener.ports)
+        try:
+            return await self._with_others(facts)
+        except Unmet as error:
+            if facts.conflict and facts.place:
+                raise Unmet(
+                    f"{error} Another machine, {facts.conflict}, has this host's address"
+                    f" {facts.place.address}"
+                ) from None
+            raise
+        finally:
+            await listener.close()
+
+    async def _with_others(self, facts: Facts) -> Verdict:
+        limits = self._limits
+        deadline = time.monotonic() + limits.join
+        meeting = await Meeting.join(self._where, limits.join)
+        await meeting.say("facts", facts)
+        self._note(f"met at {self._where.address}; waiting for {self._where.count} hosts")
+        left = max(1.0, deadline - time.monotonic())
+        if meeting.gathers:
+            came = await meeting.gather("facts", Facts, self._where.count, left)
+            plan = Plan(hosts=_ordered(came.values()))
+            await meeting.answer("plan", plan)
+        else:
+            plan = await meeting.hear("plan", Plan, left + limits.join + limits.slack)
+        me = next((n for n, each in enumerate(plan.hosts) if each.uid == facts.uid), None)
+        if me is None:
+            raise Unmet("this host came too late: the others had begun without it")
+        return await self._rounds(meeting, plan, me)
+
+    async def _rounds(self, meeting: Meeting, plan: Plan, me: int) -> Verdict:
+        limits, count = self._limits, self._where.count
+        rounds = Rounds(plan, me)
+        self._note(f"{len(plan.hosts)} hosts; each connects to each")
+        began = time.monotonic()
+        outcome, names = await asyncio.gather(
+            rounds.first(limits.first), _names(plan, me, limits.first)
+        )
+        await meeting.say("first", msgspec.structs.replace(outcome, names=names))
+        patience = limits.first + limits.slack
+        first: dict[int, Outcome] = {}
+        if meeting.gathers:
+            left = max(1.0, began + patience - time.monotonic())
+            first = _by_host(await meeting.gather("first", Outcome, count, left))
+            again = Again(edges=schedule.again(len(plan.hosts), first))
+            await meeting.answer("again", again)
+        else:
+            again = await meeting.hear("again", Again, patience + limits.slack)
+        began, edges = time.monotonic(), again.edges.get(me, ())
+        if edges:
+            self._note(f"edges tried once more: {len(edges)}")
+        await meeting.say("second", await rounds.second(edges, limits.second))
+        patience = limits.second + limits.slack
+        if not meeting.gathers:
+            return await meeting.hear("verdict", Verdict, patience + limits.slack)
+        second: dict[int, Outcome] = {}
+        if again.edges:
+            left = max(1.0, began + patience - time.monotonic())
+            second = _by_host(await meeting.gather("second", Outcome, count, left))
+        verdict = judge(
+            plan.hosts,
+            first,
+            second,
+            missing=_missing(self._where, plan.hosts),
+            expected=count,
+            least=self._where.least,
+            seconds=time.monotonic() - self._began,
+        )
+        await meeting.answer("verdict", verdict)
+        return verdict
+
+
+def _ordered(hosts: object) -> tuple[Facts, ...]:
+    """By their ranks; by name where not all have one."""
+    listed: list[Facts] = list(hosts)  # type: ignore[call-overload]
+    if all(each.rank is not None for each in listed):
+        return tuple(sorted(listed, key=lambda each: (each.rank or 0, each.uid)))
+    return tuple(sorted(listed, key=lambda each: (_natural(each.name), each.uid)))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """So that n9 comes before n10."""
+    words, digits = list[tuple[int, str]](), ""
+    for letter in name + "\0":
+        if letter.isdecimal():
+            digits += letter
+            continue
+        if digits:
+            words.append((int(digits), ""))
+            digits = ""
+        words.append((-1, letter))
+    return words
+
+
+def _by_host(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    """Outcomes come by who arrived when; here by the number of the host."""
+    return {each.src: each for each in outcomes.values()}
+
+
+def _missing(where: Where, hosts: tuple[Facts, ...]) -> tuple[str, ...]:
+    """Who did not come, by name or by rank, as far as that is known."""
+    if len(hosts) >= where.count:
+        return ()
+    names = {each.name.partition(".")[0] for each in hosts}
+    if where.expected:
+        return tuple(each for each in where.expected if each.partition(".")[0] not in names)
+    ranks = {each.rank for each in hosts}
+    if None in ranks:
+        return ()
+    return tuple(f"rank {rank}" for rank in range(where.count) if rank not in ranks)
+
+
+async def _names(plan: Plan, me: int, within_s: float) -> dict[int, tuple[str, ...]]:
+    """The hosts whose names stand here for addresses that are none of theirs."""
+    n = len(plan.hosts)
+    asked = schedule.peers(n, me) if n <= _NAMES_UP_TO else schedule.peers(n, me)[:_NAMES_OF]
+    limit, wrong = asyncio.Semaphore(_LOOKUPS_AT_ONCE), dict[int, tuple[str, ...]]()
+
+    async def look_up(dst: int) -> None:
+        host = plan.hosts[dst]
+        async with limit:
+            found = await machine.lookup(host.name)
+        if found and not {*found} & {each.address for each in host.addresses}:
+            wrong[dst] = found
+
+    try:
+        async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+            for dst in asked:
+                if plan.hosts[dst].name != plan.hosts[me].name:
+                    group.create_task(look_up(dst))
+    except TimeoutError:
+        pass  # a name server that does not answer: nothing is known of the rest
+    return dict(wrong)
+
+
+__all__ = ["Limits", "Unmet", "Where", "run"]

@@ -1,0 +1,42 @@
+"""One host of a test: takes part in a preflight of the edges and writes the verdict.
+
+``python -m tests.preflight.edge_host OUTPUT STORE COUNT [RANK [JOIN_S]]``
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ncclops.preflight.edges.run import Limits, Unmet, Where, run
+from ncclops.preflight.edges.sentences import summary, tell
+
+
+def main(output: str, store: str, count: str, rank: str = "", join_s: str = "40") -> None:
+    """Take part; OUTPUT holds the verdict, if there was one."""
+    host, _, port = store.rpartition(":")
+    where = Where(
+        host=host.strip("[]"),
+        port=int(port),
+        count=int(count),
+        least=int(count),
+        rank=int(rank) if rank else None,
+    )
+    try:
+        verdict = run(
+            where, limits=Limits(join=float(join_s)), note=lambda text: print(text, flush=True)
+        )
+    except Unmet as error:
+        sys.exit(str(error))
+    print(summary(verdict), *verdict.matrix, sep="\n")
+    for told in tell(verdict):
+        print(told)
+    partial = Path(f"{output}.part")
+    partial.write_bytes(msgspec.json.encode(verdict))
+    partial.rename(output)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,164 @@
+"""Hosts in network namespaces, with faults between them: the cause is named, and no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ncclops.preflight.edges.model import Cause, Verdict
+from ncclops.preflight.edges.sentences import tell
+from tests.cluster.hosts import Background, Hosts, hosts, why_not
+from tests.conftest import LIMIT_S, REPOSITORY
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+    pytest.mark.slow,
+]
+
+
+class Cluster:
+    """``count`` hosts, and the preflight that they take part in."""
+
+    def __init__(self, made: Hosts, directory: Path, count: int) -> None:
+        self.hosts, self.directory, self.count = made, directory, count
+        self.environs: dict[int, dict[str, str]] = {}
+        self.join_s = 60
+
+    def preflight(self, *, store: str = "", absent: tuple[int, ...] = ()) -> Verdict:
+        """What host 0 says; all hosts that take part are to say the same."""
+        store = store or f"{self.hosts.address('h0')}:29400"
+        took_part = [each for each in range(self.count) if each not in absent]
+        started = [self._start(each, store) for each in took_part]
+        for process in started:
+            process.wait(2 * LIMIT_S)
+        for number in range(self.count):
+            print(self.hosts.output(f"h{number}") if number in took_part else "")
+        verdicts = {
+            number: (self.directory / f"{number}.json").read_bytes()
+            for number in took_part
+            if (self.directory / f"{number}.json").exists()
+        }
+        assert len(set(verdicts.values())) == 1
+        verdict = msgspec.json.decode(next(iter(verdicts.values())), type=Verdict)
+        assert all(told.what and told.remedy for told in tell(verdict))
+        return verdict
+
+    def _start(self, number: int, store: str) -> Background:
+        command = [sys.executable, "-m", "tests.preflight.edge_host"]
+        return self.hosts.run(
+            f"h{number}",
+            *command,
+            self.directory / f"{number}.json",
+            *(store, str(self.count), str(number), str(self.join_s)),
+            env={"PYTHONPATH": str(REPOSITORY), **self.environs.get(number, {})},
+        )
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+    with_hosts = []
+
+    def made(count: int) -> Cluster:
+        context = hosts(count, tmp_path)
+        with_hosts.append(context)
+        return Cluster(context.__enter__(), tmp_path, count)
+
+    yield made
+    for context in with_hosts:
+        context.__exit__(None, None, None)
+
+
+def failures(verdict: Verdict) -> dict[str, Cause]:
+    """The causes that convict, by kind; each kind once."""
+    found = [each for each in verdict.causes if each.severity == "FAIL"]
+    assert len({each.kind for each in found}) == len(found)
+    return {each.kind: each for each in found}
+
+
+def test_healthy_hosts_without_ipv4(make: Callable[[int], Cluster]) -> None:
+    """NCCL takes IPv6 where there is nothing else, and so does the meeting."""
+    cluster = make(4)
+    for number in range(4):
+        cluster.hosts.ip(f"h{number}", "addr", "flush", "dev", "eth0")
+        address = f"fd00:93::{number + 1}/64"
+        cluster.hosts.ip(f"h{number}", "addr", "add", address, "dev", "eth0", "nodad")
+    verdict = cluster.preflight(store="[fd00:93::1]:29400")
+    assert not failures(verdict)
+    assert not verdict.failed_edges
+    assert not verdict.unknown_edges
+    assert {host.place.address for host in verdict.hosts if host.place} == {
+        f"fd00:93::{number + 1}" for number in range(4)
+    }
+
+
+def test_three_faults_at_once(make: Callable[[int], Cluster]) -> None:
+    """A direction that is dropped, a blocked range of ports, and small packets only."""
+    cluster = make(6)
+    made = cluster.hosts
+    made.drop("h1", "from", f"dst {made.address('h2')}", "opening")
+    made.drop("h3", "to", "dport 40000 50000", "opening")
+    made.ip("hub", "link", "set", "to-h4", "mtu", "1400")
+    found = failures(cluster.preflight())
+    assert found.keys() == {"unreachable", "ports", "mtu"}
+    edge = found["unreachable"]
+    assert (edge.shape, edge.a, edge.b, edge.how) == ("edge", (1,), (2,), "timeout")
+    ports = found["ports"]
+    assert (ports.shape, ports.a) == ("host-in", (3,))
+    assert all(40000 <= port <= 50000 for port in ports.blocked)
+    assert not any(40000 <= port <= 50000 for port in ports.open)
+    mtu = found["mtu"]
+    assert (mtu.shape, mtu.a, mtu.facts["passes"]) == ("host-in", (4,), "1400")
+
+
+def test_another_interface_comes_first(make: Callable[[int], Cluster]) -> None:
+    """And one host is 200 ms away, and one host's own name is that of the loopback."""
+    cluster = make(5)
+    made = cluster.hosts
+    made.ip("h1", "link", "set", "eth0", "down")
+    made.ip("h1", "link", "set", "eth0", "name", "zzz0")
+    made.ip("h1", "link", "set", "zzz0", "up")
+    made.ip("h1", "addr", "flush", "dev", "zzz0")
+    # Its number is higher, but its name begins as NCCL prefers.
+    made.ip("h1", "link", "add", "ibmgmt", "type", "veth", "peer", "name", "peer0")
+    made.ip("h1", "addr", "add", "172.31.9.1/24", "dev", "ibmgmt")
+    made.ip("h1", "link", "set", "ibmgmt", "up")
+    made.ip("h1", "link", "set", "peer0", "up")
+    made.ip("h1", "addr", "add", f"{made.address('h1')}/24", "dev", "zzz0")
+    cluster.environs[2] = {"GLOO_SOCKET_IFNAME": ""}
+    made.names("h2", "127.0.0.1 localhost\n127.0.1.1 h2\n")
+    made.delay("h4", 0.2)
+    verdict = cluster.preflight()
+    found = failures(verdict)
+    assert found.keys() == {"wrong-interface"}
+    assert found["wrong-interface"].hosts == (1,)
+    assert found["wrong-interface"].facts["better"] == "zzz0"
+    remarks = {each.kind: each for each in verdict.causes if each.severity == "WARN"}
+    assert remarks["loopback-name"].a == (2,)
+    assert remarks["slow"].shape in ("host", "host-in", "host-out")
+    assert remarks["slow"].a == (4,)
+    assert float(remarks["slow"].facts["ms"]) >= 200
+
+
+def test_who_does_not_take_part_is_named(make: Callable[[int], Cluster]) -> None:
+    """One does not come, one falls silent, one has the address of another: nobody waits long."""
+    cluster = make(6)
+    cluster.join_s = 20
+    made = cluster.hosts
+    made.ip("h3", "addr", "flush", "dev", "eth0")
+    made.ip("h3", "addr", "add", f"{made.address('h2')}/24", "dev", "eth0")
+    store = f"{made.address('h0')}:29400"
+    mute = [sys.executable, "-m", "tests.preflight.mute_host", store, "6", "4"]
+    made.run("h4", *mute, env={"PYTHONPATH": str(REPOSITORY)})
+    verdict = cluster.preflight(absent=(4, 5))
+    kinds = {each.kind for each in verdict.causes if each.severity == "FAIL"}
+    assert kinds == {"missing", "silent", "duplicate-address"}
+    assert "rank 5" in verdict.missing
+    (silent,) = (each for each in verdict.causes if each.kind == "silent")
+    assert [verdict.hosts[each].rank for each in silent.hosts] == [4]
+    shared = [each for each in verdict.causes if each.kind == "duplicate-address"]
+    assert {each.facts["address"] for each in shared} == {made.address("h2")}
