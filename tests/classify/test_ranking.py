@@ -490,7 +490,7 @@ def test_live_streams_are_one_job() -> None:
 def test_silence_is_unknown_and_start_up_is_only_half_healthy() -> None:
     assert classify_bytes(b"", LOADED).verdict.exit_code == 12
     started = classify_bytes(b"n1:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n", LOADED)
-    assert (started.verdict.class_, started.verdict.confidence) == ("no-failure-seen", 0.4)
+    assert (started.verdict.class_, started.verdict.confidence) == ("no-failure-seen", 0.6)
     ran = classify_bytes("\n".join(steps(0)).encode(), LOADED)
     assert (ran.verdict.class_, ran.verdict.confidence) == ("no-failure-seen", 0.9)
 
@@ -562,7 +562,8 @@ def test_harmless_warnings_alone_are_benign_and_each_is_explained() -> None:
     assert (report.verdict.exit_code, report.verdict.shows_failure) == (0, False)
     assert [(line.line, line.role) for line in report.evidence] == [(1, "benign")]
     (note,) = report.notes
-    assert note.endswith(f":1 is harmless: {LOADED.by_id['benign-dlvsym'].summary}")
+    known = LOADED.by_id["benign-dlvsym"]
+    assert note.endswith(f":1 is harmless: {known.summary} ({known.condition})")
 
 
 def test_of_a_job_that_ran_no_log_says_that_it_is_healthy() -> None:

@@ -19,7 +19,15 @@ _STEP = re.compile(
 )
 _LOSS = re.compile(rb"oss'?\W{1,4}\d")
 _LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
-_BAR = re.compile(rb"%\|[^\n\r]{0,120}?\d+/\d+ \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)")
+_BAR = re.compile(
+    rb"%\|[^\n\r]{0,120}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
+)
+# A row of nccl-tests: bytes, elements, type, operation, root, time and bandwidths.
+_TEST_ROW = re.compile(
+    rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +\w+ +-?\d+ +\d+\.?\d* +\d+\.\d+"
+)
+# What vLLM and SGLang print as long as they answer.
+_SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
@@ -27,15 +35,18 @@ _OTHER_BAR = re.compile(
 )
 _END = re.compile(
     rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)"
-    rb"|# Avg bus bandwidth|Collective test concluded"
+    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b|(?<=\.\.\. )ok\s*$"
 )
 _INIT = re.compile(
     rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
-    rb"|Warmup completed|Application startup complete"
+    rb"|Warmup completed|Application startup complete|fired up and ready to roll"
+    rb"|Uvicorn running on|RUNNING +OK"
+    rb"|torch\.compile takes \d|Graph capturing finished|init engine [^\n]{0,60}took"
 )
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
 _INIT_BEGUN = re.compile(
     rb"NCCL INFO |NCCL version \d|coll channels|is connected to \d+ peer ranks"
+    rb"|Completed store-based barrier|All distributed processes registered"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")
@@ -50,24 +61,39 @@ class Marks:
 
     steps: tuple[int, ...]
     init: int
-    ended: bool
+    ended: int
     begun: bool
 
 
-NO_MARKS = Marks((), -1, False, False)
+NO_MARKS = Marks((), -1, -1, False)
 
 
-def read_marks(block: bytes, last_hit: int) -> Marks:
-    """The signs in ``block`` that the job runs; ``last_hit``: where its last literal is, or -1."""
+def read_marks(block: bytes, last_hit: int, bars: dict[int, int]) -> Marks:
+    """The signs in ``block`` that the job runs; ``last_hit``: where its last literal is, or -1.
+
+    ``bars`` holds how far each progress bar has come, by its total, and is brought up to date.
+    """
     steps: list[int] = []
-    init, ended, begun = -1, False, False
+    drawn: dict[int, tuple[int, int]] = {}
+    init, ended, begun = -1, -1, False
     for start, stop in _regions(len(block), last_hit):
         steps.extend(_steps(block, start, stop))
+        drawn.update(_bars(block, start, stop))
         init = max(init, *(found.start() for found in _INIT.finditer(block, start, stop)), -1)
-        ended = ended or _END.search(block, start, stop) is not None
+        ended = max(ended, *(found.start() for found in _END.finditer(block, start, stop)), -1)
         begun = begun or _INIT_BEGUN.search(block, start, stop) is not None
+    steps += (offset for offset, (at, total) in sorted(drawn.items()) if _moved(bars, at, total))
     shown = (offset for offset in sorted(steps) if not _is_quoted(block, offset))
     return Marks(_one_a_line(block, shown), init, ended, begun)
+
+
+def _moved(bars: dict[int, int], at: int, total: int) -> bool:
+    """Whether a bar was drawn further than before: a process that ends draws its bar once more."""
+    before = bars.get(total, 0)
+    # One that is far behind is a new bar, of the next epoch.
+    if at > before or at < before / 2:
+        bars[total] = at
+    return at > before
 
 
 def _is_quoted(block: bytes, offset: int) -> bool:
@@ -91,10 +117,17 @@ def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
     for found in _LOSS.finditer(block, start, stop):
         if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
             yield found.start()
+    for rows in (_TEST_ROW, _SERVED):
+        for found in rows.finditer(block, start, stop):
+            yield found.start()
+
+
+def _bars(block: bytes, start: int, stop: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(offset, (position, total)) of each drawing of a bar of training."""
     for found in _BAR.finditer(block, start, stop):
         line_start = max(block.rfind(b"\n", 0, found.start()), block.rfind(b"\r", 0, found.start()))
         if not _OTHER_BAR.search(block, line_start + 1, found.start()):
-            yield found.start()
+            yield found.start(), (int(found[1]), int(found[2]))
 
 
 def _regions(size: int, last_hit: int) -> list[tuple[int, int]]:

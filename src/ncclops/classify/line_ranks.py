@@ -7,6 +7,7 @@ rank another line shows; the file belongs to a rank.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 # torch >= 2.2 writes [rank3]:, and ours is the same; c10d adds [Rank 3] and [PG ... Rank 3].
@@ -25,6 +26,8 @@ _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d{1,9}):(?:\d+ )?\d* ?\[-?\d+\]"
 _NCCL_RANK = re.compile(r"\bcomm 0x[0-9a-f]+ rank (?P<rank>\d{1,9}) n[Rr]anks (?P<size>\d{1,9})")
 _SUMMARY_RANK = re.compile(r"^\W*rank\s*:\s*(?P<rank>\d{1,9}) \(local_rank: \d+\)")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d+)/")
+# A log a node of so many nodes, named for ranks, is rarer than a log a rank.
+_MANY_FILES = 8
 _FILE_RANK = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 
 
@@ -68,6 +71,33 @@ def rank_of_path(path: PurePath) -> int | None:
         return int(parent)
     found = _FILE_RANK.search(path.name) or _FILE_RANK.fullmatch(parent)
     return int(found[1]) if found else None
+
+
+def files_are_ranks(
+    files: Sequence[tuple[str, int | None]], lines: Iterable[tuple[int, int | None]]
+) -> bool:
+    """Whether the rank that a file is named for is the one of the job, and not a local or a node's.
+
+    ``files`` are (path, rank by its name), ``lines`` (index of the file, rank that a line names as
+    its writer). Then a line that names another rank was copied there, and the file is right.
+    """
+    named = {number: rank for number, (_, rank) in enumerate(files) if rank is not None}
+    places = [(PurePath(files[number][0]).name, rank) for number, rank in named.items()]
+    if len(named) < 2 or len(set(places)) < len(places):
+        return False
+    agree: set[int] = set()
+    contradict: set[int] = set()
+    ranks = set(named.values())
+    for number, rank in lines:
+        if rank is None or number not in named:
+            continue
+        if rank == named[number]:
+            agree.add(number)
+        elif rank not in ranks:
+            contradict.add(number)
+    if len(contradict - agree) > len(agree):
+        return False
+    return bool(agree) or (not contradict and len(named) >= _MANY_FILES)
 
 
 def attempt_of_path(path: str) -> int:

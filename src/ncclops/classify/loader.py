@@ -38,9 +38,9 @@ _REQUIRED = ("id", "class", "role", "literals", "summary", "examples", "near_mis
 _REQUIRED_OF_FAILURES = ("retry", "remedy")
 _TEXTS = (
     "id", "class", "role", "pattern", "unless", "certainty", "phase", "cleared_by", "retry",
-    "retry_after_progress", "summary",
+    "retry_after_progress", "summary", "condition",
 )  # fmt: skip
-_KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang"})
+_KNOWN = frozenset({*_LISTS, *_TEXTS, "tier", "teardown", "exits", "hang", "compares"})
 ANY_FAILURE = "nonzero"
 # A shorter literal brings half of any log to the pattern stage.
 _SHORTEST_LITERAL = 4
@@ -196,6 +196,8 @@ def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> S
         near_misses=lists["near_misses"],
         exits=frozenset(map(str, entry.get("exits", ()))),
         hang=entry.get("hang", False),
+        condition=entry.get("condition", ""),
+        compares=entry.get("compares", False),
     )
 
 
@@ -235,8 +237,9 @@ def _problems_of_values(entry: dict[str, Any]) -> Iterator[str]:
         entry.get("teardown", False), bool
     ):
         yield "tier must be a whole number and teardown true or false"
-    if not isinstance(entry.get("hang", False), bool):
-        yield "hang must be true or false"
+    for key in ("hang", "compares"):
+        if not isinstance(entry.get(key, False), bool):
+            yield f"{key} must be true or false"
     exits = entry.get("exits", [])
     if not isinstance(exits, list) or not all(map(_is_exit, exits)):
         names = f"names of signals, exit codes from 1 to 255, or {ANY_FAILURE!r}"

@@ -8,6 +8,28 @@ from dataclasses import dataclass
 
 from ncclops.classify.model import Signature, Stamp
 
+# What stands before a line that others have passed on: launchers, containers, Ray, MPI, kubectl,
+# torch's ranks. Several may follow each other.
+_PREFIX = re.compile(
+    r"(?:\s*(?:"
+    r"\[\d+,\d+\]<std(?:out|err|diag)>: ?"  # mpirun --tag-output
+    # torchrun --tee, torch's ranks
+    r"|\[(?:rank|default|trainer|worker|train|node)[ -]?\d+(?:\|\d+)?\]:(?:\[rank\d+\]:)?"
+    r"|\((?:[^()\n]|\([^()\n]*\)){1,120}?pid=\d+(?:, ip=[\w.:-]+)?\)"  # Ray, vLLM
+    r"|\[[a-z0-9][\w.-]*/[\w.-]+(?:/[\w.-]+)?\]"  # stern, kubectl logs --prefix
+    r"|[\w.-]{1,60} +\| "  # docker compose
+    r"|\d{1,5}: "  # srun --label
+    r"|[a-z][\w-]*[\d.][\w.-]*: "  # pdsh, DeepSpeed
+    r"|\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)(?: std(?:out|err) [FP])?"  # container runtimes
+    r"|(?:ERROR|CRITICAL|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\n]{1,80}\]"  # vLLM
+    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)?\]"  # SGLang, and plain stamps
+    r"))+\s*"
+)
+# NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
+_LAST_ERROR = re.compile(rb"Last error:[ \t]*\r?\n$")
+LAST_ERROR_REACH = 16
+# XLA has them on the same line.
+_QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
 EVIDENCE_CHARS = 600
@@ -27,17 +49,24 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A signature found in a line, where, and the rank that it accuses."""
+    """A signature found in a line, where, the rank that it accuses, and the one that wrote it."""
 
     signature: Signature
     start: int
     culprit: int | None
+    writer: int | None = None
 
 
 def accused(found: re.Match[str]) -> int | None:
     """The rank in the first filled group whose name begins with ``rank``."""
     named = (value for name, value in found.groupdict().items() if name.startswith("rank"))
     return next((int(value) for value in named if value and len(value) < _RANK_DIGITS), None)
+
+
+def writer(found: re.Match[str]) -> int | None:
+    """The rank in the group ``writer``: a line without a prefix may still say who wrote it."""
+    value = found.groupdict().get("writer")
+    return int(value) if value and len(value) < _RANK_DIGITS else None
 
 
 def by_line(block: bytes, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, set[int]]]:
@@ -64,10 +93,31 @@ def _line_around(block: bytes, end: int) -> tuple[int, int]:
     return start, stop if bar < 0 else bar
 
 
+def readings(text: str, before: bytes) -> list[str]:
+    """The line as it stands, and as its author wrote it; ``before`` is what ends where it begins.
+
+    Launchers and containers put a name in front of a line; NCCL's last error is passed on without
+    the ``NCCL WARN`` that it was printed with.
+    """
+    found = [text]
+    prefix = _PREFIX.match(text)
+    if prefix is not None and 0 < prefix.end() < len(text):
+        found.append(text[prefix.end() :])
+    if _LAST_ERROR.search(before):
+        found.append(f"NCCL WARN Last error: {found[-1]}")
+    elif quoted := _QUOTED_LAST_ERROR.search(text):
+        found.append(f"NCCL WARN Last error: {quoted[1]}")
+    return found
+
+
+def _conditional(signature: Signature) -> bool:
+    return bool(signature.requires or signature.absent or signature.compares)
+
+
 def strongest_on_line(matched: list[Match]) -> list[Match]:
     """Without what another match explains away: outranked ones, and weak ones beside firm ones."""
     # What holds on a condition is settled when the whole log is known, not here.
-    found = [m.signature for m in matched if not (m.signature.requires or m.signature.absent)]
+    found = [m.signature for m in matched if not _conditional(m.signature)]
     failures = [s for s in found if s.role != "benign"]
     firm = any(
         s.certainty != "weak" and not any(other.outranks_signature(s) for other in failures)
@@ -75,7 +125,7 @@ def strongest_on_line(matched: list[Match]) -> list[Match]:
     )
 
     def survives(signature: Signature) -> bool:
-        if any(other.outranks_signature(signature) for other in found):
+        if any(other.outranks_signature(signature) for other in found if other is not signature):
             return False
         return not (firm and signature.certainty == "weak")
 

@@ -57,9 +57,9 @@ ELIGIBLE_POLICIES = frozenset({"retry-once-lazy", "retry-after-cooldown", "repla
 # are connected.
 PHASES: tuple[str, ...] = ("store", "unique-id", "socket", "topology", "transport")
 
-# How sure one line makes us. The numbers only order verdicts and are shown as they are; they
-# are not frequencies measured on a corpus.
-CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.8, "weak": 0.5}
+# How sure one line makes us: of the answers given with a number, about that share is right on
+# labelled excerpts that nobody looked at (`scripts/score_classify.py`, docs/classify.md).
+CERTAINTY: dict[str, float] = {"definite": 0.95, "likely": 0.9, "weak": 0.75}
 
 _TIER_BY_ROLE = {"cause": 0, "symptom": 2, "victim": 3, "benign": 9}
 
@@ -81,6 +81,8 @@ class Signature:
     ``echo_of``: ids; a consequence when one of them precedes it in any log of the job.
     ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes, or
     ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, given the same way.
+    ``compares``: the line counts where its operation is another one than a different rank's.
+    ``condition``: of a harmless line, in words, what must follow or be absent for it to be so.
     """
 
     id: str
@@ -108,6 +110,8 @@ class Signature:
     exits: frozenset[str] = frozenset()
     hang: bool = False
     requires_all: frozenset[str] = frozenset()
+    condition: str = ""
+    compares: bool = False
     origin: str = "shipped"
 
     @staticmethod
@@ -268,6 +272,17 @@ class Classification:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A class that an unexplained failure may be of, and what would decide whether it is."""
+
+    class_: str
+    decide: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"class": self.class_, "decide": self.decide}
+
+
 @dataclass(slots=True)
 class Stats:
     """How much was read, and in how long (``seconds``, wall clock)."""
@@ -294,6 +309,8 @@ class Report:
     evidence: tuple[Evidence, ...]
     stats: Stats
     notes: tuple[str, ...] = field(default=())
+    candidates: tuple[Candidate, ...] = ()
+    """Of an ``unknown`` failure: the likeliest classes, the likeliest first."""
 
     def as_json(self) -> dict[str, Any]:
         """The document CONTRACTS promises as ``ncclops.classify/1``."""
@@ -303,4 +320,5 @@ class Report:
             "evidence": [item.as_json() for item in self.evidence],
             "stats": self.stats.as_json(),
             "notes": list(self.notes),
+            "candidates": [item.as_json() for item in self.candidates],
         }

@@ -22,7 +22,7 @@ class SourceLife:
     last_step_stamp: Stamp | None = None
     last_init_line: int | None = None
     begun: bool = False
-    ended: bool = False
+    ended_line: int | None = None
     attempt: int = 0
     """The number in torchrun's ``attempt_<n>`` folder."""
 
@@ -71,6 +71,11 @@ class Observations:
 
     def init_follows(self, hit: Hit) -> bool:
         return (self.lives[hit.source].last_init_line or 0) > hit.line
+
+    def follows_the_end(self, hit: Hit) -> bool:
+        """Whether the training of this source had come to its orderly end before this line."""
+        ended = self.lives[hit.source].ended_line
+        return ended is not None and ended < hit.line
 
     def steps_were_seen(self, hit: Hit) -> bool:
         """Whether this log, or another one of the job, shows steps before the line."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ncclops.classify.model import Hit, Report, Stats
 from ncclops.classify.observations import COLLECTIVES_DONE, Observations
+from ncclops.classify.operations import disagreeing
 from ncclops.classify.verdicts import (
     evidence_for,
     explained,
@@ -22,6 +23,9 @@ _INIT_PHASE = "context-init-phase"
 # The tier of a signature that says only that a process ended: below all that say why. What has
 # a tier beyond it is no failure: it says how the job ran.
 _LAST_TIER = 4
+# By how much the clocks of hosts may differ. A rank that waited for others had waited for long when
+# it gave up: what failed on another one just after that by its clock was there before.
+_CLOCKS_DIFFER_S = 120.0
 
 
 def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Report:
@@ -45,7 +49,7 @@ def judge(seen: Observations, stats: Stats, notes: tuple[str, ...] = ()) -> Repo
 
 
 def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
-    """Hits whose ``requires``, ``requires_all`` and ``absent`` hold."""
+    """Hits whose ``requires``, ``requires_all``, ``absent`` and ``compares`` hold."""
     # By signature and source: how many steps came before the last of the hits that still count.
     by_id: dict[str, dict[int, int]] = {}
     for hit in seen.hits:
@@ -55,6 +59,8 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
             sources[hit.source] = max(hit.steps_before, sources.get(hit.source, 0))
     if seen.starting_up:
         by_id.pop(COLLECTIVES_DONE, None)
+
+    odd = disagreeing(hit for hit in hits if hit.signature.compares)
 
     def seen_before(name: str, hit: Hit) -> bool:
         sources = by_id.get(name, {})
@@ -66,6 +72,8 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
     def holds(hit: Hit) -> bool:
         signature = hit.signature
         if any(name in by_id for name in signature.absent):
+            return False
+        if signature.compares and hit.order not in odd:
             return False
         if seen.starting_up and _INIT_PHASE in signature.requires:
             return True
@@ -94,6 +102,8 @@ def _not_recovered(hits: list[Hit], context: list[Hit], seen: Observations) -> l
             return True
         if cleared_by == "never":
             return False
+        if hit.signature.role == "victim" and seen.follows_the_end(hit):
+            return True
         if (cleared_by and seen.step_follows(hit)) or seen.run_follows(hit):
             return True
         if cleared_by == "init" and seen.init_follows(hit):
@@ -118,7 +128,12 @@ def _rank_key(
     hit: Hit, consequences: set[int], seen: Observations
 ) -> tuple[int, tuple[float, int]]:
     tier = hit.signature.tier
-    return max(tier, _LAST_TIER) if hit.order in consequences else tier, seen.when(hit)
+    at, order = seen.when(hit)
+    if tier == 1 and (
+        hit.signature.role == "symptom" or hit.signature.class_ == "store-rendezvous"
+    ):
+        at += _CLOCKS_DIFFER_S
+    return max(tier, _LAST_TIER) if hit.order in consequences else tier, (at, order)
 
 
 def _echoes(hits: list[Hit], seen: Observations) -> set[int]:

@@ -16,15 +16,19 @@ from datetime import datetime
 from ncclops.classify import line_ranks, stamps
 from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.blocks import BlockCutter
+from ncclops.classify.candidates import likeliest
 from ncclops.classify.loader import SignatureSet, load_signatures
 from ncclops.classify.matched_lines import (
     EVIDENCE_CHARS,
+    LAST_ERROR_REACH,
     Line,
     Match,
     accused,
     by_line,
     excerpt,
+    readings,
     strongest_on_line,
+    writer,
 )
 from ncclops.classify.model import EXITS, HANGS, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
@@ -73,6 +77,8 @@ class _Source:
     stamp: Stamp | None = None
     # Steps counted on a line that has no end yet: it will be read again.
     provisional_steps: int = 0
+    # How far each progress bar was drawn, by its total.
+    bars: dict[int, int] = field(default_factory=dict)
 
     def settle(self) -> None:
         """Forget what the unfinished line had added to the counts."""
@@ -149,15 +155,19 @@ class Scanner:
         """
         for source in self._sources.values():
             if source.unmarked:
-                _note_marks(source.life, read_marks(source.tail, -1), source.tail, source.tail_line)
+                marks = read_marks(source.tail, -1, source.bars)
+                _note_marks(source.life, marks, source.tail, source.tail_line)
                 source.unmarked = 0
             source.settle()
             block, line = source.cutter.pending()
             if block:
-                steps = source.life.steps
+                steps, bars = source.life.steps, dict(source.bars)
                 self._read_block(source, block, line)
-                source.provisional_steps = source.life.steps - steps
-        return judge(self._observations(starting_up), self._stats(), tuple(notes))
+                source.provisional_steps, source.bars = source.life.steps - steps, bars
+        report = judge(self._observations(starting_up), self._stats(), tuple(notes))
+        if report.verdict.class_ != "unknown" or self._is_empty:
+            return report
+        return replace(report, candidates=likeliest(map(_last_part, self._sources.values())))
 
     @property
     def steps(self) -> int:
@@ -181,7 +191,12 @@ class Scanner:
         return Stats(len(self._sources), lines, self._bytes, seconds)
 
     def _observations(self, starting_up: bool | None) -> Observations:
-        hits = [self._with_rank(hit) for group in self._hits.values() for hit in group]
+        found = [hit for group in self._hits.values() for hit in group]
+        named = [(source.name, source.rank) for source in self._sources.values()]
+        trusted = line_ranks.files_are_ranks(
+            named, [(h.source, h.rank) for h in found if not h.accuses]
+        )
+        hits = [self._with_rank(hit, trusted) for hit in found]
         return Observations(
             hits=hits,
             lives=[source.life for source in self._sources.values()],
@@ -190,16 +205,17 @@ class Scanner:
             is_empty=self._is_empty,
         )
 
-    def _with_rank(self, hit: Hit) -> Hit:
-        """The hit with the rank of its process, where its own line gave none."""
-        if hit.rank is not None:
+    def _with_rank(self, hit: Hit, files_are_ranks: bool) -> Hit:
+        """The hit with the rank of its file or process, where its own line gives none to go by."""
+        of_file = self._ranks[hit.source]
+        if hit.accuses or (hit.rank is not None and not (files_are_ranks and of_file is not None)):
             return hit
-        rank: int | None = None
-        if hit.process is not None:
+        rank = of_file if files_are_ranks else None
+        if rank is None and hit.process is not None:
             known = self._process_ranks.get(hit.process)
             rank = known[0] if known else None
         if rank is None:
-            rank = self._ranks[hit.source]
+            rank = of_file
         return hit if rank is None else replace(hit, rank=rank)
 
     def _read_block(self, source: _Source, block: bytes, first_line: int) -> None:
@@ -207,7 +223,7 @@ class Scanner:
         marks = NO_MARKS
         source.unmarked += len(block)
         if found or source.unmarked >= _MARK_EVERY or len(block) <= WHOLE_BLOCK:
-            marks = read_marks(block, found[-1][0] if found else -1)
+            marks = read_marks(block, found[-1][0] if found else -1, source.bars)
             source.unmarked = 0
         line, counted = first_line, 0
         for start, stop, literals in by_line(block, self._unsaturated(source, found)):
@@ -240,7 +256,7 @@ class Scanner:
         if len(text) > _LONG_LINE:
             for literal in literals:
                 source.literal_counts[literal] += len(text) // _CHARS_A_LINE
-        matched = self._match(text, literals)
+        matched = self._match(readings(text, _before(source, block, span[0])), literals)
         if not matched:
             return
         stamp = stamps.first_stamp(text[:EVIDENCE_CHARS])
@@ -253,15 +269,18 @@ class Scanner:
             self._learn(source, match.signature, text)
             self._keep(source, match, seen)
 
-    def _match(self, text: str, literals: set[int]) -> list[Match]:
+    def _match(self, texts: list[str], literals: set[int]) -> list[Match]:
+        """The signatures that match one line in one of its readings."""
         by_literal = self._signatures.signatures_of_literal
         candidates = sorted({number for literal in literals for number in by_literal[literal]})
         matched: list[Match] = []
         for number in candidates:
             compiled = self._signatures.compiled[number]
-            if (found := compiled.match(text)) is not None:
-                culprit = accused(found)
-                matched.append(Match(compiled.signature, found.start(), culprit))
+            for text in texts:
+                if (found := compiled.match(text)) is not None:
+                    ranks = accused(found), writer(found)
+                    matched.append(Match(compiled.signature, found.start(), *ranks))
+                    break
         return strongest_on_line(matched)
 
     def _add_fact(self, rank: int, name: str, text: str, signatures: list[Signature]) -> None:
@@ -293,6 +312,8 @@ class Scanner:
     def _keep(self, source: _Source, match: Match, line: Line) -> None:
         signature = match.signature
         rank = line.rank if match.culprit is None else match.culprit
+        if rank is None:
+            rank = match.writer
         if rank is None and signature.exits:
             rank = source.summary_rank
         group = (signature.id, source.number, rank)
@@ -321,6 +342,16 @@ class Scanner:
             kept[-1] = hit
 
 
+def _last_part(source: _Source) -> str:
+    return (source.tail + source.cutter.pending()[0][:_LOOK_BACK]).decode("utf-8", "replace")
+
+
+def _before(source: _Source, block: bytes, start: int) -> bytes:
+    """The bytes that end where a line begins, of the block before where it begins this one."""
+    earlier = source.tail[-LAST_ERROR_REACH:] if start < LAST_ERROR_REACH else b""
+    return earlier + block[max(0, start - LAST_ERROR_REACH) : start]
+
+
 def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -> None:
     if marks.steps:
         life.steps += len(marks.steps)
@@ -332,4 +363,5 @@ def _note_marks(life: SourceLife, marks: Marks, block: bytes, first_line: int) -
     if marks.init >= 0:
         life.last_init_line = first_line + block.count(b"\n", 0, marks.init)
     life.begun = life.begun or marks.begun
-    life.ended = life.ended or marks.ended
+    if marks.ended >= 0:
+        life.ended_line = first_line + block.count(b"\n", 0, marks.ended)

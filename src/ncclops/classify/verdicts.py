@@ -16,11 +16,15 @@ from ncclops.classify.model import (
     Signature,
 )
 from ncclops.classify.observations import Observations
+from ncclops.classify.xids import xid_of_line
 
 _FAILURE_SIGN = "context-failure-sign"
 # Ids of signatures of lines that carry facts: they read like what they are.
 _FACTS = ("context-", "ncclops-")
 _NCCL_VERSION = "context-nccl-version"
+_XIDS = "xid-"
+# A line that calls itself a warning may say anything: it shows no more than that.
+_ANY_WARNING = "benign-caught-warning"
 _LAST_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")
 _MANY_LINES = 12
 
@@ -41,8 +45,16 @@ def verdict_on(
         summary=signature.summary,
         retry_policy=policy,
         retry_reason=reason,
-        remedy=signature.remedy,
+        remedy=_remedy(leader),
     )
+
+
+def _remedy(leader: Hit) -> tuple[str, ...]:
+    """The signature's; what NVIDIA asks for after the Xid that the line names comes first."""
+    remedy = leader.signature.remedy
+    if not leader.signature.id.startswith(_XIDS) or (xid := xid_of_line(leader.text)) is None:
+        return remedy
+    return (str(xid), *remedy)
 
 
 def _retry(
@@ -115,13 +127,13 @@ def _confidence(leader: Hit, ordered: list[Hit]) -> float:
     signature = leader.signature
     confidence = CERTAINTY[signature.certainty]
     if signature.tier >= 2:
-        confidence *= 0.8 if signature.role == "symptom" else 0.6
+        confidence *= 0.95 if signature.role == "symptom" else 0.8
     rivals = {
         hit.signature.class_
         for hit in ordered
         if hit.signature.tier == signature.tier and hit.signature.role == signature.role
     } - {signature.class_}
-    return confidence * (0.85 if rivals else 1.0)
+    return confidence * (0.9 if rivals else 1.0)
 
 
 def _culprit(leader: Hit, ordered: list[Hit], seen: Observations) -> tuple[int | None, bool]:
@@ -203,16 +215,16 @@ def verdict_without_failure(seen: Observations) -> Classification:
     signs = [hit for hit in seen.hits if hit.signature.id == _FAILURE_SIGN]
     if any(not seen.step_follows(hit) for hit in signs):
         return _unknown("something failed in a way that no signature knows")
-    if any(life.ended for life in lives) or sum(life.steps for life in lives) > 1:
+    if any(life.ended_line for life in lives) or sum(life.steps for life in lives) > 1:
         return _nothing_failed(0.9, "the job took steps")
     if any(life.steps or life.last_init_line for life in lives):
-        return _nothing_failed(0.6, "communicators came up; no run of steps is shown")
+        return _nothing_failed(0.8, "communicators came up; no run of steps is shown")
     begun = any(life.begun for life in lives)
-    if harmless_warnings(seen):
+    if any(hit.signature.id != _ANY_WARNING for hit in harmless_warnings(seen)):
         life = "NCCL began to start" if begun else "there is no sign of a running job"
-        return _nothing_failed(0.4, f"{life}, and there are only harmless warnings", BENIGN)
+        return _nothing_failed(0.6, f"{life}, and there are only harmless warnings", BENIGN)
     if begun:
-        return _nothing_failed(0.4, "NCCL began to start, and there the log ends")
+        return _nothing_failed(0.6, "NCCL began to start, and there the log ends")
     return _unknown("no known failure and no sign of a running job")
 
 
@@ -231,8 +243,12 @@ def explained(warnings: Iterable[Hit]) -> tuple[tuple[Evidence, ...], tuple[str,
         Evidence(hit.file, hit.line, hit.text, hit.signature.id, "benign", hit.rank)
         for hit in warnings
     )
-    notes = (f"{hit.file}:{hit.line} is harmless: {hit.signature.summary}" for hit in warnings)
-    return lines, tuple(notes)
+    return lines, tuple(map(_why_harmless, warnings))
+
+
+def _why_harmless(hit: Hit) -> str:
+    condition = f" ({hit.signature.condition})" if hit.signature.condition else ""
+    return f"{hit.file}:{hit.line} is harmless: {hit.signature.summary}{condition}"
 
 
 def nothing_read() -> Classification:

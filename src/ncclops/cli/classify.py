@@ -100,6 +100,8 @@ def _print_report(report: Report) -> None:
         echo(f"  retry: {word} ({verdict.retry_policy}): {verdict.retry_reason}")
     for number, step in enumerate(verdict.remedy):
         echo(("  do:    " if number == 0 else "         ") + step)
+    for candidate in report.candidates:
+        echo(f"  perhaps {candidate.class_}: {candidate.decide}")
     for note in report.notes:
         echo(f"  note:  {note}")
 

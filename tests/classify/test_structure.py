@@ -1,0 +1,109 @@
+"""What is read from the shape of a log, and not from one line: clocks, files, bars, operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclops.classify import Scanner, classify_bytes, classify_paths, load_signatures
+
+LOADED = load_signatures()
+
+
+def watchdog(rank: int, minute: int) -> str:
+    return (
+        f"[rank{rank}]:[E606 09:{minute:02d}:00.164985344 ProcessGroupNCCL.cpp:757] [Rank {rank}] "
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, OpType=ALLREDUCE, "
+        "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600004 milliseconds before timing out."
+    )
+
+
+def timed_out(rank: int, operation: str, group: str = "0(default_pg)") -> str:
+    return (
+        f"[rank{rank}]:[E606 09:09:08.1 ProcessGroupNCCL.cpp:629] [PG ID 0 PG GUID {group} Rank "
+        f"{rank}] Watchdog caught collective operation timeout: WorkNCCL({operation}, NumelOut=4, "
+        "Timeout(ms)=600000) ran for 600004 milliseconds before timing out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "class_"),
+    [
+        (timed_out(1, "SeqNum=9, OpType=BROADCAST, NumelIn=4"), "collective-mismatch"),
+        (timed_out(1, "SeqNum=9, OpType=ALLREDUCE, NumelIn=8"), "collective-mismatch"),
+        (timed_out(1, "SeqNum=9, OpType=ALLREDUCE, NumelIn=4"), "watchdog-timeout"),
+        (timed_out(1, "SeqNum=8, OpType=BROADCAST, NumelIn=4"), "watchdog-timeout"),
+        (timed_out(1, "SeqNum=9, OpType=BROADCAST, NumelIn=4", group="7"), "watchdog-timeout"),
+    ],
+)
+def test_operations_of_time_outs_are_compared(other: str, class_: str) -> None:
+    log = f"{timed_out(0, 'SeqNum=9, OpType=ALLREDUCE, NumelIn=4')}\n{other}\n"
+    verdict = classify_bytes(log.encode(), LOADED).verdict
+    assert (verdict.class_, verdict.retry_policy) == (class_, "fix-code")
+
+
+def test_a_time_out_by_a_clock_that_is_ahead_does_not_lead(tmp_path: Path) -> None:
+    logs = {rank: watchdog(rank, 9) for rank in range(4)}
+    logs[2] = "2026-06-06 09:10:00,001 ERROR ValueError: bad sample in shard 9"
+    for rank, line in logs.items():
+        (tmp_path / f"rank_{rank}.log").write_text(f"{line}\n")
+    verdict = classify_paths([tmp_path], LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("user-error", 2)
+
+
+@pytest.mark.parametrize(("named", "rank"), [("rank_{}.log", 5), ("node_rank_{}.log", 1)])
+def test_a_file_is_of_the_rank_it_is_named_for_unless_lines_contradict(
+    tmp_path: Path, named: str, rank: int
+) -> None:
+    """A line copied from elsewhere names another rank; so do all lines of a node's log."""
+    of_nodes = named.startswith("node")
+    for number in range(8):
+        writer = number * 8 + 1 if of_nodes else number
+        (tmp_path / named.format(number)).write_text(f"{watchdog(writer, 20)}\n")
+    blamed = 0 if of_nodes else 5
+    cause = "[rank1]: RuntimeError: CUDA error: an illegal memory access was encountered"
+    (tmp_path / named.format(blamed)).write_text(f"{cause}\n")
+    verdict = classify_paths([tmp_path], LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("cuda-error", rank)
+
+
+BAR = "\r 30%|###       | 3/10 [00:01<00:03,  2.10it/s]"
+
+
+def test_a_bar_that_is_drawn_again_is_no_progress() -> None:
+    """What a plain torchrun prints: rank 1 fails, and rank 0 closes its bar."""
+    bars = "".join(f"\r {n}0%|##    | {n}/10 [00:0{n}<00:09,  1.10it/s]" for n in range(4))
+    failure = "\n[rank1]: AssertionError: loss is too large\n"
+    end = "\nE0606 torch/distributed/elastic: failed (exitcode: 1) local_rank: 1 (pid: 7)"
+    verdict = classify_bytes(f"{bars}{failure}{BAR}{end}\n".encode(), LOADED).verdict
+    assert (verdict.class_, verdict.rank) == ("user-error", 1)
+    moved = BAR.replace("3/10", "5/10") + BAR.replace("3/10", "6/10")
+    verdict = classify_bytes(f"{bars}{failure}{moved}\n".encode(), LOADED).verdict
+    assert verdict.class_ == "no-failure-seen"
+
+
+def test_an_unknown_failure_has_three_candidates_and_what_would_decide() -> None:
+    log = b"the job hung for an hour\nno response, still stuck\nthe hung job was killed by hand\n"
+    report = classify_bytes(log, LOADED)
+    assert report.verdict.class_ == "unknown"
+    classes = [candidate.class_ for candidate in report.candidates]
+    assert len(classes) == 3 and classes[0] == "watchdog-timeout"
+    assert all(entry["decide"] for entry in report.as_json()["candidates"])
+    assert classify_bytes(b"step 1 loss 2.0\nstep 2 loss 1.9\n", LOADED).candidates == ()
+
+
+def test_an_error_that_the_watchdog_finds_is_of_a_communicator_that_had_been_made() -> None:
+    """Whatever traces of the start stand around it, and although the first collective was next."""
+    lines = [
+        "n1:10:44 [3] NCCL INFO bootstrap.cc:670 -> 6",
+        "[rank1]:[E606 09:09:08.1 ProcessGroupNCCL.cpp:2057] [PG ID 0 PG GUID 0 Rank 1] Process "
+        "group watchdog thread terminated with exception: NCCL error: remote process exited or "
+        "there was a network error, NCCL version 2.27.5",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process",
+    ]
+    scanner = Scanner(LOADED)
+    scanner.feed(1, "stderr", ("\n".join(lines) + "\n").encode())
+    for starting_up in (True, False, None):
+        verdict = scanner.verdict(starting_up=starting_up).verdict
+        assert (verdict.class_, verdict.retry_policy) == ("peer-exit", "none")
