@@ -32,9 +32,9 @@ def lint(
         list[str] | None,
         typer.Argument(
             metavar="[FILE|-]...",
-            help="Shell or sbatch scripts, .env files, NCCL configuration files, YAML, Dockerfiles;"
-            " - is standard input. Without one: this environment, with --profile what the profile"
-            " makes of it.",
+            help="Shell and job scripts, .env files, NCCL configuration files, YAML, JSON,"
+            " Dockerfiles, Python, Apptainer definitions; - is standard input. Without one: this"
+            " environment, with --profile what the profile makes of it.",
         ),
     ] = None,
     profile: Annotated[
@@ -83,20 +83,42 @@ def lint(
             help="What the job uses; may be repeated.",
         ),
     ] = None,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Make the safe repairs in the files, and show them; what is left is told."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --fix: show the repairs and write nothing.")
+    ] = False,
+    as_sarif: Annotated[
+        bool, typer.Option("--sarif", help="Print the findings as SARIF 2.1.0, for code hosts.")
+    ] = False,
     exit_code: ExitCodeOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Find variables that are misspelt, wrong, read by nothing, or wrong in combination.
 
-    Exits with 1 when there is at least one error.
+    Exits with 1 when there is at least one error; with --fix, one that is left.
     """
     where = _circumstances(restart, torch, nccl, nodes, uses)
     if files and profile:
         raise UsageError("lint either files or the plan of a profile, not both")
     if param and not profile:
         raise UsageError("--param sets a parameter of a profile: name it with --profile")
+    if as_json and as_sarif:
+        raise UsageError("--json and --sarif both want standard output: choose one")
+    if dry_run and not fix:
+        raise UsageError("--dry-run shows what --fix would do: say --fix too")
+    if fix:
+        _fix(files, format_, where, write=not dry_run, quiet=as_json or as_sarif)
     reports = _reports(files, profile, param, format_, where)
-    if as_json:
+    if as_sarif:
+        from ncclops.env.lint.sarif import sarif
+
+        print_json(sarif(reports))
+    elif as_json:
         print_json(_document(reports))
     else:
         _print(reports)
@@ -154,6 +176,36 @@ def _reports(
     profile = resolve_profile(refs, parameters=parse_parameters(param), say=note)
     found = lint(*inputs.of_profile(profile, environ, where))
     return [(f"profile {profile.name}", found)]
+
+
+def _fix(
+    files: list[str] | None, kind: str | None, where: Circumstances, *, write: bool, quiet: bool
+) -> None:
+    """Repair the files, and show how."""
+    from pathlib import Path
+
+    from ncclops.env.lint import inputs, lint
+    from ncclops.env.lint.repairs import difference, repaired
+
+    if not files or "-" in files:
+        raise UsageError("--fix repairs files: name them")
+    for file in [inputs.open_file(name, kind) for name in files]:
+
+        def judge(text: str, file: inputs.LintedFile = file) -> list[LintFinding]:
+            return lint(*file.settings(text, where))
+
+        after = repaired(file.text, judge)
+        if after == file.text:
+            continue
+        if not quiet:
+            echo(difference(file.text, after, file.name).rstrip("\n"))
+        if write:
+            try:
+                Path(file.name).write_bytes(after.encode())
+            except OSError as error:
+                raise UsageError(
+                    f"{file.name}: cannot be written: {error.strerror}; nothing more was repaired"
+                ) from None
 
 
 def _document(reports: list[tuple[str, list[LintFinding]]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from ncclops.env.catalogue import LIBNCCL, Variable
@@ -41,6 +42,11 @@ def problem_with(variable: Variable, value: str) -> str | None:
         return _not_among(variable, value)
     if "list_of" in check:
         return _list_problem(variable, value)
+    for pattern, why in check.get("never", {}).items():
+        if re.search(pattern, value):
+            return f"{value!r}: {why}"
+    if "keys" in check:
+        return _key_problem(variable, value)
     if "words" in check and value.lower() not in _WORDS:
         return f"{value!r} is not a yes or no: torch raises an error; write 1 or 0"
     if "min" in check or "integer" in check:
@@ -71,6 +77,16 @@ def _list_problem(variable: Variable, value: str) -> str | None:
             if word.strip() and word.strip().upper() not in known:
                 names = ", ".join(variable.check["list_of"])
                 return f"{word.strip()!r} is not one of {names}"
+    return None
+
+
+def _key_problem(variable: Variable, value: str) -> str | None:
+    """A key that is nearly a known one; another may be of a version that is not known here."""
+    for item in value.split(","):
+        key = item.partition(":")[0].strip()
+        near = difflib.get_close_matches(key[:100], variable.check["keys"], n=1, cutoff=0.75)
+        if near and key != near[0]:
+            return f"{key!r} is not a key: did you mean {near[0]}? torch refuses to start"
     return None
 
 

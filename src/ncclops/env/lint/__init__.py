@@ -16,6 +16,7 @@ from ncclops.env.lint.model import (
     engine,
 )
 from ncclops.env.lint.rules import LintRule, combinations, rules
+from ncclops.env.lint.slips import SLIP_IDS
 
 # Their names up to now, for code of users.
 Finding, Rule, Settings = LintFinding, LintRule, LintedSettings
@@ -47,7 +48,7 @@ def of_environment(environ: Mapping[str, str]) -> LintedSettings:
 
 def known_ids() -> list[str]:
     """All ids that a suppression can name."""
-    return sorted([*CHECK_IDS, *(rule.id for rule in rules())])
+    return sorted([*CHECK_IDS, *SLIP_IDS, *(rule.id for rule in rules())])
 
 
 def lint(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
@@ -55,7 +56,7 @@ def lint(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
 
     A suppression is a rule's id, or ``id:NAME`` for one variable only.
     """
-    findings = [*check_variables(settings, where), *combinations(settings, where)]
+    findings = [*settings.slips, *check_variables(settings, where), *combinations(settings, where)]
     kept = [finding for finding in findings if not _ignored(finding, where)]
     unique = list(dict.fromkeys(kept))
     return sorted(unique, key=lambda finding: (finding.line, LEVELS.index(finding.level)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
@@ -34,8 +35,23 @@ CHECK_IDS = (
 _CATALOGUE = "the catalogue"
 # A frequent cause of failures on one node, and yet sometimes set there for a reason.
 _NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
+_BLANKS = re.compile(r"[\w:.-]+(?: +[\w:.-]+)+")
+_OF_SCRIPTS = ("build", "nccl-tests")
+_SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
+# What fingers make of NCCL; RCCL, HCCL, MCCL and others are names of their own.
+_MISSPELT_PREFIXES = {
+    "NCLL_": "NCCL_",
+    "NCC_": "NCCL_",
+    "NCL_": "NCCL_",
+    "NNCL_": "NCCL_",
+    "NCCCL_": "NCCL_",
+    "NCCLL_": "NCCL_",
+    "NCLC_": "NCCL_",
+    "TORCH_NCLL_": "TORCH_NCCL_",
+    "TORCH_NCC_": "TORCH_NCCL_",
+}
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -78,22 +94,43 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
             f"write {bare}=VALUE",
             "run on libnccl 2.32.3",
             setting.line,
+            (f"{name}=", f"{bare}="),
         )
         return
-    # What a script expands itself is its own; AMD's fork reads names that NCCL does not.
-    own = not setting.exported or setting.expanded or "rocm" in where.uses
-    if not is_covered(name) or own:
+    if not setting.exported or setting.expanded:  # what a script expands itself is its own
         return
-    near = nearest_names(name)
-    if is_of_plugin(name) and not near:
+    near = nearest_names(name) if is_covered(name) else _misspelt_prefix(name)
+    # plugins, and AMD's fork, read names that the catalogue does not have
+    if not near and (not is_covered(name) or is_of_plugin(name) or "rocm" in where.uses):
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
     message = f"{name} is not known: nothing in the catalogue reads it"
-    yield LintFinding("unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line)
+    repair = (name, near[0]) if len(near) == 1 and _is_slip_of(name, near[0]) else None
+    yield LintFinding(
+        "unknown-name", "warning", (name,), message, meant, _CATALOGUE, setting.line, repair
+    )
+
+
+def _misspelt_prefix(name: str) -> tuple[str, ...]:
+    """The name that ``NCLL_DEBUG`` or ``nccl_debug`` was meant to be, if there is one."""
+    for wrong, right in _MISSPELT_PREFIXES.items():
+        if name.startswith(wrong):
+            meant = right + name.removeprefix(wrong)
+            return (meant,) if meant in catalogue() else ()
+    upper = name.upper()
+    variable = catalogue().get(upper) if name.islower() and is_covered(upper) else None
+    return (upper,) if variable and variable.component not in _OF_SCRIPTS else ()
+
+
+def _is_slip_of(name: str, meant: str) -> bool:
+    """Whether the two differ by no more than a slip of the pen."""
+    if name.upper() == meant or name.startswith(tuple(_MISSPELT_PREFIXES)):
+        return True
+    return difflib.SequenceMatcher(None, name, meant).ratio() > 0.93
 
 
 def _not_exported(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
-    known_outside = variable.component in ("build", "nccl-tests")
+    known_outside = variable.component in _OF_SCRIPTS
     if is_covered(setting.name) and not known_outside and not setting.expanded:
         yield LintFinding(
             "not-exported",
@@ -126,7 +163,23 @@ def _value(setting: Setting, variable: Variable) -> Iterator[LintFinding]:
             "",
             variable.source,
             setting.line,
+            _right_value(variable, value),
         )
+
+
+def _right_value(variable: Variable, value: str) -> tuple[str, str] | None:
+    """The value, and what was certainly meant by it."""
+    choices = variable.check.get("choices", ())
+    meant = None
+    if value.strip().upper() in choices and not value.strip().isdigit():
+        meant = value.strip().upper()
+    elif variable.kind == "bool" and value.strip().lower() in _SWITCHES:
+        meant = _SWITCHES[value.strip().lower()]
+    elif variable.name == "CUBLAS_WORKSPACE_CONFIG" and re.fullmatch(r"\d+:\d+", value):
+        meant = f":{value}"
+    elif variable.name.endswith(("_IFNAME", "_HCA")) and _BLANKS.fullmatch(value):
+        meant = ",".join(value.split())
+    return (value, meant) if meant is not None and meant != value else None
 
 
 def _reader(setting: Setting, variable: Variable, where: Circumstances) -> Iterator[LintFinding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import listed
@@ -25,7 +26,13 @@ def settings_of(text: str, line: int, found: Found) -> list[Setting]:
         for setting in given:
             found.note(setting)
         if match[1] == "SBATCH":
-            slurm = given if "--export" in match[2] else slurm
+            if "--export" not in match[2]:
+                continue
+            if slurm:
+                found.slips.append(slips.overwritten(slurm, number))
+            slurm = given
+            if given and not re.search(r"--export[= ][\"']?ALL\b", match[2]):
+                found.slips.append(slips.only_these(given, number, "#SBATCH --export"))
         else:
             settings.extend(given)
     return settings + slurm

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from ncclops.env.catalogue import catalogue, is_covered
-from ncclops.env.lint.model import LintedSettings, Setting
+from ncclops.env.lint.model import LintedSettings, LintFinding, Setting
 
 # What is kept of one file: more environments, or bundles of options, than any real file has.
 _MOST_ENVIRONMENTS = 1000
@@ -48,6 +48,7 @@ class Found:
     exported: set[str] = field(default_factory=set)
     # How many settings there were when a name was unset before any program ran.
     unset: dict[str, int] = field(default_factory=dict)
+    slips: list[LintFinding] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
 
     def note(self, setting: Setting) -> None:
@@ -92,6 +93,8 @@ class Scope:
         self._state = _State(exported=given, changed=bool(given))
         self._branches = 0
         self.jobs = 0
+        # What has been exported since the last program began, outside all branches.
+        self.late: list[Setting] = []
 
     # ---- what happens
 
@@ -101,6 +104,8 @@ class Scope:
         exported = setting.exported or state.export_all or setting.name in state.exported
         setting = replace(setting, exported=exported)
         self.found.note(setting)
+        if exported and self._branches == 0 and self.jobs:
+            self.late.append(setting)
         if setting.name in watched() and not state.ended:
             if exported:
                 state.exported[setting.name] = setting
@@ -170,6 +175,7 @@ class Scope:
                 values[setting.name] = setting
         if not state.ended:
             self.jobs += 1
+            self.late.clear()
             self._add(values, branched=False)
             if inherits:
                 state.changed = False

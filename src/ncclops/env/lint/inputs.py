@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,7 @@ from ncclops.env.host import describe_host
 from ncclops.env.lint.containers import problem_of_yaml
 from ncclops.env.lint.jobs import features, node_count
 from ncclops.env.lint.model import Circumstances, LintedSettings, Setting
-from ncclops.env.lint.parse import FORMATS, guess_format, read
+from ncclops.env.lint.parse import FORMATS, Format, guess_format, read
 from ncclops.env.origins import from_files
 from ncclops.env.plan import Overrides, PlanContext, compute_plan
 from ncclops.errors import UsageError
@@ -28,25 +28,47 @@ _MOST_NAMES = 10_000
 _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
 
+@dataclass(frozen=True)
+class LintedFile:
+    """The text of a file (``-`` is standard input) and what kind of file it is."""
+
+    name: str
+    text: str
+    kind: Format
+
+    def settings(self, text: str, where: Circumstances) -> Linted:
+        """What ``text`` sets as a file of this kind, and what it says about its job."""
+        return _settings(self.name, text, self.kind, where)
+
+
+def open_file(name: str, kind: str | None) -> LintedFile:
+    """A file that is to be linted; raises ``UsageError`` as ``of_file`` does."""
+    path = Path(name)
+    chosen = next((known for known in FORMATS if known == kind), None)
+    if kind is not None and chosen is None:
+        raise UsageError(f"--format {kind}: choose {', '.join(FORMATS)}")
+    text = _text(name, path)
+    return LintedFile(name, text, chosen or guess_format(path, text))
+
+
 def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
     """A file (``-`` is standard input), and what it says about its job.
 
     Raises ``UsageError`` when it cannot be read, or is no text, no YAML where its name says so, or
     larger than any such file; and when ``kind`` is no format.
     """
-    path = Path(name)
-    chosen = next((known for known in FORMATS if known == kind), None)
-    if kind is not None and chosen is None:
-        raise UsageError(f"--format {kind}: choose {', '.join(FORMATS)}")
-    text = _text(name, path)
-    format_ = chosen or guess_format(path, text)
+    file = open_file(name, kind)
+    return _settings(name, file.text, file.kind, where)
+
+
+def _settings(name: str, text: str, format_: Format, where: Circumstances) -> Linted:
     if format_ == "yaml" and (problem := problem_of_yaml(text)):
         raise UsageError(f"{name}: cannot be read as YAML: {problem}; correct it, or say --format")
     if format_ in ("shell", "yaml", "dockerfile"):
         where = replace(
             where, nodes=where.nodes or node_count(text), uses=where.uses | features(text)
         )
-    settings = read(text, format_, path)
+    settings = read(text, format_, Path(name))
     if len({setting.name for setting in settings.all}) > _MOST_NAMES:
         raise UsageError(
             f"{name}: sets more than {_MOST_NAMES:,} variables: lint the part that a job reads"

@@ -39,7 +39,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """One finding: the rule, how bad, about which variables, and what to do."""
+    """One finding: the rule, how bad, about which variables, and what to do.
+
+    ``repair`` is what stands in that line and what may safely stand there instead.
+    """
 
     rule: str
     level: Level
@@ -48,6 +51,7 @@ class LintFinding:
     remedy: str = ""
     source: str = ""
     line: int = 0
+    repair: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class LintedSettings:
     A variable that is given several values counts as known only where all agree. Of a file, ``all``
     is what is judged one by one, and combinations are judged in each of ``environments``. In one
     with an ``open_end`` something may follow that changes it, so what is wrong in it is no error.
+    ``slips`` are what is wrong with the text itself: a variable that it means to set, and does not.
     """
 
     def __init__(
@@ -101,9 +106,11 @@ class LintedSettings:
         settings: Iterable[Setting],
         environments: Iterable[LintedSettings] | None = None,
         open_end: bool = False,
+        slips: Iterable[LintFinding] = (),
     ) -> None:
         self.all = tuple(settings)
         self.open_end = open_end
+        self.slips = tuple(slips)
         self._environments = None if environments is None else tuple(environments)
 
     @property

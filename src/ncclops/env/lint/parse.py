@@ -91,7 +91,7 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
         if number >= found.unset.get(setting.name, 0)
     )
     in_order = sorted(settings, key=lambda setting: setting.line)
-    return LintedSettings(in_order, found.environments)
+    return LintedSettings(in_order, found.environments, slips=found.slips)
 
 
 def _read_into(found: Found, text: str, kind: Format, path: Path, line: int) -> None:

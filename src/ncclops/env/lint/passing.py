@@ -43,7 +43,6 @@ def passed(words: Sequence[Word], command: str = "") -> Iterator[Setting]:
         at += 1
         if match := _SLURM.fullmatch(word.text):
             if match[1] is not None:
-                # a blank behind the comma is a slip of the pen, and Slurm then reads less
                 yield from listed(match[1], word)
             elif following is not None:
                 yield from listed(following.text, following)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
-from ncclops.env.lint.words import NAME, is_open
+from ncclops.env.lint.passing import passed
+from ncclops.env.lint.shell import read_shell
+from ncclops.env.lint.words import NAME, Word, is_open
 
 _BY_LINE = re.compile(
     rf"^\s*os\.environ(?:\[|\.setdefault\()\s*[\"']({NAME})[\"'](?:\]\s*=|,)\s*[\"']([^\"']*)[\"']\)?"
     r"\s*(?:#.*)?$"
 )
 _MOST_LEVELS = 60
+_HANDS_ON = re.compile(
+    r"(?:^|\s)(?:-x|-e|--env|--export|export)[= ]\s*(?:ALL,)?"
+    r"(?:NCCL_|TORCH_|GLOO_|OFI_NCCL_)\w*="
+)
+_SAYS = frozenset(
+    {"print", "info", "warning", "warn", "error", "debug", "critical", "exception", "add_argument"}
+    | {"exit", "fail", "skip", "echo", "log"}
+)
 
 
 def read_python(text: str, found: Found, line: int = 1) -> None:
@@ -34,6 +44,7 @@ def read_python(text: str, found: Found, line: int = 1) -> None:
     reader.body(tree.body)
     reader.scope.close()
     _dictionaries(tree, found, line - 1)
+    _commands(tree, found, line - 1)
 
 
 class _Reader:
@@ -174,6 +185,51 @@ def _dictionaries(tree: ast.Module, found: Found, offset: int) -> None:
                 if is_setting_of_interest(setting.name):
                     found.note(setting)
             found.add_environment([s for s in settings if _is_name(s.name)], branched=False)
+
+
+def _commands(tree: ast.Module, found: Found, offset: int) -> None:
+    """Command lines: lists of words, and strings for a shell. What is documentation is none."""
+    prose = set(_not_commands(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple):
+            words = [_word(item, offset) for item in node.elts]
+            given = [s for s in passed(words) if _is_name(s.name)]
+            if any(is_setting_of_interest(setting.name) for setting in given):
+                Scope(found).run(given)
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in prose:
+            text = _shell_text(node)
+            if text and _HANDS_ON.search(text):
+                read_shell(text, found, line=node.lineno + offset)
+
+
+def _not_commands(tree: ast.Module) -> Iterator[int]:
+    """Documentation, what is printed or logged or raised, and the parts of longer strings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield id(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield from map(id, node.values)
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in _SAYS or name.endswith(("Error", "Exception", "Warning")):
+                yield from map(id, node.args)
+            yield from (id(k.value) for k in node.keywords if k.arg in ("help", "description"))
+
+
+def _word(node: ast.expr, offset: int) -> Word:
+    text = _shell_text(node)
+    known = isinstance(node, ast.Constant)
+    return Word(text or "", known, True, node.lineno + offset, text or "")
+
+
+def _shell_text(node: ast.expr) -> str:
+    """A string as a shell would get it; what is filled in is a variable there."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        known = (_shell_text(p) if isinstance(p, ast.Constant) else "${X}" for p in node.values)
+        return "".join(known)
+    return ""
 
 
 def _is_name(name: str) -> bool:

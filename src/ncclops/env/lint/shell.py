@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclops.env.lint import directives
+from ncclops.env.lint import directives, slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import ASSIGNMENT, names_passed, passed, value_of
@@ -47,6 +47,7 @@ def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int
     """Tell ``found`` what ``text`` sets; ``begin`` is the environment that it starts in."""
     scope = Scope(found, [*begin, *directives.settings_of(text, line, found)])
     _Reader(scope).read(text, line)
+    found.slips.extend(slips.after_job(s) for s in scope.late if is_setting_of_interest(s.name))
     scope.close()
 
 
@@ -72,8 +73,21 @@ class _Reader:
             reader.block(body)
 
     def block(self, block: Block) -> None:
+        before: Node | None = None
         for node in block.items:
+            if isinstance(node, Command) and isinstance(before, Command):
+                self._cut_off(before, node)
             self.node(node)
+            before = node
+
+    def _cut_off(self, before: Command, command: Command) -> None:
+        """Options that begin a command, right below one that could have had them."""
+        words = command.words
+        if not words or not before.words or not re.match(r"--?[A-Za-z]", words[0].raw):
+            return
+        names = [s.name for s in passed(words) if is_setting_of_interest(s.name)]
+        if names and words[0].line - before.words[-1].line <= 4:
+            self.scope.found.slips.append(slips.cut_off(words, names))
 
     def node(self, node: Node) -> None:
         if isinstance(node, Command):
@@ -211,6 +225,7 @@ class _Reader:
 
     def _export(self, words: Sequence[Word]) -> None:
         first = words[0].text
+        self.scope.found.slips.extend(slips.of_export(words))
         is_export = first == "export" or any(
             re.fullmatch(r"-[a-zA-Z]*x[a-zA-Z]*", word.text) for word in words[1:]
         )
@@ -235,6 +250,7 @@ class _Reader:
         while leading < len(words) and ASSIGNMENT.fullmatch(words[leading].text):
             leading += 1
         rest = words[leading:]
+        self.scope.found.slips.extend(slips.of_command(words))
         if not rest:
             for word in words:
                 match = ASSIGNMENT.fullmatch(word.text)
@@ -259,6 +275,7 @@ class _Reader:
         bundles = [m[1] for word in words for m in _BUNDLE_NAME.finditer(word.raw)]
         if name in ("apptainer", "singularity"):
             bundles.append("apptainer")
+        self.scope.late.clear()
         if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
             self._start(name, rest, given, bundles)
         for position, word in enumerate(rest[1:], start=1):
@@ -269,9 +286,11 @@ class _Reader:
         self, name: str, rest: Sequence[Word], given: list[Setting], bundles: list[str]
     ) -> None:
         """A program starts; what Slurm does not hand on, or a container lacks, is not there."""
-        cut_off = name in ("srun", "sbatch") and any(
-            re.match(r"--export=(?!ALL\b|\$)", word.text) for word in rest
-        )
+        alone = [word for word in rest if re.match(r"--export=(?!ALL\b|\$)", word.text)]
+        cut_off = name in ("srun", "sbatch") and bool(alone)
+        if cut_off and name == "srun" and any(is_setting_of_interest(s.name) for s in given):
+            named = [s for s in given if s.line == alone[0].line]
+            self.scope.found.slips.append(slips.only_these(named, alone[0].line, "--export"))
         isolated = name in ("docker", "podman", "nerdctl", "qsub", "kubectl", "sbatch", "bsub")
         self.scope.run(given, bundles, inherits=not (cut_off or isolated))
 
@@ -361,6 +380,8 @@ def _is_command_line(name: str, words: Sequence[Word], position: int) -> bool:
     if re.fullmatch(r"-[a-z]*c|--command|--cmd|--wrap|--entrypoint", before):
         return True
     text = words[position].text
+    if _HOLDS_OPTIONS.search(text) and " " in text and name not in _PRINTS:
+        return True
     if name in _REMOTE or before in _SHELLS:
         return True
     return _HOLDS_COMMANDS.match(text) is not None and name not in _PRINTS

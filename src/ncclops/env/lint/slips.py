@@ -1,0 +1,138 @@
+"""What is wrong with a text itself: it means to set a variable, and does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ncclops.env.lint.environments import is_setting_of_interest
+from ncclops.env.lint.model import LintFinding, Setting
+from ncclops.env.lint.passing import ASSIGNMENT
+from ncclops.env.lint.words import NAME, Word
+
+# The ids of the findings below, for suppressions.
+SLIP_IDS = (
+    "cut-off-command",
+    "only-these-exported",
+    "export-overwritten",
+    "set-after-job",
+    "split-assignment",
+)
+_BASH = "POSIX shell"
+_SLURM = "Slurm, sbatch and srun --export"
+
+
+def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
+    """``export A = 1``, ``export A= 1``, ``export $A=1``."""
+    for position, word in enumerate(words[1:], start=1):
+        following = words[position + 1] if position + 1 < len(words) else None
+        bare = word.text.removesuffix("=")
+        split = following is not None and (
+            (word.text == bare and following.raw.startswith("="))
+            or (
+                word.raw == f"{bare}="
+                and not ASSIGNMENT.fullmatch(following.text)
+                and not is_setting_of_interest(following.text)
+                and not following.raw.startswith("$")
+            )
+        )
+        if split and following is not None and is_setting_of_interest(bare):
+            third = words[position + 2].raw if position + 2 < len(words) else ""
+            yield _split(bare, word, following, third)
+        yield from _expanded(word)
+
+
+def of_command(words: Sequence[Word]) -> Iterator[LintFinding]:
+    """``A = 1`` and ``$A=1``, which the shell takes for commands."""
+    if len(words) > 1 and words[1].raw.startswith("=") and is_setting_of_interest(words[0].text):
+        third = words[2].raw if len(words) > 2 else ""
+        yield _split(words[0].text, words[0], words[1], third)
+    if words:
+        yield from _expanded(words[0])
+
+
+def _split(name: str, word: Word, following: Word, third: str) -> LintFinding:
+    repair = None
+    if following.raw == "=" and third and word.raw == name:
+        repair = (f"{name} = {third}", f"{name}={third}")
+    elif word.raw == f"{name}=":
+        repair = (f"{name}= {following.raw}", f"{name}={following.raw}")
+    return LintFinding(
+        "split-assignment",
+        "error",
+        (name,),
+        f"{name}: a shell allows no blanks around =, so this does not give it the value",
+        f"write {name}=VALUE",
+        _BASH,
+        word.line,
+        repair,
+    )
+
+
+def _expanded(word: Word) -> Iterator[LintFinding]:
+    match = re.match(rf"\$\{{?({NAME})\}}?=", word.raw)
+    if match and is_setting_of_interest(match[1]):
+        yield LintFinding(
+            "split-assignment",
+            "error",
+            (match[1],),
+            f"${match[1]}= is filled in before the shell looks for assignments: it sets nothing",
+            f"write {match[1]}=VALUE",
+            _BASH,
+            word.line,
+            (match[0], f"{match[1]}="),
+        )
+
+
+def cut_off(words: Sequence[Word], names: Sequence[str]) -> LintFinding:
+    """Options at the begin of a command: the line before has no backslash."""
+    return LintFinding(
+        "cut-off-command",
+        "warning",
+        tuple(dict.fromkeys(names)),
+        f"{words[0].text} begins a command here: the line before does not go on, so these options"
+        " reach nothing",
+        "end the line before with a backslash, and have no comment in between",
+        _BASH,
+        words[0].line,
+    )
+
+
+def only_these(given: Sequence[Setting], line: int, what: str) -> LintFinding:
+    """``--export=A=1`` without ``ALL``."""
+    return LintFinding(
+        "only-these-exported",
+        "warning",
+        tuple(dict.fromkeys(setting.name for setting in given)),
+        f"{what} without ALL: the job gets these variables and Slurm's own, and nothing else of"
+        " the environment",
+        "write --export=ALL,…, unless that is meant",
+        _SLURM,
+        line,
+    )
+
+
+def overwritten(given: Sequence[Setting], line: int) -> LintFinding:
+    """A second ``#SBATCH --export``."""
+    return LintFinding(
+        "export-overwritten",
+        "warning",
+        tuple(dict.fromkeys(setting.name for setting in given)),
+        f"a later #SBATCH --export (line {line}) takes the place of this one",
+        "put all variables into one",
+        _SLURM,
+        given[0].line,
+    )
+
+
+def after_job(setting: Setting) -> LintFinding:
+    """A variable that is exported when all programs have run."""
+    return LintFinding(
+        "set-after-job",
+        "warning",
+        (setting.name,),
+        f"{setting.name} is exported behind the last program, so nothing here sees it",
+        "move it in front of the command that needs it",
+        _BASH,
+        setting.line,
+    )

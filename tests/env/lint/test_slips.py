@@ -1,0 +1,152 @@
+"""What a text means to set and does not, and the repairs of what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.env.lint import Circumstances, LintFinding, known_ids, lint
+from ncclops.env.lint.parse import Format, read
+from ncclops.env.lint.repairs import difference, repaired
+from ncclops.env.lint.sarif import sarif
+from ncclops.env.lint.slips import SLIP_IDS
+
+WHERE = Circumstances(torch="2.9.0", nccl="2.27.5")
+
+
+def found(text: str, kind: Format = "shell") -> list[LintFinding]:
+    return lint(read(text, kind), WHERE)
+
+
+def ids(text: str, kind: Format = "shell") -> set[str]:
+    return {finding.rule for finding in found(text, kind)}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line"),
+    [
+        ("export NCCL_DEBUG = WARN\n", "split-assignment", 1),
+        ("export NCCL_DEBUG= WARN\n", "split-assignment", 1),
+        ("export NCCL_DEBUG =WARN\n", "split-assignment", 1),
+        ("\nNCCL_DEBUG = WARN\n", "split-assignment", 2),
+        ("export $NCCL_DEBUG=WARN\n", "split-assignment", 1),
+        ("${NCCL_DEBUG}=WARN\n", "split-assignment", 1),
+        ("mpirun -np 2\n  -x NCCL_DEBUG=WARN ./t\n", "cut-off-command", 2),
+        ("mpirun -np 2 \\\n# why\n  -x NCCL_DEBUG=WARN ./t\n", "cut-off-command", 3),
+        ("#SBATCH --export=NCCL_DEBUG=WARN\nsrun t\n", "only-these-exported", 1),
+        ("srun --export=NCCL_DEBUG=WARN t\n", "only-these-exported", 1),
+        ("#SBATCH --export=ALL,NCCL_DEBUG=WARN\n#SBATCH --export=ALL,A=1\n",
+         "export-overwritten", 1),
+        ("torchrun t.py\nexport NCCL_DEBUG=WARN\n", "set-after-job", 2),
+        ("export NCLL_DEBUG=WARN\npython t.py\n", "unknown-name", 1),
+        ("export nccl_debug=WARN\npython t.py\n", "unknown-name", 1),
+    ],
+)  # fmt: skip
+def test_what_is_meant_and_does_not_come_about(text: str, rule: str, line: int) -> None:
+    assert [f.line for f in found(text) if f.rule == rule] == [line]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export NCCL_DEBUG=WARN\npython t.py\n",
+        "export NCCL_DEBUG=\npython t.py\n",
+        "export NCCL_IB_HCA= # none\npython t.py\n",
+        'if [ "$NCCL_DEBUG" = WARN ]; then python t.py; fi\n',
+        "[[ $NCCL_DEBUG = WARN ]] && python t.py\n",
+        "mpirun -np 2 \\\n  -x NCCL_DEBUG=WARN ./t\n",
+        "#SBATCH --export=ALL,NCCL_DEBUG=WARN\nsrun t\n",
+        "#SBATCH --export=NONE\nsrun --export=ALL t\n",
+        "torchrun t.py\nexport NCCL_DEBUG=WARN\ntorchrun u.py\n",
+        "python prepare.py\nexport NCCL_DEBUG=WARN\n./train\n",
+        "# export NCCL_DEBUG = WARN\necho 'export NCCL_DEBUG = WARN'\n",
+        "export RCCL_X=1 HCCL_DEBUG=1 nccl_dir=/x\npython t.py\n",
+        "export NCCL_DEBUG=WARN\n. other.sh\n",
+        "export CUDA_VISIBLE_DEVICES=0,1 CUBLAS_WORKSPACE_CONFIG=:4096:8\npython t.py\n",
+        "export NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_SOCKET_IFNAME=^lo,docker0\npython t.py\n",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,some_new_key:1\npython t.py\n",
+    ],
+)
+def test_what_is_right_or_cannot_be_known(text: str) -> None:
+    assert ids(text) <= {"debug-level-not-effective"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "0-7"),
+        ("CUDA_VISIBLE_DEVICES", "0 1 2"),
+        ("CUBLAS_WORKSPACE_CONFIG", "4096:8"),
+        ("NCCL_IB_HCA", "mlx5_0 mlx5_1"),
+        ("NCCL_SOCKET_IFNAME", "eth0 eth1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size:128"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segment:True"),
+    ],
+)
+def test_values_that_their_readers_misread(name: str, value: str) -> None:
+    assert "bad-value" in ids(f'export {name}="{value}"\npython t.py\n')
+
+
+def test_suppressions_can_name_each_of_them() -> None:
+    assert set(SLIP_IDS) <= set(known_ids())
+
+
+def test_under_rocm_a_near_match_is_told_and_other_names_are_not() -> None:
+    text = "export HSA_X=1 NCCL_IB_TIMOUT=22 NCCL_RCCL_OWN=1\npython t.py\n"
+    where = Circumstances(uses=frozenset({"rocm"}))
+    assert [f.names for f in lint(read(text, "shell"), where)] == [("NCCL_IB_TIMOUT",)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("export NCCL_IB_TIMOUT=22\n", "export NCCL_IB_TIMEOUT=22\n"),
+        ("export nccl_ib_timeout=22\n", "export NCCL_IB_TIMEOUT=22\n"),
+        ("export NCLL_NTHREADS=256\n", "export NCCL_NTHREADS=256\n"),
+        ("export NCCL_NTHREADS = 256\n", "export NCCL_NTHREADS=256\n"),
+        ("export NCCL_NTHREADS= 256\n", "export NCCL_NTHREADS=256\n"),
+        ("export $NCCL_NTHREADS=256\n", "export NCCL_NTHREADS=256\n"),
+        ("NCCL_SHM_DISABLE=true python t.py\n", "NCCL_SHM_DISABLE=1 python t.py\n"),
+        ("export NCCL_NET_GDR_LEVEL=pix\n", "export NCCL_NET_GDR_LEVEL=PIX\n"),
+        ("export CUBLAS_WORKSPACE_CONFIG=16:8\n", "export CUBLAS_WORKSPACE_CONFIG=:16:8\n"),
+        ('export NCCL_IB_HCA="mlx5_0 mlx5_1"\n', 'export NCCL_IB_HCA="mlx5_0,mlx5_1"\n'),
+    ],
+)
+def test_safe_repairs(before: str, after: str) -> None:
+    text = f"set -e\n{before}python t.py\n"
+    assert repaired(text, found) == f"set -e\n{after}python t.py\n"
+    assert f"-{before}+{after}" in difference(text, repaired(text, found), "t.sh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export NCCL_DEBUG=INFO,TRACE\n",  # which of them is not known
+        "export NCCL_IB_TIMOUT=1; echo NCCL_IB_TIMOUT\n",  # which of the two is not known
+        "export NCCL_SHM_TRUE=1 NCCL_NET=IB NCCL_IB_DISABLE=1\n",
+        "export NCCL_NTHREADS=256\n",
+    ],
+)
+def test_what_is_not_certain_is_left_alone(text: str) -> None:
+    assert repaired(text, found) == text
+
+
+def test_a_repair_in_yaml_stays_in_its_line() -> None:
+    text = 'env:\n- name: NCCL_IB_TIMOUT\n  value: "22"\n- name: NCCL_P2P_DISABLE\n  value: "no"\n'
+    mended = repaired(text, lambda text: found(text, "yaml"))
+    assert mended == text.replace('"no"', '"0"')
+
+
+def test_sarif_has_what_the_format_requires() -> None:
+    findings = found("export NCCL_DEBUG=LOUD\nexport NCLL_DEBUG=1\npython t.py\n")
+    document = sarif([("a b/job.sh", findings), ("/x.sh", [])])
+    assert document["version"] == "2.1.0"
+    (run,) = document["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(run["results"]) == len(findings) == 2
+    for result, finding in zip(run["results"], findings, strict=True):
+        assert rules[result["ruleIndex"]] == result["ruleId"] == finding.rule
+        assert result["level"] in ("error", "warning", "note")
+        assert finding.message in result["message"]["text"]
+        place = result["locations"][0]["physicalLocation"]
+        assert place["artifactLocation"]["uri"] == "a%20b/job.sh"
+        assert place["region"]["startLine"] == finding.line
