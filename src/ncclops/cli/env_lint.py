@@ -102,7 +102,7 @@ def lint(
 
     Exits with 1 when there is at least one error; with --fix, one that is left.
     """
-    where = _circumstances(restart, torch, nccl, nodes, uses)
+    where = _circumstances(restart, torch, nccl, nodes, uses, files)
     if files and profile:
         raise UsageError("lint either files or the plan of a profile, not both")
     if param and not profile:
@@ -134,6 +134,7 @@ def _circumstances(
     nccl: str | None,
     nodes: NodeCount | None,
     uses: list[str] | None,
+    files: list[str] | None,
 ) -> Circumstances:
     from ncclops.env import installed_nccl, installed_torch
     from ncclops.env.lint import Circumstances
@@ -150,6 +151,9 @@ def _circumstances(
         nccl=nccl or installed_nccl(),
         nodes=nodes,
         uses=frozenset(uses or ()),
+        assumed=frozenset(
+            name for name, given in (("torch", torch), ("nccl", nccl)) if files and given is None
+        ),
     )
 
 

@@ -199,6 +199,20 @@ _PREFIXES = (
 )
 
 
+# What fingers make of NCCL; RCCL, HCCL, MCCL and others are names of their own.
+MISSPELT_PREFIXES = {
+    "NCLL_": "NCCL_",
+    "NCC_": "NCCL_",
+    "NCL_": "NCCL_",
+    "NNCL_": "NCCL_",
+    "NCCCL_": "NCCL_",
+    "NCCLL_": "NCCL_",
+    "NCLC_": "NCCL_",
+    "TORCH_NCLL_": "TORCH_NCCL_",
+    "TORCH_NCC_": "TORCH_NCCL_",
+}
+
+
 def is_covered(name: str) -> bool:
     """Whether an unknown ``name`` is suspicious: it looks like one the catalogue would have."""
     return name.startswith(_PREFIXES)

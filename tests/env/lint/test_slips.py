@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ncclops.env.lint import Circumstances, LintFinding, known_ids, lint
@@ -88,6 +90,16 @@ def test_values_that_their_readers_misread(name: str, value: str) -> None:
 
 def test_suppressions_can_name_each_of_them() -> None:
     assert set(SLIP_IDS) <= set(known_ids())
+
+
+def test_a_version_that_is_only_assumed_makes_no_error() -> None:
+    settings = read("export TORCH_NCCL_BLOCKING_WAIT=1\npython t.py\n", "shell")
+    assumed = replace(WHERE, assumed=frozenset({"torch"}))
+    levels = [
+        [f.level for f in lint(settings, where) if f.rule == "blocking-wait-without-timeout"]
+        for where in (WHERE, assumed)
+    ]
+    assert levels == [["error"], ["warning"]]
 
 
 def test_under_rocm_a_near_match_is_told_and_other_names_are_not() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ncclops.env.catalogue import (
     LIBNCCL,
+    MISSPELT_PREFIXES,
     Variable,
     catalogue,
     is_covered,
@@ -40,18 +41,6 @@ _OF_SCRIPTS = ("build", "nccl-tests")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
-# What fingers make of NCCL; RCCL, HCCL, MCCL and others are names of their own.
-_MISSPELT_PREFIXES = {
-    "NCLL_": "NCCL_",
-    "NCC_": "NCCL_",
-    "NCL_": "NCCL_",
-    "NNCL_": "NCCL_",
-    "NCCCL_": "NCCL_",
-    "NCCLL_": "NCCL_",
-    "NCLC_": "NCCL_",
-    "TORCH_NCLL_": "TORCH_NCCL_",
-    "TORCH_NCC_": "TORCH_NCCL_",
-}
 _BUILT_IN_NETS = frozenset({"ib", "socket", "rdma"})
 
 
@@ -113,7 +102,7 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
 
 def _misspelt_prefix(name: str) -> tuple[str, ...]:
     """The name that ``NCLL_DEBUG`` or ``nccl_debug`` was meant to be, if there is one."""
-    for wrong, right in _MISSPELT_PREFIXES.items():
+    for wrong, right in MISSPELT_PREFIXES.items():
         if name.startswith(wrong):
             meant = right + name.removeprefix(wrong)
             return (meant,) if meant in catalogue() else ()
@@ -124,7 +113,7 @@ def _misspelt_prefix(name: str) -> tuple[str, ...]:
 
 def _is_slip_of(name: str, meant: str) -> bool:
     """Whether the two differ by no more than a slip of the pen."""
-    if name.upper() == meant or name.startswith(tuple(_MISSPELT_PREFIXES)):
+    if name.upper() == meant or name.startswith(tuple(MISSPELT_PREFIXES)):
         return True
     return difflib.SequenceMatcher(None, name, meant).ratio() > 0.93
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from ncclops.env.catalogue import catalogue, is_covered
+from ncclops.env.catalogue import MISSPELT_PREFIXES, catalogue, is_covered
 from ncclops.env.lint.model import LintedSettings, LintFinding, Setting
 
 # What is kept of one file: more environments, or bundles of options, than any real file has.
@@ -26,8 +26,12 @@ def watched() -> frozenset[str]:
     """The names that combinations depend on; only these are followed through a file."""
     from ncclops.env.lint.rules import rules
 
-    names = {name for rule in rules() for name in rule.conditions}
-    return frozenset(names | {"TORCH_DIST_USE_NCCL2"})
+    names = {"TORCH_DIST_USE_NCCL2"}
+    for rule in rules():
+        for name, condition in rule.conditions.items():
+            share = condition.get("above_share_of", {"variable": name})
+            names |= {name, share["variable"], condition.get("differs_from", name)}
+    return frozenset(names)
 
 
 def _nowhere(_text: str, _name: str, _line: int) -> None:
@@ -285,4 +289,4 @@ def _common(name: str, states: list[_State]) -> tuple[Setting, ...]:
 
 def is_setting_of_interest(name: str) -> bool:
     """Whether lint has a say in ``name``: the catalogue has it, or it looks like one of its."""
-    return name in catalogue() or is_covered(name)
+    return name in catalogue() or is_covered(name) or name.startswith(tuple(MISSPELT_PREFIXES))

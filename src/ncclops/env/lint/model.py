@@ -69,7 +69,8 @@ class Circumstances:
     """What rules may depend on. None is unknown; a rule that depends on it then does not fire.
 
     ``uses`` are the features that the job is known to use: ``fsdp2``, ``tensor-parallel``,
-    ``ucc``, ``torchrun``, ``ras-polling``.
+    ``ucc``, ``torchrun``, ``ras-polling``, ``net-plugin``. ``assumed`` names what of ``torch`` and
+    ``nccl`` is taken from this machine, although a file may be for another.
     """
 
     restart: RestartMode | None = None
@@ -82,6 +83,7 @@ class Circumstances:
     group_timeout: timedelta | None = None
     hard_timeout: timedelta = WRAPPER_HARD_TIMEOUT
     ignore: Mapping[str, str] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
 
     def torch_is(self, spec: str) -> bool:
         """Whether torch is known and meets ``spec``."""

@@ -166,5 +166,6 @@ def _expanded(text: str) -> set[str]:
     """The names that ``text`` itself makes use of."""
     shell = re.sub(rf"\b({NAME})=[\"']?\$\{{\1:?[-=]", "", text)
     names = set(re.findall(rf"\$[{{(]?({NAME})", shell))
-    reading = rf"(?:getenv\(|environ\.get\(|environ\[)\s*[\"']({NAME})[\"']\]?(?!\s*=[^=])"
-    return names | set(re.findall(reading, text))
+    asked = rf"(?:getenv\(|environ\.get\()\s*[\"']({NAME})[\"']"
+    looked_up = rf"environ\[\s*[\"']({NAME})[\"']\s*\](?!\s*=[^=])"
+    return names | set(re.findall(asked, text)) | set(re.findall(looked_up, text))

@@ -69,7 +69,7 @@ def rules() -> tuple[LintRule, ...]:
 
 def check_rules(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
     """What the rules find in one environment."""
-    return [_finding(rule, settings) for rule in rules() if _holds(rule, settings, where)]
+    return [_finding(rule, settings, where) for rule in rules() if _holds(rule, settings, where)]
 
 
 def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFinding]:
@@ -85,12 +85,14 @@ def combinations(settings: LintedSettings, where: Circumstances) -> list[LintFin
     return [finding for finding in here if finding.line or finding in everywhere]
 
 
-def _finding(rule: LintRule, settings: LintedSettings) -> LintFinding:
+def _finding(rule: LintRule, settings: LintedSettings, where: Circumstances) -> LintFinding:
     names = tuple(rule.conditions)
     shown = {name: settings.value(name) or "unset" for name in names}
     message = re.sub(r"\{([A-Z0-9_]+)\}", lambda match: shown.get(match[1], match[0]), rule.say)
     line = max((settings.line(name) for name in names), default=0)
-    level: Level = "warning" if settings.open_end and rule.level == "error" else rule.level
+    versions = {"torch" if key == "engine" else key for key in rule.when}
+    doubt = settings.open_end or not versions.isdisjoint(where.assumed)
+    level: Level = "warning" if doubt and rule.level == "error" else rule.level
     return LintFinding(rule.id, level, names, message, rule.fix, rule.source, line)
 
 
