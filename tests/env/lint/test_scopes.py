@@ -65,6 +65,8 @@ TOGETHER = {
     "a script that is written": "cat <<'EOF' > run.sh\nexport NCCL_NET=IB\n"
     "export NCCL_IB_DISABLE=1\nEOF\n",
     "a script that is fed": "bash <<EOF\nexport NCCL_NET=IB NCCL_IB_DISABLE=1\nEOF\n",
+    "a manifest that is fed": "cat <<EOF | kubectl apply -f -\nenv:\n"
+    "  NCCL_NET: IB\n  NCCL_IB_DISABLE: '1'\nEOF\n",
     "defaults": ": ${NCCL_NET:=IB}\n: ${NCCL_IB_DISABLE:=1}\n"
     "export NCCL_NET NCCL_IB_DISABLE\n./t.sh\n",
     "a chain": "cd x && export NCCL_NET=IB && NCCL_IB_DISABLE=1 python t.py\n",
@@ -115,6 +117,7 @@ APART = {
     "functions": "a() { export NCCL_NET=IB; t.sh; }\nb() { export NCCL_IB_DISABLE=1; t.sh; }\n",
     "comment": "export NCCL_NET=IB # NCCL_IB_DISABLE=1\npython t.py\n",
     "unknown": "export NCCL_NET=IB\nexport NCCL_IB_DISABLE=$1\npython t.py\n",
+    "printed with a form": "printf 'NCCL_DEBUG=%s\\n' INFO >> nccl.conf\n",
     "Slurm drops it": "export NCCL_NET=IB\nsrun --export=NCCL_IB_DISABLE=1 t\n",
 }
 

@@ -124,6 +124,8 @@ class _Reader:
             assert isinstance(first, Command)
             assert isinstance(last, Command)
             texts = [word.text for word in first.words]
+            for document in first.documents:
+                self._document(document, last)
             if texts[:1] in (["echo"], ["printf"], ["cat"]):
                 _written(self.scope.found, first, last)
                 return

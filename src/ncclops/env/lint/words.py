@@ -16,7 +16,7 @@ _FALLBACK = re.compile(rf"\$\{{{NAME}:?[-=]([^${{}}`]*)\}}")
 # Only where white space begins: it is not read again from each of its characters.
 _COMMENT = re.compile(r"(?<!\s)\s+#.*")
 _TEMPLATE = re.compile(
-    r"\{\{|\{%|<%|\$\(|\$\{|\$\w|`|^<[^<>]*>$|\{[A-Za-z_][\w.]*\}|%\(\w+\)s|@\w+@|^\.\.\.$"
+    r"\{\{|\{%|<%|\$\(|\$\{|\$\w|`|^<[^<>]*>$|\{[A-Za-z_][\w.]*\}|%\(\w+\)s|%[sd]\b|@\w+@|^\.\.\.$"
 )
 
 
