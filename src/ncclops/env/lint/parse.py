@@ -96,7 +96,16 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
 
 def _read_into(found: Found, text: str, kind: Format, path: Path, line: int) -> None:
     if kind == "conf":
-        rows = [Setting(r.name, r.value, r.line + line - 1) for r in parse_conf(text, path)]
+        # the file itself is taken as it is; what a script writes into one is filled in before
+        written = line > 1
+        rows = [
+            Setting(
+                row.name,
+                None if written and (is_open(row.value) or "$" in row.value) else row.value,
+                row.line + line - 1,
+            )
+            for row in parse_conf(text, path)
+        ]
         _one_environment(rows, found)
     elif kind == "dotenv":
         _one_environment(list(_dotenv(text, line)), found)
