@@ -75,7 +75,7 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
         if wanted is None or depth >= 3:
             return
         depth += 1
-        _read_into(found, inner, wanted, path, line)
+        _read_into(found, inner, wanted, path, line, written=True)
         depth -= 1
 
     found = Found(embedded=embedded)
@@ -94,10 +94,11 @@ def read(text: str, kind: Format, path: Path = Path("-")) -> LintedSettings:
     return LintedSettings(in_order, found.environments, slips=found.slips)
 
 
-def _read_into(found: Found, text: str, kind: Format, path: Path, line: int) -> None:
+def _read_into(
+    found: Found, text: str, kind: Format, path: Path, line: int, *, written: bool = False
+) -> None:
     if kind == "conf":
-        # the file itself is taken as it is; what a script writes into one is filled in before
-        written = line > 1
+        # NCCL takes its file as it is; what a script writes into one is filled in before
         rows = [
             Setting(
                 row.name,
