@@ -70,7 +70,12 @@ TABLE = (
         "`diagnose`", "shown", "with `--exit-code`: the run has failed, or is lost", "no such run"
     ),
     ExitCodes("`env compare`", "printed", "with `--exit-code`: the environments differ"),
-    ExitCodes("`env lint`", "no error found", "at least one error; not with `--no-exit-code`"),
+    ExitCodes(
+        "`env lint`",
+        "no error found, or with `--fix` none left",
+        "at least one error; not with `--no-exit-code`",
+        "a file that cannot be read, or written by `--fix`",
+    ),
     ExitCodes(
         "`flight analyze`",
         "nothing wrong found",
