@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ncclops.cli import _preflight_table
+from ncclops.preflight import table
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.model import Finding, NodeReport, Status, worst
 from ncclops.preflight.node import RULES, judge
@@ -273,13 +273,13 @@ def test_the_table_shows_what_is_wrong_first_and_the_rest_when_asked() -> None:
     limit("Max open files", "512")(machine)
     file("proc/sys/fs/file-max", "1000000")(machine)
     report = NodeReport(host="n1", time=1.5, findings=judge(machine.node()), seconds=1.25)
-    head, *rows = _preflight_table.lines(report)
+    head, *rows = table.lines(report)
     assert head.startswith("host n1: 1 FAIL, 1 WARN, ")
     assert head.endswith("(1.2 s)")
     assert [row.split()[0] for row in rows] == ["FAIL", "->", "WARN", "->"]
-    everything = _preflight_table.lines(report, everything=True)
+    everything = table.lines(report, everything=True)
     assert len(everything) == 1 + len(report.findings) + 2
-    assert _preflight_table.lines(NodeReport(host="n1", time=1.5, findings=())) == [
+    assert table.lines(NodeReport(host="n1", time=1.5, findings=())) == [
         "host n1: nothing to check"
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,6 +21,10 @@ _NOTHING_TO_DO = {
     "--monitor-interval": "nothing is polled here",
     "--start-method": "each worker is a new process",
 }
+
+# As in ncclops.launch.request, which is imported when the command runs.
+Preflight = Literal["off", "host"]
+_PREFLIGHT: tuple[Preflight, ...] = ("off", "host")
 
 _OURS = "Environment and run"
 _WORKERS = "Workers (as torchrun)"
@@ -134,6 +138,16 @@ def launch(
             help="Exit with 4 unless the run shows a healthy receipt.",
         ),
     ] = False,
+    preflight: Annotated[
+        Preflight,
+        typer.Option(
+            "--preflight",
+            parser=one_of("--preflight", _PREFLIGHT),
+            metavar=shown(_PREFLIGHT),
+            rich_help_panel=_OURS,
+            help="Check this node first (host), and exit with 3 if it is not fit. Default: off.",
+        ),
+    ] = "off",
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -351,6 +365,7 @@ def launch(
             redirects=redirects,
             local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
+            preflight=preflight,
             control_listen=control_listen,
             control_token_for_reads=control_token_for_reads,
             attach_stdin=attach_stdin,

@@ -152,7 +152,7 @@ def preflight(
         if line := hand_over.reason(report.findings, strict=strict):
             echo(line)
     else:
-        from ncclops.cli._preflight_table import lines
+        from ncclops.preflight.table import lines
 
         echo("\n".join(lines(report, everything=everything)))
     if failed and exit_code:

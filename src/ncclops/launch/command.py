@@ -36,7 +36,7 @@ from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import find_software, installed_torch
-from ncclops.launch import describe_node, options
+from ncclops.launch import describe_node, node_check, options
 from ncclops.launch.prepared import Prepared, Resolved
 from ncclops.launch.request import LaunchRequest
 from ncclops.launch.resolve import resolve
@@ -150,7 +150,8 @@ def start(
     began: Callable[[Path], None],
     quiet: bool = False,
 ) -> int:
-    """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts.
+    """Run to the end; the exit code of `launch`. Raises ``UsageError`` before anything starts,
+    ``PreflightRefused`` for a node that is not fit.
 
     Only in the main thread of a process that does nothing else: it forks and handles signals.
     ``say`` gets lines for the user, ``note`` those that say how the run is started; ``began`` the
@@ -158,6 +159,7 @@ def start(
     agent prints only warnings, errors and where the verdict is.
     """
     request, rendezvous = prepared.request, prepared.request.rendezvous
+    node_check.require_fit_node(prepared, say=say, note=note)
     listener = node_info = None
     control_listeners = []
     if request.control_listen is not None:

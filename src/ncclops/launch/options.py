@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import cast, get_args
 
 from ncclops.agent.layout import Shown, Target
 from ncclops.durations import parse_duration
 from ncclops.errors import UsageError
+from ncclops.launch.request import Preflight
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
 
@@ -81,6 +83,14 @@ def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
         frozenset(rank for rank, (out, _) in flags.items() if out),
         frozenset(rank for rank, (_, err) in flags.items() if err),
     )
+
+
+def parse_preflight(text: str) -> Preflight:
+    """What ``--preflight`` may be. Raises ``UsageError``."""
+    for choice in get_args(Preflight):
+        if text == choice:
+            return cast("Preflight", choice)
+    raise UsageError(f"--preflight {text}: choose {' or '.join(get_args(Preflight))}")
 
 
 def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:

@@ -14,6 +14,7 @@ from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, Plan
 from ncclops.host.software import Software
+from ncclops.launch.request import Preflight
 from ncclops.launch.stack import Stack
 from ncclops.profiles import Profile, RestartMode
 from ncclops.receipts.log_formats import Form
@@ -44,6 +45,7 @@ class Resolved:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    preflight: Preflight
     control_listen: str | None  # [HOST:]PORT
     control_token_for_reads: bool
     attach_stdin: int | None  # the rank that gets standard input

@@ -12,6 +12,7 @@ from ncclops.durations import format_duration
 from ncclops.profiles.model import as_text
 
 Restart = Literal["in-process", "process", "none"]
+Preflight = Literal["off", "host"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,10 @@ class LaunchRequest:
     redirects: str = "0"
     local_ranks_filter: str = ""
     require_receipt: bool = False
+
+    preflight: Preflight = "off"
+    """``"host"``: check this node before anything starts, and refuse to start if a check fails."""
+
     control_listen: str | None = None
     control_token_for_reads: bool = False
 

@@ -58,6 +58,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         redirects=request.redirects,
         local_ranks=request.local_ranks_filter,
         require_receipt=request.require_receipt,
+        preflight=options.parse_preflight(request.preflight),
         control_listen=request.control_listen,
         control_token_for_reads=request.control_token_for_reads,
         attach_stdin=request.attach_stdin,

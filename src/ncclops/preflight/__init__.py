@@ -6,7 +6,8 @@
     readings    the same as values: what checks look at, and what tests make up
     checks      from readings to findings; pure
     node        all of it for one node
-    metrics     a report in Prometheus' text format
+    table       a report as people read it
+    hand_over   what schedulers take over: a reason, a list of hosts, Prometheus' text format
 
 What cannot be known is CANNOT-TELL, never FAIL: a healthy node that is refused costs more trust
 than a sick one that is found later.
