@@ -89,7 +89,7 @@ def _grown(counter: str, by: int) -> Callable[[Machine, random.Random], str]:
 def _lost_gpu(machine: Machine, chance: random.Random) -> str:
     index = chance.randrange(len(machine.gpus))
     machine.gpus[index] = {
-        "index": index, "lost": "the GPU does not answer: GPU is lost"
+        "index": index, "lost": "the GPU does not answer: GPU is lost", "error": 15
     }  # fmt: skip
     return f"GPU {index}"
 

@@ -180,7 +180,8 @@ class Nvml:
         except self.bindings.NVMLError as error:
             if _is_lost(error):
                 raise GpuLostError(f"the GPU does not answer: {error}") from error
-            return Unavailable(f"NVML does not know GPU {selector}: {error}")
+            number = getattr(error, "value", None)
+            return Unavailable(f"NVML does not know GPU {selector}: {error}", number)
 
     def stop(self) -> None:
         """End this use of NVML; its devices cannot be queried afterwards."""

@@ -73,7 +73,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     uuid: str | None = None
     pci: str | None = None
-    lost: str | None = None  # NVML's words: it does not answer any more
+    lost: str | None = None  # NVML's words: it cannot be asked
+    error: int | None = None  # its number for that
     ecc_enabled: bool | None = None
     ecc_uncorrected: int | None = None
     sram_uncorrected: int | None = None

@@ -81,10 +81,10 @@ def lost(check: Check, node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         if gpu.lost is None:
             yield check.ok(_name(gpu), "answers")
-        elif gpu.lost.startswith("NVML"):
-            yield check.unknown(_name(gpu), gpu.lost)
-        else:
+        elif gpu.error in check.numbers("errors"):
             yield check.bad(_name(gpu), gpu.lost)
+        else:
+            yield check.unknown(_name(gpu), gpu.lost)
 
 
 def recovery(check: Check, node: Node) -> Iterator[Finding]:
@@ -253,20 +253,20 @@ def clocks(check: Check, node: Node) -> Iterator[Finding]:
 def nvlink(check: Check, node: Node) -> Iterator[Finding]:
     """Links that are down, and errors that grow while one looks."""
     answering = list(_answering(node))
-    pattern = re.compile("|".join(check.words("sxm")))
+    boards = check.rates("boards")
     for gpu in answering:
         if gpu.links is None:
             yield check.unknown(_name(gpu), "no links, or the driver does not say")
             continue
-        up, all_links = sum(gpu.links), len(gpu.links)
+        up = sum(gpu.links)
         most = max(sum(o.links or ()) for o in answering if o.name == gpu.name)
         down = [str(number) for number, is_up in enumerate(gpu.links) if not is_up]
-        is_sxm = bool(pattern.search(gpu.name or ""))
+        has = max((n for name, n in boards.items() if re.search(name, gpu.name or "")), default=0)
         grown = gpu.link_errors[-1] - gpu.link_errors[0] if gpu.link_errors else 0
         if up < most:
             yield check.bad(_name(gpu), f"{up} links up, others of its model {most}")
-        elif is_sxm and down and (up or len(answering) > 1) and not (not up and _may_lack(node)):
-            yield check.bad(_name(gpu), f"{some(down)} of {all_links} links down")
+        elif up < has and (up or (len(answering) > 1 and not _may_lack(node))):
+            yield check.bad(_name(gpu), f"{up} of {has:.0f} links up; down: {some(down)}")
         elif not up:
             yield check.unknown(_name(gpu), "no link is up; it may have no bridge")
         elif grown > 0:

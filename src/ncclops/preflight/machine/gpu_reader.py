@@ -10,6 +10,7 @@ from typing import Any
 from ncclops.host import nvml
 from ncclops.preflight.readings import Driver, Fabric, Gpu, ThrottleSample
 
+_LOST = 15  # NVML_ERROR_GPU_IS_LOST
 _LIBRARY = "libnvidia-ml.so.1"
 # Where distributions and the container toolkit put it, below a root that is not this machine's.
 _PLACES = (
@@ -44,11 +45,11 @@ class Session:
         """One GPU; what changes by the moment ``samples`` times, ``pause_s`` apart."""
         found = self._started
         if isinstance(found, nvml.Unavailable):
-            return Gpu(index=index, lost=found.reason)
+            return Gpu(index=index, lost=found.reason, error=found.error)
         try:
             device = found.device(index)
             if isinstance(device, nvml.Unavailable):
-                return Gpu(index=index, lost=device.reason)
+                return Gpu(index=index, lost=device.reason, error=device.error)
             throttle, errors = [], []
             for number in range(samples):
                 if number:
@@ -57,7 +58,7 @@ class Session:
                 errors.append(_link_errors(device))
             return _read(device, index, tuple(throttle), tuple(e for e in errors if e is not None))
         except nvml.GpuLostError as error:
-            return Gpu(index=index, lost=str(error))
+            return Gpu(index=index, lost=str(error), error=_LOST)
 
 
 def _read(
@@ -167,13 +168,27 @@ def _fabric(device: nvml.Device) -> Fabric | None:
     kind = getattr(bindings, "c_nvmlGpuFabricInfo_v2_t", None)
     info: Any = None if kind is None else kind()
     if info is None or device.query("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info)) is None:
-        return None
+        return _first_fabric(device)
     return Fabric(
         state=int(info.state),
         status=int(info.status),
         cluster=bytes(bytearray(info.clusterUuid)).hex(),
         clique=int(info.cliqueId),
         health=int(info.healthMask),
+    )
+
+
+def _first_fabric(device: nvml.Device) -> Fabric | None:
+    """As drivers before 545 say it, without its health."""
+    kind = getattr(device.nvml.bindings, "c_nvmlGpuFabricInfo_t", None)
+    info: Any = None if kind is None else kind()
+    if info is None or device.query("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info)) is None:
+        return None
+    return Fabric(
+        state=int(info.state),
+        status=int(info.status),
+        cluster=bytes(bytearray(info.clusterUuid)).hex(),
+        clique=int(info.cliqueId),
     )
 
 

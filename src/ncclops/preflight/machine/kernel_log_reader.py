@@ -35,11 +35,15 @@ def read_log(root: Path) -> KernelLog:
     now = time.time()
     if root == Path("/") and (text := _kmsg()) is not None:
         return KernelLog(source="/dev/kmsg", lines=tuple(_lines(text, uptime, now)))
-    for name in _KEPT:
+    first = None
+    for name in _KEPT:  # one may be there and empty, as after its rotation
         text = files.tail_text(root / name, _MOST_BYTES)
-        if text is not None:
-            return KernelLog(source=f"/{name}", lines=tuple(_lines(text, uptime, now)))
-    return KernelLog()
+        if text is None:
+            continue
+        first = first or f"/{name}"
+        if lines := tuple(_lines(text, uptime, now)):
+            return KernelLog(source=f"/{name}", lines=lines)
+    return KernelLog(source=first)
 
 
 def _kmsg() -> str | None:
