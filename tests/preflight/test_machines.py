@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -45,3 +46,32 @@ def test_every_check_that_can_fail_is_planted_or_tested_by_hand() -> None:
     by_hand = {"host.file-max", "host.imex", "nic.ports"}
     can_fail = {check.id for check in catalogue().values() if check.severity == "FAIL"}
     assert can_fail - {defect.check for defect in DEFECTS} == by_hand
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_not_shown_convicts_nobody(seed: int) -> None:
+    """Whatever files and readings of a healthy machine are missing."""
+    machine, chance = make(seed), random.Random(seed)
+    for path in list(machine.files):
+        # That a device has no file is a finding; that none is shown is not.
+        if chance.random() < 0.3 and not re.search("uverbs|gid", path):
+            del machine.files[path]
+    for gpu in machine.gpus:
+        for name in list(gpu):
+            if name not in ("index", "throttle", "link_errors") and chance.random() < 0.3:
+                gpu[name] = None
+    if chance.random() < 0.3:
+        machine.driver = {}
+    assert grave(judge(machine.node()), Status.FAIL) == set()
+
+
+JUNK = ("", "\0", "-1", "garbage", "9" * 30, "é", "0x", "1e9", "max", "0", "a b\nc", "unlimited")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_junk_in_files_is_no_error(seed: int) -> None:
+    machine, chance = make(seed), random.Random(seed)
+    for path in list(machine.files):
+        if chance.random() < 0.2 and not re.search(r"ibdev|pids\.max", path):
+            machine.files[path] = chance.choice(JUNK)
+    assert grave(judge(machine.node()), Status.FAIL) == set()

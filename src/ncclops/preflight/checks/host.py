@@ -84,7 +84,7 @@ def file_max(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "/proc/sys/fs/file-max is not there")
         return
     used = node.files.number("proc/sys/fs/file-nr") or 0
-    share = used / limit if limit > 0 else 0.0
+    share = used / limit if 0 < used <= limit else 0.0
     said = f"{used} of {limit} in use"
     if share >= check.limit("fail_share"):
         yield check.bad(HOST, said)
@@ -100,11 +100,13 @@ def pids(check: Check, node: Node) -> Iterator[Finding]:
     for path, text in files.matching(r"sys/fs/cgroup/.*pids\.max|sys/fs/cgroup/pids\.max"):
         if text is not None and text.isdecimal():
             used = files.number(path.removesuffix("max") + "current") or 0
+            used = used if used <= int(text) else 0
             rooms.append((int(text) - used, f"/{path} {text}, {used} in use"))
     threads = re.match(r"\S+ \S+ \S+ \d+/(\d+)", files.text("proc/loadavg") or "")
     running = int(threads[1]) if threads else 0
     for name in ("pid_max", "threads-max"):
-        if (value := files.number(f"proc/sys/kernel/{name}")) is not None:
+        value = files.number(f"proc/sys/kernel/{name}")
+        if value is not None and value > 0:
             rooms.append((value - running, f"kernel.{name} {value}, {running} threads"))
     processes = soft_limit(files, "Max processes")
     if processes is not None and processes < UNLIMITED:
@@ -266,7 +268,11 @@ def clock(check: Check, node: Node) -> Iterator[Finding]:
         yield check.ok(HOST, f"{running[0]} runs")
     elif "run/systemd/timesync/synchronized" in node.files:
         yield check.ok(HOST, "systemd-timesyncd has synchronised it")
-    elif node.host.processes is None or in_container(node.files) or is_virtual(node.files):
+    elif (
+        not any(p.pid == 1 and p.name in ("systemd", "init") for p in node.host.processes or ())
+        or in_container(node.files)
+        or is_virtual(node.files)
+    ):
         # A hypervisor may keep the clock, and the host's programs are not to be seen inside.
         yield check.unknown(HOST, "nothing here says who keeps the clock")
     else:

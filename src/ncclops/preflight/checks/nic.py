@@ -7,6 +7,7 @@ checks look at ports of one kind together (one board, one link layer), and at wh
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ class Port:
 
     @property
     def state(self) -> str | None:
-        return self.text("state")
+        """As the kernel writes it; None where it cannot be read, or is nothing that it writes."""
+        text = self.text("state") or ""
+        return text if re.fullmatch(r"\d: [A-Z_]+", text) else None
 
     @property
     def is_active(self) -> bool:
@@ -70,11 +73,8 @@ class Port:
 
     @property
     def rate_gbps(self) -> float | None:
-        words = (self.text("rate") or "").split()
-        try:
-            return float(words[0]) if words else None
-        except ValueError:
-            return None
+        match = re.match(r"(\d{1,5}(?:\.\d+)?) Gb/sec", self.text("rate") or "")
+        return float(match[1]) if match and float(match[1]) else None
 
     def device(self, name: str) -> str | None:
         """A file of its device."""
@@ -183,6 +183,10 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
             else:
                 yield check.unknown(each.name, "the driver shows no types")
             continue
+        strange = [text for text in types.values() if text and "RoCE v" not in text]
+        if strange or any(not types.get(n) for n in _taken(each)):
+            yield check.unknown(each.name, "the types of some addresses cannot be read")
+            continue
         v2 = sorted(int(n) for n, t in types.items() if t and "v2" in t and n.isdecimal())
         if not v2:
             yield _graver(check, node, each.name, "no address of type RoCE v2")
@@ -265,6 +269,8 @@ def verbs(check: Check, node: Node) -> Iterator[Finding]:
                 yield _graver(check, node, nic.device, "no uverbs device at all")
             else:
                 yield check.unknown(nic.device, "/sys/class/infiniband_verbs is not to be seen")
+        elif not mine and not all(nic.files.text(f"{top}/{n}/ibdev") for n in nic.files.names(top)):
+            yield check.unknown(nic.device, "/sys/class/infiniband_verbs cannot be read")
         elif not mine:
             yield _graver(check, node, nic.device, "no uverbs device")
         elif mine[0] in files:
@@ -382,13 +388,21 @@ def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) 
     setting = node.environ.get("NCCL_IB_HCA", "")
     if setting and not setting.startswith("^"):
         return True  # somebody has named it
-    if "Disabled" in (each.text("phys_state") or ""):
-        return False  # somebody has switched it off
+    phys = each.text("phys_state")
+    if phys is None or "Disabled" in phys or not re.match(r"\d: \w", phys):
+        return False  # somebody may have switched it off
     latest = each.nic.samples[-1] if each.nic.samples else Files()
     if _counts(each, latest).get("link_downed", 0) > 0:
         return True  # it has worked since the driver was loaded
     active = sum(other.is_active for other in alike)
     return active >= share * len(alike) and active > 1
+
+
+def _taken(each: Port) -> list[str]:
+    """The indices of a port's addresses that are none of zeros."""
+    top = f"{each.top}/gids"
+    found = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
+    return [name for name, text in found.items() if text and text != _EMPTY_GID]
 
 
 def _counts(each: Port, sample: Files) -> dict[str, int]:
