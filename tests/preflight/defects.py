@@ -277,6 +277,16 @@ def _named_and_off(machine: Machine, chance: random.Random) -> str:
     return "mlx5_1 port 1"
 
 
+def _newer_torch(machine: Machine, chance: random.Random) -> str:
+    machine.torch_cuda = "13.0"
+    return "host"
+
+
+def _known_bad(machine: Machine, chance: random.Random) -> str:
+    machine.nccl = "2.25.1"
+    return "host"
+
+
 WARN = Status.WARN
 SMALL_SHM = "shm /dev/shm tmpfs rw,size=65536k 0 0"
 MELLANOX = ("hgx-ib", "hgx-roce")
@@ -366,6 +376,8 @@ DEFECTS = (
         _gpu(processes=[], memory_used_bytes=60 * GIB),
         WARN,
     ),
+    Defect("torch for a newer CUDA", "software.cuda", WITH_GPUS, _newer_torch),
+    Defect("an NCCL that hangs in abort", "software.advisories", WITH_GPUS, _known_bad, WARN),
     Defect("half of the lanes", "gpu.pcie", WITH_GPUS, _gpu(pcie_width=8)),
     Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
     Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),

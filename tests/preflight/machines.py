@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ncclops.host.software import Software
 from ncclops.preflight.readings import (
     Driver,
     Files,
@@ -60,6 +61,7 @@ class Machine:
     late: dict[str, float] = field(default_factory=dict)
     needs: PreflightNeeds = field(default_factory=PreflightNeeds)
     nccl: str | None = "2.27.3"
+    torch_cuda: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
 
     def node(self) -> Node:
@@ -102,7 +104,8 @@ class Machine:
             late=self.late,
             environ=self.environ,
             needs=self.needs,
-            nccl=self.nccl,
+            software=Software(nccl=self.nccl),
+            torch_cuda=self.torch_cuda,
             real=False,
         )
 
@@ -232,6 +235,7 @@ def _gpus(machine: Machine, chance: random.Random) -> None:
     count = 8 if board else chance.choice([1, 2, 4, 8])
     version = chance.choice(["535.161.08", "570.86.15", "580.95.05"])
     machine.driver = {"version": version, "cuda": 12080, "count": count}
+    machine.torch_cuda = chance.choice(["12.4", "12.8", "12.9", None])
     open_modules = chance.random() < 0.5
     kind = "Open Kernel Module for x86_64" if open_modules else "Kernel Module"
     container = machine.kind.startswith("container")

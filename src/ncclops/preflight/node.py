@@ -9,16 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from ncclops.host.software import installed_nccl
 from ncclops.preflight.catalogue import catalogue
-from ncclops.preflight.checks import gpu, host, nic
+from ncclops.preflight.checks import gpu, host, nic, software
 from ncclops.preflight.checks.look import Rule
 from ncclops.preflight.machine import reading
 from ncclops.preflight.model import Finding, NodeReport
 from ncclops.preflight.readings import Node
 from ncclops.profiles.model import PreflightNeeds
 
-RULES: Mapping[str, Rule] = {**host.RULES, **gpu.RULES, **nic.RULES}
+RULES: Mapping[str, Rule] = {**host.RULES, **gpu.RULES, **nic.RULES, **software.RULES}
 
 
 def judge(node: Node) -> tuple[Finding, ...]:
@@ -68,10 +67,7 @@ def read(
         limit=limit,
         gid_index=int(index) if index.isdecimal() else None,
     )
-    told = {name: text for name, text in environ.items() if name.startswith("NCCL_")}
-    return msgspec.structs.replace(
-        node, needs=needs, environ=told, nccl=installed_nccl() if node.real else None
-    )
+    return msgspec.structs.replace(node, needs=needs, environ=dict(environ))
 
 
 def report(node: Node, findings: Sequence[Finding]) -> NodeReport:

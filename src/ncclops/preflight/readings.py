@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ncclops.host.software import Software
 from ncclops.profiles.model import PreflightNeeds
 
 
@@ -189,7 +190,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ``late`` holds the parts that did not answer, with how many seconds each was given; a part that
     the reader could not read for another reason is in ``broken``, with why. ``environ`` are the
     variables of the job that checks go by,
-    ``needs`` what its lane needs. ``real`` is whether the root is this machine's own.
+    ``needs`` what its lane needs. ``real`` is whether the root is this machine's own;
+    only then ``software`` and the CUDA that torch was built for are known.
     """
 
     time: float = 0.0
@@ -205,13 +207,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str] = {}
     needs: PreflightNeeds = PreflightNeeds()
     real: bool = True
+    software: Software | None = None
     torch_cuda: str | None = None
-    nccl: str | None = None
 
     @property
     def files(self) -> Files:
         """The host's files."""
         return self.host.files
+
+    @property
+    def nccl(self) -> str | None:
+        """The version of NCCL, where it is known."""
+        return None if self.software is None else self.software.nccl
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:

@@ -35,7 +35,7 @@ _PATTERNS = (
     "sys/kernel/mm/hugepages/*/nr_hugepages", "sys/kernel/mm/hugepages/*/free_hugepages",
     "run/systemd/timesync/synchronized", "run/systemd/system",
     "dev/nvidia*", "dev/nvidia-caps-imex-channels/channel*", "dev/shm", "dev/shm/nccl-*",
-    ".dockerenv", "run/.containerenv",
+    ".dockerenv", "run/.containerenv", "usr/local/cuda*/compat/libcuda.so*",
 )  # fmt: skip
 # Of the machine's processors one is enough; nodes have hundreds.
 _CPUINFO_BYTES = 4096

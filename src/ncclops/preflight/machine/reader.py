@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 
 from ncclops.host import prctl
+from ncclops.host.gpus import Gpus
+from ncclops.host.software import find_software, torch_constants
 from ncclops.preflight.machine import gpu_reader, host_reader, kernel_log_reader, nic_reader
 
 READY = b"ready\n"
@@ -68,6 +70,11 @@ class Reader:
     def space(self, request: Request) -> Any:
         """The file system of a path."""
         return host_reader.read_space(request.argument)
+
+    def software(self, _: Request) -> Any:
+        """What is installed, beside what NVML says; and the CUDA that torch was built for."""
+        installed = find_software(Gpus(), os.environ, self._root)
+        return {"software": installed, "cuda": torch_constants().get("cuda")}
 
     def log(self, _: Request) -> Any:
         """The kernel log."""

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ncclops.host.software import Software
 from ncclops.preflight.machine.reader import READY, Answer, Request
 from ncclops.preflight.readings import (
     Driver,
@@ -166,12 +167,14 @@ def read_node(
     ended when it returns, but for those that a driver holds.
     """
     machine = Machine(root, environ, limit)
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(5) as threads:
         host = threads.submit(_host, machine)
+        installed = threads.submit(_software, machine) if root == Path("/") else None
         disks = threads.submit(_spaces, machine, spaces)
         graphics = threads.submit(_gpus, machine) if gpus else None
         nics = threads.submit(_nics, machine, devices, window.total_seconds(), gid_index)
         system, name, log = host.result()
+        software, torch_cuda = (None, None) if installed is None else installed.result()
         driver, found = graphics.result() if graphics is not None else (Driver(), ())
         return Node(
             time=time.time(),
@@ -185,6 +188,8 @@ def read_node(
             late=machine.late,
             broken=machine.broken,
             real=root == Path("/"),
+            software=software,
+            torch_cuda=torch_cuda,
         )
 
 
@@ -195,6 +200,13 @@ def _host(machine: Machine) -> tuple[Host, Name, KernelLog]:
         _as(name, Name) or Name(),
         _as(log, KernelLog) or KernelLog(),
     )
+
+
+def _software(machine: Machine) -> tuple[Software | None, str | None]:
+    (answer,) = machine.ask([Request(kind="software")])
+    if answer is None:
+        return None, None
+    return msgspec.convert(answer.value["software"], Software), answer.value["cuda"]
 
 
 def _spaces(machine: Machine, paths: Sequence[str]) -> tuple[Space, ...]:
