@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_who_does_not_take_part_is_named(make: Callable[[int], Cluster]) -> None
     made.ip("h3", "addr", "add", f"{made.address('h2')}/24", "dev", "eth0")
     store = f"{made.address('h0')}:29400"
     mute = [sys.executable, "-m", "tests.preflight.mute_host", store, "6", "4"]
-    made.run("h4", *mute, env={"PYTHONPATH": str(REPOSITORY)})
+    made.run("h4", *mute, env={"PYTHONPATH": str(REPOSITORY)})  # often the first to arrive
     verdict = cluster.preflight(absent=(4, 5))
     kinds = {each.kind for each in verdict.causes if each.severity == "FAIL"}
     assert kinds == {"missing", "silent", "duplicate-address"}
@@ -162,3 +163,24 @@ def test_who_does_not_take_part_is_named(make: Callable[[int], Cluster]) -> None
     assert [verdict.hosts[each].rank for each in silent.hosts] == [4]
     shared = [each for each in verdict.causes if each.kind == "duplicate-address"]
     assert {each.facts["address"] for each in shared} == {made.address("h2")}
+
+
+def test_the_command_says_it_on_every_host(tmp_path: Path) -> None:
+    """Exit code, table, JSON and the list for the scheduler."""
+    with hosts(3, tmp_path) as made:
+        made.drop("h2", "to", "opening")
+        meet = ["--nnodes", "3", "--rdzv-endpoint", f"{made.address('h0')}:29400"]
+        command: list[str | Path] = ["preflight", *meet, "--exclude-file", tmp_path / "exclude"]
+        agents = [made.start(f"h{n}", *command, *(["--json"] if n == 1 else [])) for n in range(3)]
+        codes = [agent.wait(2 * LIMIT_S) for agent in agents]
+        outputs = [made.output(f"h{number}") for number in range(3)]
+        print(*outputs, sep="\n")
+    assert codes == [3, 3, 3]
+    for output in (outputs[0], outputs[2]):
+        assert "FAIL  unreachable  no connection passes to h2 from every other host" in output
+    document = json.loads(outputs[1][outputs[1].index("{") :])
+    assert document["status"] == "FAIL"
+    (cause,) = (each for each in document["edges"]["causes"] if each["severity"] == "FAIL")
+    assert (cause["a"], cause["shape"], cause["hosts"]) == (["h2"], "host-in", ["h2"])
+    assert document["edges"]["excluded"] == ["h2"]
+    assert (tmp_path / "exclude").read_text() == "h2\n"

@@ -1,4 +1,4 @@
-"""``ncclops preflight``: is this node fit for the job?"""
+"""``ncclops preflight``: is this node fit for the job, and are the edges between several?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ncclops.cli import _preflight_hosts as several
 from ncclops.cli._options import ExitCodeOption, JsonOption, ParamOption
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
@@ -116,6 +117,13 @@ def preflight(
         bool,
         typer.Option("--strict", rich_help_panel=_HANDED_OVER, help="A warning fails as well."),
     ] = False,
+    nnodes: several.NnodesOption = None,
+    node_rank: several.NodeRankOption = None,
+    rdzv_endpoint: several.EndpointOption = None,
+    rdzv_id: several.IdOption = None,
+    rdzv_conf: several.ConfOption = None,
+    master_addr: several.MasterAddrOption = None,
+    master_port: several.MasterPortOption = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show also what is well and what cannot be told.")
     ] = False,
@@ -124,37 +132,60 @@ def preflight(
 ) -> None:
     """Check this node's GPUs, network ports and settings before a job starts.
 
-    Exits with 3 when a check fails. Nothing is changed, and whatever does not answer is given up.
+    On several hosts (srun ncclops preflight) the edges between them as well. Exits with 3 when
+    a check fails. Nothing is changed, and whatever does not answer is given up.
     """
     from ncclops.preflight import hand_over
     from ncclops.preflight.model import Status
+    from ncclops.schedulers.node_options import NodeOptions
 
     if sum((as_json, reason, prometheus)) > 1:
         raise UsageError("--json, --reason and --prometheus each print one thing: give one")
+    options = NodeOptions(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        rdzv_endpoint=rdzv_endpoint,
+        rdzv_id=rdzv_id,
+        rdzv_conf=rdzv_conf,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+    met = several.where(options)
     needs = _needs(profile, param, skip)
     report = _report(
         needs, root, path or [], _time("--window", window), _time("--limit", limit), node_name
     )
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
+    verdict = several.try_edges(*met, report) if met else None
     failed = report.status in bad
+    convicted = {report.host: failed}
+    if verdict is not None:
+        convicted |= several.convicted(verdict, strict=strict)
+        failed = failed or several.failed(verdict, strict=strict)
     if exclude_file is not None:
         try:
-            hand_over.update_exclude_file(exclude_file, {report.host: failed})
+            hand_over.update_exclude_file(exclude_file, convicted)
         except OSError as error:
             raise UsageError(
                 f"--exclude-file {exclude_file}: {error.strerror}: name a file that can be written"
             ) from None
     if as_json:
-        print_json(document([report]))
+        edges = {} if verdict is None else {"edges": several.document(verdict)}
+        status = {"status": "FAIL"} if verdict is not None and several.failed(verdict) else {}
+        print_json(document([report]) | status | edges)
     elif prometheus:
         echo(hand_over.prometheus([report]).decode(), newline=False)
     elif reason:
-        if line := hand_over.reason(report.findings, strict=strict):
+        line = hand_over.reason(report.findings, strict=strict)
+        if not line and verdict is not None:
+            line = several.reason(verdict)
+        if line:
             echo(line)
     else:
         from ncclops.preflight.table import lines
 
-        echo("\n".join(lines(report, everything=everything)))
+        shown = lines(report, everything=everything)
+        echo("\n".join(shown + (several.lines(verdict) if verdict is not None else [])))
     if failed and exit_code:
         raise typer.Exit(PreflightRefused.exit_code)
 

@@ -110,7 +110,8 @@ def describe(address: Address) -> Place:
 def hardware_addresses() -> tuple[str, ...]:
     """Those of all interfaces of this host."""
     links = (each for entries in psutil.net_if_addrs().values() for each in entries)
-    return tuple(sorted({each.address.lower() for each in links if each.family == psutil.AF_LINK}))
+    found = {each.address.lower() for each in links if each.family == psutil.AF_LINK}
+    return tuple(sorted(found - {"", "00:00:00:00:00:00"}))
 
 
 def port_range(root: Path = Path("/")) -> tuple[int, int]:

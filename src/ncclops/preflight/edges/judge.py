@@ -233,7 +233,7 @@ class _Look:
 
     def _other_answers(self, claim: Claim) -> dict[str, str]:
         """Whether another machine answers at the address of the host that ``claim`` is about."""
-        if claim.shape not in ("host", "host-in", "edge", "pair"):
+        if claim.shape not in ("host", "host-in", "host-out", "edge", "pair"):
             return {}
         targets = set(claim.a) if claim.shape.startswith("host") else {*claim.a, *claim.b}
         for target in sorted(targets):
@@ -261,7 +261,7 @@ class _Look:
                     return {"their_mac": seen.mac, "mac": place.mac, **whose}
                 if seen.other >= 0:
                     return {"other": self._hosts[seen.other].name, **whose}
-            if host.conflict and into:
+            if host.conflict:  # this end of an edge that fails
                 return {"their_mac": host.conflict, "mac": place.mac, **whose}
         return {}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ncclops.preflight.edges import interface
 from ncclops.preflight.edges.model import Facts, Place
+from ncclops.preflight.model import Finding
 
 # Two tries of the usual resolver take 10 s: a name that is not needed does not hold up the others.
 NAME_WITHIN_S = 3.0
@@ -35,7 +36,13 @@ def leads_here(address: str) -> bool:
     return interface.is_loopback(address)
 
 
-async def read_facts(environ: Mapping[str, str], *, rank: int | None, name: str | None) -> Facts:
+async def read_facts(
+    environ: Mapping[str, str],
+    *,
+    rank: int | None,
+    name: str | None,
+    findings: tuple[Finding, ...] = (),
+) -> Facts:
     """This host's, but for the ports. Nothing in it waits longer than ``NAME_WITHIN_S``."""
     addresses = interface.read()
     chosen = interface.choose(addresses, environ)
@@ -57,6 +64,7 @@ async def read_facts(environ: Mapping[str, str], *, rank: int | None, name: str 
         conflict=conflict,
         gloo=bool(environ.get("GLOO_SOCKET_IFNAME")),
         named_port=environ.get("MASTER_PORT", "").isdecimal(),
+        findings=findings,
         nccl={each: environ[each] for each in _TOLD if each in environ},
     )
 

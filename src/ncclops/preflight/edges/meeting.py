@@ -2,12 +2,12 @@
 
 ::
 
-    each    add came                       -> its number; number 0 gathers for all
-    each    set facts/<number>             number 0: wait for all, set plan
+    each    add came                       -> its number; who serves the store gathers for all
+    each    set facts/<number>             the one: wait for all, set plan
     each    wait plan                      the first round
-    each    set first/<number>             number 0: set again
+    each    set first/<number>             the one: set again
     each    wait again                     the second round
-    each    set second/<number>            number 0: set verdict
+    each    set second/<number>            the one: set verdict
     each    wait verdict
 
 Eight requests a host, whatever their number; what all need to know is one value. The store is
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ncclops.errors import NcclopsError
+from ncclops.errors import PreflightRefused
 from ncclops.host import interfaces
 from ncclops.preflight.edges import machine
 from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
@@ -71,7 +71,7 @@ class Where:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Unmet(NcclopsError):
+class Unmet(PreflightRefused):
     """The hosts could not meet, or the host that gathers for all fell silent."""
 
 
@@ -84,6 +84,7 @@ class Meeting:
         self._store = store
         self._prefix = f"ncclops-preflight/{where.job_id}/{number // where.count}/"
         self.number = number % where.count
+        self.gathers = False  # whether this host gathers for all
 
     @classmethod
     async def join(cls, where: Where, within_s: float) -> Meeting:
@@ -97,8 +98,7 @@ class Meeting:
         here = where.serves
         if here is None:
             here = not where.external and interfaces.is_here(where.host)
-        if here:
-            _serve(where.port, tcp_store)
+        serving = here and _serve(where.port, tcp_store)
         address = await _reached(where, deadline)
 
         def connect() -> Any:
@@ -112,12 +112,24 @@ class Meeting:
             _ANSWER_S,
             f"the store at {where.address} does not answer",
         )
-        return cls(where, store, came - 1)
+        meeting = cls(where, store, came - 1)
+        if serving or meeting.number == 0:
+            await meeting._claim(at_once=serving or where.external)
+        return meeting
 
-    @property
-    def gathers(self) -> bool:
-        """Whether this host gathers for all."""
-        return self.number == 0
+    async def _claim(self, *, at_once: bool) -> None:
+        """Gather for all, unless another host does: the one that serves the store, without which
+        there is no meeting anyway; the first to arrive where none of them serves it."""
+        if not at_once:
+            await self._wait("gathers", _ANSWER_S)
+        name, own = f"{self._prefix}gathers", str(self.number)
+
+        def claim() -> str:
+            answer: bytes = self._store.compare_set(name, "", own)
+            return answer.decode()
+
+        lost = f"the store at {self._where.address} does not answer"
+        self.gathers = await _call(claim, _ANSWER_S, lost) == own
 
     async def say(self, topic: str, value: Facts | Outcome) -> None:
         """Publish this host's part of ``topic``."""
@@ -176,15 +188,16 @@ class Meeting:
         return await _call(read, within_s + _ANSWER_S, lost)
 
 
-def _serve(port: int, tcp_store: Any) -> None:
+def _serve(port: int, tcp_store: Any) -> bool:
     listener = store_server.bind(port)
     if listener is None:
-        return  # a store serves there already; if it is none, connecting to it says so
+        return False  # a store serves there already; if it is none, connecting to it says so
     with listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
         # A process of its own: it answers until the last host has read the verdict.
         reap = store_server.start(listener, tcp_store)
     threading.Thread(target=reap, name="ncclops-store", daemon=True).start()
+    return True
 
 
 async def _reached(where: Where, deadline: float) -> str:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from ncclops.preflight.model import Finding
+
 # How one connection failed. What the kernel said, or what was missing:
 #   timeout      nothing came back: packets are dropped
 #   refused      a reset instead of a connection: nobody listens, or a firewall rejects
@@ -67,7 +69,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ``own_name`` is what its name stands for there. ``macs`` are those of all
     its interfaces: any of them may answer for any of its addresses. ``conflict`` is the hardware
     address of another machine that claims ``place``'s address. ``gloo``: a variable
-    names Gloo's interface. ``named_port``: MASTER_PORT names slot 0's port.
+    names Gloo's interface. ``findings`` are those of
+    its own checks that are not well. ``named_port``: MASTER_PORT names slot 0's port.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gloo: bool = False
     named_port: bool = False
     nccl: dict[str, str] = {}
+    findings: tuple[Finding, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

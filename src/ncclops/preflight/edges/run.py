@@ -16,6 +16,7 @@ from ncclops.preflight.edges.listener import Listener
 from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
 from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
 from ncclops.preflight.edges.rounds import Rounds
+from ncclops.preflight.model import Finding
 
 # Names of so many hosts are looked up by each, and beyond that those of the next few.
 _NAMES_UP_TO, _NAMES_OF = 64, 8
@@ -47,16 +48,20 @@ def run(
     environ: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     name: str | None = None,
+    findings: tuple[Finding, ...] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Meet the other hosts at ``where``, try all edges, and return the verdict that all get.
 
-    ``environ`` is what NCCL will be given; ``name`` this host's for the others. ``note`` is told
+    ``environ`` is what NCCL will be given; ``name`` this host's for the others, and
+    ``findings`` what its own checks have found. ``note`` is told
     how far it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
     """
     limits = limits or Limits()
     given = os.environ if environ is None else environ
-    return asyncio.run(_within(_Part(where, given, limits, name, note).verdict(), limits.all))
+    return asyncio.run(
+        _within(_Part(where, given, limits, name, findings, note).verdict(), limits.all)
+    )
 
 
 async def _within(verdict: object, limit_s: float) -> Verdict:
@@ -75,14 +80,17 @@ class _Part:
         environ: Mapping[str, str],
         limits: Limits,
         name: str | None,
+        findings: tuple[Finding, ...],
         note: Callable[[str], None],
     ) -> None:
         self._where, self._environ, self._limits = where, environ, limits
-        self._name, self._note = name, note
+        self._name, self._findings, self._note = name, findings, note
         self._began = time.monotonic()
 
     async def verdict(self) -> Verdict:
-        facts = await machine.read_facts(self._environ, rank=self._where.rank, name=self._name)
+        facts = await machine.read_facts(
+            self._environ, rank=self._where.rank, name=self._name, findings=self._findings
+        )
         listener = Listener(facts.uid)
         place = machine.own_place(facts)
         if place is not None:

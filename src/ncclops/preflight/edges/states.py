@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -72,16 +72,16 @@ def settle(
             if seen.failed and not last.failed:
                 states.flaky.add(edge)
             _place(states, edge, last)
+    owners: dict[str, set[int]] = defaultdict(set)
+    for host in live:
+        for each in hosts[host].addresses:
+            owners[each.address].add(host)
     for dst in live:
         place = hosts[dst].place
-        if place is None:
-            continue
-        for src in live - {dst}:
+        if place is not None:
             # Not probed: it would lead a host to itself.
-            if is_loopback(place.address) or place.address in {
-                each.address for each in hosts[src].addresses
-            }:
-                states.dead.add((src, dst))
+            itself = live if is_loopback(place.address) else owners[place.address]
+            states.dead |= schedule.edges_between(itself, (dst,))
     return states
 
 
