@@ -5,6 +5,7 @@
     │   └── ProfileError        exit 2   a profile that cannot be found, read or understood
     ├── NotNeeded               exit 0   a node in reserve, whose job has ended without it
     ├── PreflightRefused        exit 3   `launch` found a reason not to start
+    ├── NetworkRefused          exit 3   NCCL uses another network than the one that is required
     └── ReceiptMissing          exit 4   workers ended well, the required receipt is not there
 
 Beside them: 70 for a fault of ncclops itself (``EXIT_INTERNAL_ERROR``, as sysexits has it), 130 for
@@ -45,6 +46,12 @@ class NotNeeded(NcclopsError):
 
 class PreflightRefused(NcclopsError):
     """`launch` refused to start because a check before the start failed."""
+
+    exit_code = 3
+
+
+class NetworkRefused(NcclopsError):
+    """NCCL has chosen another network than ``--require-network`` asks for."""
 
     exit_code = 3
 

@@ -10,6 +10,7 @@ import pytest
 from ncclops.env import Change, Overrides, Plan, PlanContext, compute_plan
 from ncclops.errors import UsageError
 from ncclops.profiles import Entry, EntryCondition, Profile
+from ncclops.profiles.model import NetworkSettings
 from tests.env.conftest import make_profile
 
 NEVER = EntryCondition(restart=frozenset())
@@ -232,3 +233,34 @@ def test_a_scope_takes_all_its_variables_but_those_that_are_named() -> None:
     assert rows["NCCL_IB_HCA"].reason.startswith("one node. Which HCAs")
     assert rows["NCCL_IB_HCA"].source == "profile p"
     assert rows["UCX_TLS"].reason == "--keep on the command line; profile p would unset it"
+
+
+NCCL_LOG = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "NET,ENV,BOOTSTRAP",
+    "NCCL_DEBUG_FILE": "/runs/1/ranks/0/nccl.log",
+}
+
+
+def with_network(*expect: str, **entries: Entry) -> Profile:
+    return replace(profile(**entries), network=NetworkSettings(expect))
+
+
+def test_a_profile_that_expects_a_network_has_nccl_say_which_it_uses() -> None:
+    context = PlanContext(from_files=lambda _environ: ())
+    result = compute_plan(with_network("ib", "roce"), {}, Overrides(), context)
+    assert result.apply({}, FILL) == NCCL_LOG
+    assert all("meant for ib or roce" in row.reason for row in result.changes)
+    assert all(row.source.endswith(", [network]") for row in result.changes)
+    assert compute_plan(profile(), {}, Overrides(), context).changes == ()
+
+
+@pytest.mark.parametrize("name", NCCL_LOG)
+@pytest.mark.parametrize("where", ["shell", "file", "profile"])
+def test_nccls_log_stays_as_somebody_else_has_it(name: str, where: str) -> None:
+    environ = {name: "x"} if where == "shell" else {}
+    files = (name,) if where == "file" else ()
+    own = {name: entry("set", "x")} if where == "profile" else {}
+    context = PlanContext(from_files=lambda _environ: files)
+    result = compute_plan(with_network("ib", **own), environ, Overrides(), context)
+    assert {row.name for row in result.changes} == set(own)

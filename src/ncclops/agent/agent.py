@@ -374,6 +374,7 @@ class _Agent:
             escalated=team.escalation,
             gpu_faults=tuple(attempt.gpu_faults),
             slow_ranks=tuple(attempt.watching.slow_ranks.values()),
+            network=attempt.network.use,
             store_ended=attempt.store_ended,
             why_ended=team.why_ended | team.explained,
         )

@@ -26,6 +26,7 @@ from ncclops.agent.hang_watch import HangWatch
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan, unread
+from ncclops.agent.network_watch import NetworkLines, NetworkWatch
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
@@ -113,7 +114,13 @@ class RunningAttempt:
         self._environ = environ
         self._server: hosted_store.StoreServer | None = None
         self._stop_page: StopPage | None = None
-        self._scan = LiveScan(log_files.output(self._run, place.ranks), context.printed)
+        self.network = NetworkWatch(self._job, context.coordinator, context.say, self._on_refusal)
+        self._scan = LiveScan(
+            log_files.output(self._run, place.ranks),
+            context.printed,
+            log_files.nccl(self._run, place.ranks),
+            NetworkLines(self.network.from_thread),
+        )
         self.watching = Watching(
             self._job, place.ranks, self.team, context.coordinator, context.say
         )
@@ -344,6 +351,11 @@ class RunningAttempt:
         for rank in hang.ranks:
             self._gpus.judge(rank)
         self._context.coordinator.share_hang(hang.ranks[0], hang.reason)
+        self._context.condition.notify()
+
+    def _on_refusal(self, refusal: NcclopsError) -> None:
+        log.info("attempt %d is refused: %s", self.number, refusal)
+        self.cannot_start = self.cannot_start or refusal
         self._context.condition.notify()
 
     def _on_xid(self, rank: int, gpu: GpuName, number: int, what: str) -> None:

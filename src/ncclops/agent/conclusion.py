@@ -77,6 +77,7 @@ def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
         ranks_lost=list(decision.ranks_lost),
         gpu_faults=list(decision.gpu_faults),
         slow_ranks=list(decision.slow_ranks),
+        networks=list(decision.networks),
         workers=sorted(ended.endings, key=lambda ending: ending.rank),
         classification=None
         if classification is None

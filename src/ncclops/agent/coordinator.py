@@ -52,6 +52,9 @@ class Coordinator(Protocol):
     def share_hang(self, rank: int, reason: str) -> None:
         """The attempt fails because ``rank`` of this node hangs."""
 
+    def share_refusal(self, rank: int, reason: str) -> None:
+        """The job is refused because of what ``rank`` of this node has shown."""
+
     def share_view(self, view: NodeView) -> None:
         """What is thought of this node's ranks, if that bears on those of other nodes."""
 
@@ -127,6 +130,9 @@ class Alone:
         return
 
     def share_hang(self, rank: int, reason: str) -> None:  # noqa: ARG002
+        return
+
+    def share_refusal(self, rank: int, reason: str) -> None:  # noqa: ARG002
         return
 
     def share_view(self, view: NodeView) -> None:  # noqa: ARG002

@@ -18,6 +18,14 @@ from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Timeouts
 
 
+@dataclass(frozen=True)
+class NetworkWanted:
+    """Networks of which NCCL is to use one (``health.network``); ``required``: or the job ends."""
+
+    expected: tuple[str, ...] = ()
+    required: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything the agent needs.
@@ -46,6 +54,7 @@ class Job:
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
     control_token_for_reads: bool = False  # in the network; the owner's socket asks for none
     require_receipt: bool = False  # a run without a healthy receipt is not a success
+    network: NetworkWanted = NetworkWanted()
     attached: int | None = None  # the rank that gets standard input
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
     quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone

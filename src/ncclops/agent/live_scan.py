@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ncclops.agent.gpu_watch import DRIVER
 from ncclops.agent.hang_action import Hang
+from ncclops.agent.network_watch import NetworkLines
 from ncclops.agent.workers import Exit
 from ncclops.classify import Classification, Report, Scanner
 from ncclops.classify.model import EXITS, Stats
@@ -39,13 +40,25 @@ class LiveDiagnosis:
 
 
 class LiveScan:
-    """Reads what is written to ``files`` (path to rank) from :meth:`start` on."""
+    """Reads what is written to ``files`` (path to rank) from :meth:`start` on.
 
-    def __init__(self, files: Mapping[Path, int], printed: PrintedReceipts) -> None:
-        self._ranks = dict(files)
+    So it does with ``nccl_logs``, NCCL's own files, which have no receipts and are begun anew by
+    each process.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[Path, int],
+        printed: PrintedReceipts,
+        nccl_logs: Mapping[Path, int],
+        network: NetworkLines,
+    ) -> None:
+        self._ranks = {**files, **nccl_logs}
+        self._nccl_logs = set(nccl_logs)
+        self._network = network
         self._printed = printed
         self._files = dict[Path, FileIO]()
-        for path in files:
+        for path in self._ranks:
             with suppress(OSError):  # gone, or none any more: there is nothing to read
                 self._files[path] = open_regular(path)
         for file in self._files.values():
@@ -124,12 +137,17 @@ class LiveScan:
             self._watch.wait()
 
     def _read(self, scanner: Scanner, path: Path) -> bool:
-        at = self._files[path].tell()
-        data = self._files[path].read(_CHUNK)
+        file, rank = self._files[path], self._ranks[path]
+        if path in self._nccl_logs and os.fstat(file.fileno()).st_size < file.tell():
+            file.seek(0)
+        at = file.tell()
+        data = file.read(_CHUNK)
         if data:
             end = self._evidence_ends.get(path, at + len(data))
-            scanner.feed(self._ranks[path], str(path), data[: max(0, end - at)])
-            self._printed.feed(path, data)
+            scanner.feed(rank, str(path), data[: max(0, end - at)])
+            self._network.feed(rank, path, data)
+            if path not in self._nccl_logs:
+                self._printed.feed(path, data)
         return bool(data)
 
 

@@ -15,7 +15,7 @@ def make(run: RunDirectory, ranks: Sequence[int]) -> None:
     for rank in ranks:
         own = run.paths.rank(rank)
         own.root.mkdir(parents=True, exist_ok=True)
-        for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt):
+        for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt, own.nccl_log):
             path.touch()
 
 
@@ -26,6 +26,11 @@ def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
         for rank in ranks
         for path in (run.paths.rank(rank).stdout_log, run.paths.rank(rank).stderr_log)
     }
+
+
+def nccl(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
+    """The files of NCCL's own log, with their ranks; empty where the plan does not ask for them."""
+    return {run.paths.rank(rank).nccl_log: rank for rank in ranks}
 
 
 def shown(

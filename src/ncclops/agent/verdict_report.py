@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ncclops.diagnose import story_text
+from ncclops.errors import NetworkRefused
 from ncclops.goodput import Goodput, describe, measure, spans
 from ncclops.plain_text import plain
 from ncclops.rank_lists import ranks_named
@@ -136,6 +137,8 @@ def _described(verdict: VerdictRecord) -> list[str]:
     if story is not None:
         lines += [f"  {label:<8} {text}" for label, text in story_text.rows(story)]
     lines += [str(slow) for slow in verdict.slow_ranks]
+    if verdict.exit_code != NetworkRefused.exit_code:  # then it is the reason already
+        lines += [f"network: {use}" for use in verdict.unmet_networks]
     if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
         lines.append(_receipt(verdict.receipt))
     if verdict.goodput is not None and (goodput := describe(verdict.goodput)) is not None:

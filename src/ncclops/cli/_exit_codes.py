@@ -38,8 +38,8 @@ TABLE = (
         "the job completed, or was stopped gracefully",
         "the job failed",
         "bad profile, script or option",
-        f"{PreflightRefused.exit_code} refused, because the nodes differ, or by"
-        " `--preflight`;"
+        f"{PreflightRefused.exit_code} refused, because the nodes differ, by"
+        " `--preflight`, or as NCCL uses another network than `--require-network` names;"
         f" {ReceiptMissing.exit_code} no healthy receipt under `--require-receipt`,"
         f" {EXIT_INTERNAL_ERROR} where it could not be judged;"
         " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT",

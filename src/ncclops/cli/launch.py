@@ -148,6 +148,15 @@ def launch(
             help="Check this node first (host), and exit with 3 if it is not fit. Default: off.",
         ),
     ] = "off",
+    require_network: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NETWORK",
+            rich_help_panel=_OURS,
+            help="End the job unless NCCL uses this network: ib, roce, socket, plugin or a name as"
+            " NCCL prints it; several with commas.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -366,6 +375,9 @@ def launch(
             local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
             preflight=preflight,
+            require_network=[
+                name.strip() for given in require_network or () for name in given.split(",")
+            ],
             control_listen=control_listen,
             control_token_for_reads=control_token_for_reads,
             attach_stdin=attach_stdin,

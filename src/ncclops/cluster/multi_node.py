@@ -123,6 +123,9 @@ class MultiNode:
     def share_hang(self, rank: int, reason: str) -> None:
         self._post(FailedRecord(rank=rank, how=f"hangs: {reason}"))
 
+    def share_refusal(self, rank: int, reason: str) -> None:
+        self._post(FailedRecord(rank=rank, how=f"is refused: {reason}"))
+
     def share_view(self, view: NodeView) -> None:
         others = [*self._views_elsewhere().values()]
         if view.is_news(self._view, others):

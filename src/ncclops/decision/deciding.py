@@ -27,7 +27,7 @@ from ncclops.decision.outcome import SIGNAL_EXIT_BASE, describe_ending
 from ncclops.decision.retrying import NextAttempt, next_attempt
 from ncclops.errors import EXIT_INTERNAL_ERROR, ReceiptMissing
 from ncclops.rank_lists import ranks_named
-from ncclops.record.event_values import GpuFault, SlowRank
+from ncclops.record.event_values import GpuFault, NetworkUse, SlowRank
 from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, Outcome, WorkerEnding
 
@@ -42,9 +42,9 @@ class AttemptDecision:
     it did not fail (of a job that was stopped, ``failure`` is a rank's meanwhile); ``story`` tells
     it. ``ranks_lost`` are those without which a job that restarts in place has finished; ranks of a
     node that did not report its end are not among them.
-    ``gpu_faults`` and ``slow_ranks`` are those of all nodes, ``replaced`` the nodes, by their rank,
-    that take no part in what follows. ``attempt`` is what the job's history has to remember,
-    ``retry`` the retry policy's decision with the fields of a ``retry`` event.
+    ``gpu_faults``, ``slow_ranks`` and ``networks`` are those of all nodes, ``replaced`` the nodes,
+    by their rank, that take no part in what follows. ``attempt`` is what the job's history has to
+    remember, ``retry`` the retry policy's decision with the fields of a ``retry`` event.
     """
 
     outcome: Outcome
@@ -54,6 +54,7 @@ class AttemptDecision:
     ranks_lost: tuple[int, ...] = ()
     gpu_faults: tuple[GpuFault, ...] = ()
     slow_ranks: tuple[SlowRank, ...] = ()
+    networks: tuple[NetworkUse, ...] = ()
     replaced: tuple[int, ...] = ()
     classification: dict[str, Any] | None = None
     story: Story | None = None
@@ -69,7 +70,9 @@ def decide(nodes: Sequence[NodeEnd], rules: JobRules, *, random: Random) -> Atte
     """
     decision = _decide(nodes, rules, random)
     slow = [rank for node in nodes for rank in node.slow_ranks]
-    return replace(decision, gpu_faults=tuple(_gpu_faults(nodes)), slow_ranks=tuple(slow))
+    networks = tuple(node.network for node in nodes if node.network is not None)
+    faults = tuple(_gpu_faults(nodes))
+    return replace(decision, gpu_faults=faults, slow_ranks=tuple(slow), networks=networks)
 
 
 def _decide(nodes: Sequence[NodeEnd], rules: JobRules, random: Random) -> AttemptDecision:

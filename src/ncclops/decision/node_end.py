@@ -10,7 +10,7 @@ from ncclops.classify.policy import PastAttempt
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
-from ncclops.record.event_values import GpuFault, SlowRank
+from ncclops.record.event_values import GpuFault, NetworkUse, SlowRank
 from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
@@ -47,7 +47,7 @@ class NodeEnd:
     training steps were seen. ``healthy``: whether there is a healthy receipt, None where that
     could not be judged. ``escalated`` is what workers asked for when restarts in place could not
     help. ``gpu_faults`` are the GPUs that made ranks fail, ``slow_ranks``
-    those that the others waited for.
+    those that the others waited for, ``network`` what NCCL said it uses.
 
     ``hosts_store``: the job's store goes with it. ``store_ended``: how the server of the workers'
     store ended, where it did before they had. ``why_ended``: of ranks that the restart core has
@@ -75,6 +75,7 @@ class NodeEnd:
     escalated: Escalated | None = None
     gpu_faults: tuple[GpuFault, ...] = ()
     slow_ranks: tuple[SlowRank, ...] = ()
+    network: NetworkUse | None = None
     hosts_store: bool = False
     store_ended: str | None = None
     why_ended: Mapping[int, str] = field(default_factory=dict)

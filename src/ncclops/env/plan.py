@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ncclops.env.catalogue import catalogue, is_between_nodes, is_within_node
 from ncclops.env.host import files_in
+from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
@@ -28,15 +29,23 @@ Action = Literal["set", "unset", "scrub", "keep"]
 
 COMMAND_LINE = "command line"
 
+# Where NCCL's log goes, and the parts of it in which it names its network: few lines for each
+# communicator, while INIT has one for each channel as well.
+NCCL_LOG_FILE = "{rank_dir}/nccl.log"
+SUBSYSTEMS = "NET,ENV,BOOTSTRAP"
+
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What a profile looks at: restart mode, installed torch, this host's name and directories."""
+    """What a profile looks at: restart mode, installed torch, this host's name, directories and
+    configuration files of NCCL.
+    """
 
     restart: RestartMode = DEFAULT_RESTART_MODE
     torch: str | None = None
     host: str = field(default_factory=socket.gethostname)
     files_in: Callable[[str], Collection[str]] = files_in
+    from_files: Callable[[Mapping[str, str]], Collection[str]] = from_files
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,8 @@ def compute_plan(
 ) -> Plan:
     """The plan of ``profile`` over ``environ``. Nothing is changed.
 
-    Nothing else is read but the directories of path lists that ``profile`` scrubs by content.
+    Nothing else is read but the directories of path lists that ``profile`` scrubs by content and,
+    where it expects a network, NCCL's configuration files.
     """
     operator = {
         name: value
@@ -116,11 +126,12 @@ def compute_plan(
         if name not in overrides.unset
     }
     rows: list[Change] = []
-    chosen = {
+    chosen: dict[str, Entry | None] = {
         name: _first_match(name, entries, context, operator)
         for name, entries in profile.env.items()
     }
-    for name, entry in (chosen | _of_scopes(profile, operator)).items():
+    chosen |= _of_network(profile, operator, context) | _of_scopes(profile, operator)
+    for name, entry in chosen.items():
         row = _override(name, environ, overrides, entry)
         if row is None and entry is not None:
             row = _row(name, entry, environ, operator, context)
@@ -147,6 +158,27 @@ def _first_match(
         ):
             return entry
     return None
+
+
+def _of_network(
+    profile: Profile, operator: Mapping[str, str], context: PlanContext
+) -> dict[str, Entry]:
+    """How NCCL is had to say which network it uses, where the profile expects one.
+
+    Where the operator or the profile says anything of NCCL's log, that stays as it is.
+    """
+    log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": NCCL_LOG_FILE}
+    if not profile.network.expect:
+        return {}
+    said = {*operator, *profile.env, *context.from_files(operator)}
+    if not said.isdisjoint(log):
+        return {}
+    why = (
+        f"So that NCCL says which network it uses: this job is meant for"
+        f" {' or '.join(profile.network.expect)}. Its log goes to a file of the run."
+    )
+    source = f"profile {profile.name}, [network]"
+    return {name: Entry("default", why, source, value=value) for name, value in log.items()}
 
 
 def _of_scopes(profile: Profile, operator: Mapping[str, str]) -> dict[str, Entry]:

@@ -21,7 +21,7 @@ import msgspec
 from ncclops import advisories
 from ncclops.agent import attached, hosted_store, supervisor, workers
 from ncclops.agent.history import JobHistory
-from ncclops.agent.job import Job
+from ncclops.agent.job import Job, NetworkWanted
 from ncclops.agent.layout import Layout, Nodes
 from ncclops.agent.pulse import Pulse
 from ncclops.classify.policy import default_rules
@@ -86,6 +86,9 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    if request.require_network:
+        given = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+        options.check_nccl_says(effective(given))
     if line := inherited.in_a_line(inherited.left_on(plan, request.profile, os.environ, context)):
         remarks.append(line)
     around = Surroundings(
@@ -292,6 +295,7 @@ def _job(
         listener=listener,
         master_port=request.master_port,
         require_receipt=request.require_receipt,
+        network=NetworkWanted(request.profile.network.expect, bool(request.require_network)),
         attached=request.attach_stdin,
         stdout_is_data=request.stdout_is_data,
     )

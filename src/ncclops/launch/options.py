@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -215,3 +215,26 @@ def with_attached(shown: Shown, rank: int, nproc: int) -> Shown:
     """``shown``, and what the rank that gets standard input writes."""
     local = {rank % nproc}
     return Shown(stdout=shown.stdout | local, stderr=shown.stderr | local)
+
+
+def check_nccl_says(environ: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` where NCCL would not name its network in a file of the run.
+
+    ``environ`` is the workers', with what NCCL's own files add.
+    """
+    level = environ.get("NCCL_DEBUG", "")
+    parts = environ.get("NCCL_DEBUG_SUBSYS", "INIT").upper()
+    file = environ.get("NCCL_DEBUG_FILE", "")
+    named = {part.strip() for part in parts.removeprefix("^").split(",")}
+    said = bool(named & {"INIT", "NET", "ALL"}) != parts.startswith("^")
+    if level.upper() not in ("INFO", "TRACE"):
+        problem = f"NCCL_DEBUG={level} keeps NCCL from saying which network it uses"
+    elif not said:
+        problem = f"NCCL_DEBUG_SUBSYS={parts} leaves out the lines that name the network"
+    elif file and not file.endswith("/nccl.log"):
+        problem = f"NCCL_DEBUG_FILE={file} takes NCCL's lines out of the run"
+    else:
+        return
+    raise UsageError(
+        f"--require-network: {problem}: unset it in the shell, or give --set NCCL_DEBUG=INFO"
+    )

@@ -85,6 +85,9 @@ class LaunchRequest:
     preflight: Preflight = "off"
     """``"host"``: check this node before anything starts, and refuse to start if a check fails."""
 
+    require_network: str | Sequence[str] = ()
+    """The job ends unless NCCL uses one of these: ib, roce, socket, plugin, or a name of NCCL's."""
+
     control_listen: str | None = None
     control_token_for_reads: bool = False
 
@@ -115,6 +118,8 @@ class LaunchRequest:
             yield from _option("timeout", f"{name}={format_duration(limit)}")
         for name in self.allow_difference:
             yield from _option("allow_difference", name)
+        for name in self.networks:
+            yield from _option("require_network", name)
         if self.program:
             yield "--no-python"
 
@@ -123,10 +128,16 @@ class LaunchRequest:
         """``profile`` as a sequence, whichever way it was given."""
         return (self.profile,) if isinstance(self.profile, str) else tuple(self.profile)
 
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """``require_network`` as a sequence, whichever way it was given."""
+        given = self.require_network
+        return tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+
 
 _SPECIAL = (
     "target", "arguments", "program", "profile", "parameters", "env", "keep", "timeouts",
-    "allow_difference",
+    "allow_difference", "require_network",
 )  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from ncclops.env.request import overrides_of, resolve_profile
 from ncclops.launch import launch_config, options
 from ncclops.launch.prepared import Resolved
 from ncclops.launch.request import LaunchRequest
+from ncclops.profiles.model import NetworkSettings
 from ncclops.schedulers.node_options import NodeOptions
 
 
@@ -32,6 +34,11 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     )
     remarks = list(placed.remarks)
     nnodes = placed.rendezvous.active if placed.rendezvous else 1
+    profile = resolve_profile(
+        request.profiles, parameters=request.parameters, nnodes=nnodes, say=remarks.append
+    )
+    if request.networks:
+        profile = replace(profile, network=NetworkSettings(request.networks))
     return Resolved(
         target=options.target_of(
             os.fspath(request.target),
@@ -39,9 +46,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
             module=request.module,
             program=request.program,
         ),
-        profile=resolve_profile(
-            request.profiles, parameters=request.parameters, nnodes=nnodes, say=remarks.append
-        ),
+        profile=profile,
         remarks=remarks,
         overrides=overrides_of(request.env, request.keep),
         timeouts=request.timeouts,
@@ -59,6 +64,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         local_ranks=request.local_ranks_filter,
         require_receipt=request.require_receipt,
         preflight=options.parse_preflight(request.preflight),
+        require_network=request.networks,
         control_listen=request.control_listen,
         control_token_for_reads=request.control_token_for_reads,
         attach_stdin=request.attach_stdin,

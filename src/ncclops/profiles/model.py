@@ -170,6 +170,16 @@ class WatchSettings:
 
 
 @dataclass(frozen=True)
+class NetworkSettings:
+    """``[network]``: networks of which NCCL is to use one between the job's nodes, none for any.
+
+    Kinds (ib, roce, socket, plugin), or names as NCCL prints them.
+    """
+
+    expect: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Profile:
     """One or more profile files, combined; ``env`` holds each variable's entries in order.
 
@@ -195,6 +205,7 @@ class Profile:
     retry: Mapping[str, Any]
     sources: tuple[str, ...]
     watch: WatchSettings = WatchSettings()
+    network: NetworkSettings = NetworkSettings()
     growth: Growth = Growth()
     restarts: Restarts = Restarts()
     preflight: PreflightNeeds = PreflightNeeds()

@@ -19,6 +19,7 @@ from ncclops.profiles.model import (
     EntryCondition,
     GivenParameter,
     Growth,
+    NetworkSettings,
     Parameter,
     PreflightNeeds,
     Profile,
@@ -134,6 +135,7 @@ def _combine(
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
     watch: dict[str, Any] = {}
+    expect: tuple[str, ...] = ()
     growth: dict[str, Any] = {}
     restarts: dict[str, Any] = {}
     preflight: dict[str, Any] = {}
@@ -142,6 +144,8 @@ def _combine(
         suppress |= file.content.lint.ignore
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
+        if file.content.network.expect is not None:
+            expect = tuple(file.content.network.expect)
         growth |= file.content.growth.model_dump(exclude_none=True)
         restarts |= file.content.restarts.model_dump(exclude_none=True)
         preflight |= file.content.preflight.model_dump(exclude_none=True)
@@ -178,6 +182,7 @@ def _combine(
         retry=retry,
         sources=tuple(str(file.path) for file in files),
         watch=_watch(watch, parameters),
+        network=NetworkSettings(expect),
         growth=Growth(**growth),
         restarts=Restarts(**restarts),
         preflight=PreflightNeeds(

@@ -177,6 +177,12 @@ class PreflightPart(_Part):
     ignore: list[str] | None = None
 
 
+class NetworkPart(_Part):
+    """``[network]``: what NCCL is expected to use; an empty list takes back what a parent says."""
+
+    expect: list[Annotated[str, Field(min_length=1)]] | None = None
+
+
 class RetryPart(_Part):
     """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
 
@@ -203,6 +209,7 @@ class ProfileFile(_Part):
     parameters: dict[Annotated[str, AfterValidator(_is_parameter_name)], Parameter] = {}
     timeouts: TimeoutsPart = TimeoutsPart()
     watch: WatchPart = WatchPart()
+    network: NetworkPart = NetworkPart()
     growth: GrowthPart = GrowthPart()
     restarts: RestartsPart = RestartsPart()
     preflight: PreflightPart = PreflightPart()
@@ -270,6 +277,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     models: dict[str, type[BaseModel]] = {
         "timeouts": TimeoutsPart,
         "watch": WatchPart,
+        "network": NetworkPart,
         "growth": GrowthPart,
         "restarts": RestartsPart,
         "preflight": PreflightPart,

@@ -73,6 +73,32 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class NetworkUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The network that NCCL has chosen on ``node``, as ``rank`` said first.
+
+    ``name`` is NCCL's, ``kinds`` are ib, roce, socket or plugin. ``expected`` is what the job was
+    meant for, one of which is enough, and ``met`` whether it is; None where nothing was said.
+    """
+
+    node: str
+    rank: int
+    name: str
+    kinds: list[str] = []
+    devices: list[str] = []
+    interface: str | None = None
+    expected: list[str] = []
+    met: bool | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        devices = f" ({', '.join(self.devices)})" if self.devices else ""
+        because = f": {self.reason}" if self.reason else ""
+        return (
+            f"this job was meant for {' or '.join(self.expected)}, and NCCL uses the network"
+            f" {self.name}{devices} on {self.node}{because}"
+        )
+
+
 class RetryAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a failure of this class may be tried again."""
 

@@ -18,6 +18,7 @@ from ncclops.record.event_values import (
     EvidenceLine,
     GpuFault,
     HangEvidence,
+    NetworkUse,
     NodeEntry,
     RetryAdvice,
 )
@@ -247,6 +248,13 @@ class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
     """what NVML reads on its GPU, null where nothing can be read"""
     hardware: list[str] = []
     """the cause as far as it is seen, in words: of its GPU, and of its process"""
+
+
+class NetworkEvent(Event, tag="network", frozen=True, kw_only=True):
+    """NCCL has said which network it uses on this node."""
+
+    use: NetworkUse
+    """the network, its devices, what was expected, and why it is another one"""
 
 
 class GroupTimeoutEvent(Event, tag="group-timeout", frozen=True, kw_only=True):

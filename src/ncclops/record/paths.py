@@ -26,6 +26,7 @@ RUN, EVENTS, VERDICT = "run.json", "events.jsonl", "verdict.json"
 AGENT_LOG, STORE_LOG, NODES_LOG = "agent.log", "store.log", "nodes.log"
 RECEIPT, ENVIRONMENT, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
 INCIDENT = "incident.json"
+NCCL_LOG = "nccl.log"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class RankPaths:
     def stderr_log(self) -> Path:
         """What the worker has written on stderr, over all attempts."""
         return self.root / "stderr.log"
+
+    @property
+    def nccl_log(self) -> Path:
+        """What NCCL logs, where the plan sends it there (``NCCL_DEBUG_FILE``)."""
+        return self.root / NCCL_LOG
 
     @property
     def worker_log(self) -> Path:

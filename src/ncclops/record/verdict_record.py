@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from ncclops.record.document_kind import DocumentKind
-from ncclops.record.event_values import EvidenceLine, GpuFault, RetryAdvice, SlowRank
+from ncclops.record.event_values import EvidenceLine, GpuFault, NetworkUse, RetryAdvice, SlowRank
 from ncclops.record.story_record import Story
 
 Outcome = Literal["completed", "no-receipt", "failed", "interrupted", "stopped"]
@@ -150,8 +150,9 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``classification`` and ``first_failure`` are None where nothing failed, ``receipt`` and
     ``goodput`` where they could not be made. ``ranks_lost`` are those, of all nodes, without which
     the job has finished, ``gpu_faults`` the GPUs, of all nodes, that made ranks fail,
-    ``slow_ranks`` those that the others waited for in the last attempt. ``story`` tells how the job
-    failed, where it did.
+    ``slow_ranks`` those that the others waited for in the last attempt. ``networks`` are those that
+    NCCL has used, one for each node that said it; older runs do not have it. ``story`` tells how
+    the job failed, where it did.
     """
 
     run_id: str
@@ -168,7 +169,14 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     ranks_lost: list[int] = []
     gpu_faults: list[GpuFault] = []
     slow_ranks: list[SlowRank] = []
+    networks: list[NetworkUse] | msgspec.UnsetType = msgspec.UNSET
     story: Story | None = None
+
+    @property
+    def unmet_networks(self) -> list[NetworkUse]:
+        """The networks that are not what the job was meant for."""
+        known = [] if self.networks is msgspec.UNSET else self.networks
+        return [use for use in known if use.met is False]
 
 
 VERDICT = DocumentKind(

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -99,6 +100,36 @@ ncclResult_t bootstrap_reach_root(ncclComm_t comm, const struct unique_id *id) {
         sleep_for(comm, (double)(retry * pause_ms) * 1e-3);
     }
     return ncclSuccess;
+}
+
+/* NCCL's words for the network that it chooses, with the devices that a test says there are:
+ * FAKEGPU_NCCL_NETWORK is ib, roce, none (no device is found) or the name of a plugin's network. */
+void bootstrap_say_network(ncclComm_t comm) {
+    const char *found = getenv("FAKEGPU_NCCL_NETWORK"), *net = getenv("NCCL_NET");
+    bool is_verbs = found != NULL && (!strcmp(found, "ib") || !strcmp(found, "roce"));
+    bool is_plugin = found != NULL && !is_verbs && strcmp(found, "none") != 0;
+    bool is_off = setting("NCCL_IB_DISABLE", 0) != 0;
+    bool wants_socket = net != NULL && strcasecmp(net, "Socket") == 0;
+    struct interface interface = {0};
+    if (!interface_find(&interface)) return;
+    if (is_off) nccl_info(LOG_ENV, comm->device, "NCCL_IB_DISABLE set by environment to 1.");
+    if (wants_socket) nccl_info(LOG_ENV, comm->device, "NCCL_NET set by environment to %s.", net);
+    const char *name = is_plugin ? found : "Socket";
+    if (!is_plugin && !is_off && !wants_socket) {
+        if (is_verbs) {
+            name = "IB";
+            nccl_info(LOG_INIT | LOG_NET, comm->device,
+                      "NET/IB : Using [0]mlx5_0:1/%s [1]mlx5_1:1/%s [RO]; OOB %s:%s<0>",
+                      strcmp(found, "ib") == 0 ? "IB" : "RoCE",
+                      strcmp(found, "ib") == 0 ? "IB" : "RoCE", interface.name, interface.address);
+        } else {
+            nccl_info(LOG_INIT | LOG_NET, comm->device, "NET/IB : No device found.");
+        }
+    }
+    if (strcmp(name, "Socket") == 0)
+        nccl_info(LOG_INIT | LOG_NET, comm->device, "NET/Socket : Using [0]%s:%s<0>",
+                  interface.name, interface.address);
+    nccl_info(LOG_INIT | LOG_NET, comm->device, "Using network %s", name);
 }
 
 /* --- the file --------------------------------------------------------------------------------- */

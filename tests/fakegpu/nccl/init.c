@@ -21,6 +21,7 @@ static ncclResult_t initialize(ncclComm_t comm) {
     if (error != ncclSuccess) return error;
     show(comm, "START");
     if (comm->root.pid != 0) error = bootstrap_reach_root(comm, &comm->root);
+    if (error == ncclSuccess) bootstrap_say_network(comm);
     if (error == ncclSuccess) error = bootstrap_meet(comm);
     log_event("nccl-init", "comm=%s comm_rank=%d ranks=%d function=%s error=%d", comm->name,
               comm->rank, comm->ranks, comm->begun_by->name, error);

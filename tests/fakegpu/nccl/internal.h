@@ -93,6 +93,8 @@ ncclResult_t bootstrap_reach_root(ncclComm_t comm, const struct unique_id *id);
 
 /* Come to the communicator's meeting and wait for all others; ends early when it is aborted. */
 ncclResult_t bootstrap_meet(ncclComm_t comm);
+/* What NCCL logs of the network that it chooses (FAKEGPU_NCCL_NETWORK). */
+void bootstrap_say_network(ncclComm_t comm);
 
 /* Say so to the others, and let go of the file. */
 void bootstrap_leave(ncclComm_t comm);
