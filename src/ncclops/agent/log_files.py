@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ncclops.agent.echo import Source
@@ -15,8 +17,16 @@ def make(run: RunDirectory, ranks: Sequence[int]) -> None:
     for rank in ranks:
         own = run.paths.rank(rank)
         own.root.mkdir(parents=True, exist_ok=True)
-        for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt, own.nccl_log):
+        for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt):
             path.touch()
+        _begin_anew(own.nccl_log)
+
+
+def _begin_anew(path: Path) -> None:
+    """NCCL empties its file when it opens it; what is read before that is an earlier attempt's."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):  # no file of ours, and no reason not to start
+        os.close(os.open(path, flags, 0o666))
 
 
 def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
@@ -29,7 +39,7 @@ def output(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
 
 
 def nccl(run: RunDirectory, ranks: Sequence[int]) -> dict[Path, int]:
-    """The files of NCCL's own log, with their ranks; empty where the plan does not ask for them."""
+    """The files of NCCL's own log, with their ranks; they stay empty where no plan names them."""
     return {run.paths.rank(rank).nccl_log: rank for rank in ranks}
 
 
