@@ -243,7 +243,7 @@ NCCL_LOG = {
 
 
 def with_network(*expect: str, **entries: Entry) -> Profile:
-    return replace(profile(**entries), network=NetworkSettings(expect))
+    return replace(profile(**entries), network=NetworkSettings(expect, log=True))
 
 
 def test_a_profile_that_expects_a_network_has_nccl_say_which_it_uses() -> None:
@@ -252,7 +252,9 @@ def test_a_profile_that_expects_a_network_has_nccl_say_which_it_uses() -> None:
     assert result.apply({}, FILL) == NCCL_LOG
     assert all("meant for ib or roce" in row.reason for row in result.changes)
     assert all(row.source.endswith(", [network]") for row in result.changes)
-    assert compute_plan(profile(), {}, Overrides(), context).changes == ()
+    silent = replace(profile(), network=NetworkSettings(("ib",)))
+    for other in (profile(), silent):  # debugging is never on by default
+        assert compute_plan(other, {}, Overrides(), context).changes == ()
 
 
 @pytest.mark.parametrize("name", NCCL_LOG)

@@ -118,7 +118,7 @@ def compute_plan(
     """The plan of ``profile`` over ``environ``. Nothing is changed.
 
     Nothing else is read but the directories of path lists that ``profile`` scrubs by content and,
-    where it expects a network, NCCL's configuration files.
+    where it asks for NCCL's log, NCCL's configuration files.
     """
     operator = {
         name: value
@@ -163,12 +163,12 @@ def _first_match(
 def _of_network(
     profile: Profile, operator: Mapping[str, str], context: PlanContext
 ) -> dict[str, Entry]:
-    """How NCCL is had to say which network it uses, where the profile expects one.
+    """How NCCL is had to say which network it uses, where the profile asks for that.
 
     Where the operator or the profile says anything of NCCL's log, that stays as it is.
     """
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": NCCL_LOG_FILE}
-    if not profile.network.expect:
+    if not (profile.network.expect and profile.network.log):
         return {}
     said = {*operator, *profile.env, *context.from_files(operator)}
     if not said.isdisjoint(log):

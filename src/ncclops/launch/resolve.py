@@ -38,7 +38,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         request.profiles, parameters=request.parameters, nnodes=nnodes, say=remarks.append
     )
     if request.networks:
-        profile = replace(profile, network=NetworkSettings(request.networks))
+        profile = replace(profile, network=NetworkSettings(request.networks, log=True))
     return Resolved(
         target=options.target_of(
             os.fspath(request.target),

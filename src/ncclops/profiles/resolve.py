@@ -135,7 +135,7 @@ def _combine(
     suppress: dict[str, str] = {}
     retry: dict[str, Any] = {}
     watch: dict[str, Any] = {}
-    expect: tuple[str, ...] = ()
+    network = NetworkSettings()
     growth: dict[str, Any] = {}
     restarts: dict[str, Any] = {}
     preflight: dict[str, Any] = {}
@@ -145,7 +145,9 @@ def _combine(
         for section, changes in file.content.retry.model_dump(exclude_none=True).items():
             retry[section] = changes if section == "lane" else retry.get(section, {}) | changes
         if file.content.network.expect is not None:
-            expect = tuple(file.content.network.expect)
+            network = replace(network, expect=tuple(file.content.network.expect))
+        if file.content.network.log is not None:
+            network = replace(network, log=file.content.network.log)
         growth |= file.content.growth.model_dump(exclude_none=True)
         restarts |= file.content.restarts.model_dump(exclude_none=True)
         preflight |= file.content.preflight.model_dump(exclude_none=True)
@@ -182,7 +184,7 @@ def _combine(
         retry=retry,
         sources=tuple(str(file.path) for file in files),
         watch=_watch(watch, parameters),
-        network=NetworkSettings(expect),
+        network=network,
         growth=Growth(**growth),
         restarts=Restarts(**restarts),
         preflight=PreflightNeeds(

@@ -181,6 +181,7 @@ class NetworkPart(_Part):
     """``[network]``: what NCCL is expected to use; an empty list takes back what a parent says."""
 
     expect: list[Annotated[str, Field(min_length=1)]] | None = None
+    log: bool | None = None
 
 
 class RetryPart(_Part):
