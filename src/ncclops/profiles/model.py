@@ -173,8 +173,8 @@ class WatchSettings:
 class NetworkSettings:
     """``[network]``: networks of which NCCL is to use one between the job's nodes, none for any.
 
-    Kinds (ib, roce, socket, plugin), or names as NCCL prints them. ``log``: NCCL is had to say which
-    one it uses, in a file of the run; else only what it says anyway is judged.
+    Kinds (ib, roce, socket, plugin), or names as NCCL prints them. ``log``: NCCL is had to say
+    which one it uses, in a file of the run; else only what it says anyway is judged.
     """
 
     expect: tuple[str, ...] = ()
