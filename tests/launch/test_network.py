@@ -143,10 +143,13 @@ def test_what_could_not_be_checked_is_refused_before_the_start(
 OVER_NODES = """
 import os, time
 name = "Socket" if os.environ["RANK"] == "1" else "IB"
+while name == "Socket" and not os.path.exists("said"):
+    time.sleep(0.01)
 print("h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:10.0.0.1<0>", flush=True)
 if name == "Socket":
     print("h:1:1 [0] NCCL INFO NET/IB : No device found.", flush=True)
 print(f"h:1:1 [0] NCCL INFO Using network {name}", flush=True)
+open("said", "w").close()
 time.sleep(600)
 """
 
