@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -223,10 +225,37 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert done.returncode == EXIT_INTERNAL_ERROR
+    assert done.returncode == 1
     assert done.stderr == (
         "ncclops: error: cannot write standard output: No space left on device\n"
     )
+
+
+@pytest.mark.slow
+def test_a_directory_that_was_removed_or_may_not_be_read_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ncclops", "profile", "list"]
+    gone, home = tmp_path / "gone", tmp_path / "home"
+    (home / ".config/ncclops/profiles").mkdir(parents=True)
+    (home / ".config/ncclops").chmod(0)
+    without_rights = []
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("needs setpriv")
+        without_rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    nowhere = ["sh", "-c", 'mkdir "$0"; cd "$0"; rmdir "$0"; exec "$@"', str(gone)]
+    for prefix, said in (
+        (nowhere, "the current directory has been removed: change to one that exists"),
+        (without_rights, "check its mode and its owner"),
+    ):
+        done = subprocess.run(
+            [*prefix, *command],
+            env=clean_environ({"HOME": str(home)}),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_completion_installs_and_completes(ncclops: Ncclops, tmp_path: Path) -> None:

@@ -49,6 +49,15 @@ def test_an_undisturbed_run() -> None:
     ]
 
 
+def test_times_outside_of_the_run_make_it_no_longer() -> None:
+    """Receipts have the times that a script gives them."""
+    far = [StepEvent(ts=-1e9, step=2, step_s=1.0), StepEvent(ts=1e18, step=3, step_s=1.0)]
+    end = [WorkerExitedEvent(ts=76, rank=0), VerdictEvent(ts=77, outcome="completed")]
+    measured = measure(spans([*TRAINING, *far, *end]))
+    assert measured.total == 77
+    assert measure(spans([*TRAINING, *far], now=80)).total == 80
+
+
 def test_a_restart_in_process_and_the_steps_that_are_done_again() -> None:
     phases = {"detect": 500.0, "abort": 1000.0, "barrier": 500.0}
     events = [

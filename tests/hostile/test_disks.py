@@ -92,6 +92,25 @@ def test_the_verdict_has_its_place_on_a_full_disk(private_mounts: None, tmp_path
     assert sorted(path.name for path in run.glob(".*")) == []
 
 
+def test_a_full_disk_below_standard_error_stops_nothing(tmp_path: Path) -> None:
+    """As of ``2> job.log``. It was full before the first line."""
+    (tmp_path / "train.py").write_text(TRAIN.format(act="pass"))
+    command = [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "2"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*command, "--restart", "process", "--run-dir", "run", "train.py"],
+            cwd=tmp_path,
+            env=clean_environ(),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    assert (done.returncode, "trained" in done.stdout) == (0, True)
+    verdict = json.loads((tmp_path / "run/verdict.json").read_text())
+    assert verdict["outcome"] == "completed"
+
+
 def test_a_full_disk_is_refused_at_the_start(private_mounts: None, tmp_path: Path) -> None:
     done, run = launch(tmp_path, "pass", size="100k")
     assert done.returncode == 2

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import CompletedText
+from tests.conftest import LIMIT_S, CompletedText, clean_environ
+from tests.launch.test_kill import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +98,32 @@ for step in range(1000):
     verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
     why = "run/ranks/1/progress was truncated"
     assert verdict["reason"] == f"rank 1 was killed by SIGBUS ({why})"
+
+
+def test_a_run_ends_when_it_is_told_to_whatever_is_left_to_read_and_show(tmp_path: Path) -> None:
+    """20 GB take minutes to classify, and to show; a scheduler's SIGKILL comes after seconds."""
+    (tmp_path / "bad.py").write_text("""
+import os, sys
+from pathlib import Path
+rank = Path(os.environ["NCCLOPS_RUN_DIR"]) / "ranks" / os.environ["RANK"]
+os.truncate(rank / "stdout.log", 20 << 30)
+sys.exit(3)
+""")
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "ncclops", "launch", "--restart", "process"]
+    launcher = subprocess.Popen(
+        [*command, "--nproc-per-node", "1", "--run-dir", str(run), str(tmp_path / "bad.py")],
+        cwd=tmp_path,
+        env=clean_environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        events = run / "events.jsonl"
+        wait_until(lambda: events.exists() and "worker-exited" in events.read_text(), "exit")
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=LIMIT_S)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert json.loads((run / "verdict.json").read_text())["first_failure"]["exit_code"] == 3

@@ -157,6 +157,9 @@ def test_sigkill_of_the_agent_leaves_no_process(
     assert launcher.wait(LIMIT_S) == 1
     assert of_this_test() == []
     assert_nothing_lost(tmp_path)
+    verdict = Run(tmp_path / "run").verdict
+    why = "the agent could not go on: it was killed by SIGKILL"
+    assert (verdict["outcome"], verdict["reason"]) == ("failed", why)
 
 
 def test_sigkill_of_both_at_once_leaves_no_worker(

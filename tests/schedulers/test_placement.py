@@ -47,6 +47,31 @@ def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.parametrize("text", ["n[1-999999999]", "n[1-90000]m[1-90000]", f"n[1-{'9' * 5000}]"])
+def test_a_list_of_more_hosts_than_there_are_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="more than 100,000 hosts"):
+        expand(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_STEP_NODELIST", "[[["),
+        ("SLURM_STEP_NODELIST", "n[1-999999999]"),
+        ("SLURM_STEP_NUM_TASKS", "x"),
+        ("SLURM_STEP_NUM_NODES", "1e9"),
+        ("SLURM_STEP_NUM_NODES", "\u00b2"),
+        ("SLURM_NODEID", "-1"),
+    ],
+)
+def test_a_damaged_variable_of_slurm_is_named(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        find_placement(STEP | {name: value})
+    script = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "1e9"}
+    with pytest.raises(UsageError, match="SLURM_NNODES"):
+        find_placement(script)
+
+
 def test_a_rank_without_a_number_of_nodes_is_refused() -> None:
     """Else each host would train for itself, unnoticed."""
     with pytest.raises(UsageError, match="--nnodes"):

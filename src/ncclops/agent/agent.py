@@ -73,6 +73,8 @@ log = logging.getLogger(__name__)
 # What the end of a run or the next attempt needs of the run directory is waited for for so long:
 # on a busy server some seconds are usual.
 _FILES_LIMIT_S = 30.0
+# Who has ended the run waits for its end, and not for gigabytes of its output.
+_WHEN_STOPPED_S = 5.0
 
 
 def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> int:
@@ -81,11 +83,11 @@ def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> i
     ``pulse`` shows the supervisor that the event loop turns. ``coordinate`` makes the coordinator
     with the agents of other nodes; None for a single node.
     """
-    began = time.monotonic()
+    began, running = time.monotonic(), _run(job, pulse, coordinate)
     try:
-        return asyncio.run(_run(job, pulse, coordinate))
+        return asyncio.run(running)
     except Exception as error:  # noqa: BLE001 - the boundary of the process
-        # It had not begun: no descriptors, no threads.
+        running.close()  # it had not begun: no descriptors, no threads
         seconds = time.monotonic() - began
         verdict = conclusion.conclude_crash(job.run, error, attempts=0, endings=[], seconds=seconds)
         verdict_report.print_crash(verdict, job.run)
@@ -172,7 +174,9 @@ class _Agent:
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
-            self._condition, give_up=lambda: self._stop.signals > signals or self._stop.is_orphan
+            self._condition,
+            give_up=lambda: self._stop.signals > signals or self._stop.is_orphan,
+            limit=timedelta(seconds=_WHEN_STOPPED_S) if signals else None,
         ):
             with self._errors.recorded("printing the verdict"):
                 verdict_report.print_verdict(
@@ -216,8 +220,9 @@ class _Agent:
 
         Either is recorded.
         """
+        limit_s = _WHEN_STOPPED_S if self._stop.signals else _FILES_LIMIT_S
         try:
-            return await in_thread(partial(self._errors.value_of, doing, function), _FILES_LIMIT_S)
+            return await in_thread(partial(self._errors.value_of, doing, function), limit_s)
         except TimeoutError as error:
             log.warning("%s is left out: %s", doing, error.strerror)
             return None

@@ -40,6 +40,7 @@ from ncclops.host import process_tree, process_view
 from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
 from ncclops.record import shared_page
+from ncclops.record.answer import Answer
 from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.error_file import read_error
 from ncclops.record.event_values import GpuFault
@@ -69,6 +70,7 @@ _LEAVES_WITHIN_S = 30.0
 _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
 # It is read while it is written: the rest of a flood takes seconds.
 _OUTPUT_LIMIT_S = 60.0
+_OUTPUT_WHEN_STOPPED_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -284,12 +286,34 @@ class RunningAttempt:
             )
 
         try:
-            diagnosis = await in_thread(finish, _OUTPUT_LIMIT_S)
-        except TimeoutError as error:
-            diagnosis = unread(error)
+            diagnosis = await self._in_time(finish)
+        except TimeoutError:
+            self._scan.give_up()
+            why = "there was no time to read all of it (or its file system does not answer)"
+            diagnosis = unread(TimeoutError(why))
         self._context.collect_receipts()
         self.watching.finish()
         return diagnosis
+
+    async def _in_time(self, finish: Callable[[], LiveDiagnosis]) -> LiveDiagnosis:
+        """What ``finish`` returns; ``TimeoutError`` after a minute, or soon where the run is asked
+        to stop: ranks may have written more than can be read before a scheduler's SIGKILL."""
+        condition, loop = self._context.condition, asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def finished() -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(done.set)
+                loop.call_soon_threadsafe(condition.notify)
+
+        answer = Answer(finish, then=finished)
+        stop = self._context.stop
+        limit = timedelta(seconds=_OUTPUT_LIMIT_S)
+        await condition.until(lambda: done.is_set() or stop.asked, limit)
+        if stop.asked:
+            limit = timedelta(seconds=_OUTPUT_WHEN_STOPPED_S)
+            await condition.until(lambda: done.is_set() or stop.hurry, limit)
+        return answer.get(0)
 
     def _last_words(self, ranks: Iterable[int]) -> dict[int, str]:
         """What the scripts of ranks that failed have handed to ``sys.exit``, where that is text."""

@@ -16,6 +16,7 @@ from ncclops.classify import Report
 from ncclops.classify.model import Evidence
 from ncclops.decision.deciding import AttemptDecision
 from ncclops.diagnose.story import complete, tell
+from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
 from ncclops.goodput import Goodput
 from ncclops.record import event_log
@@ -108,9 +109,10 @@ def conclude_crash(
 ) -> VerdictRecord:
     """The verdict where ``error`` ended the agent before there was one.
 
-    An ``OSError`` is no mistake of ncclops, nor is a want of memory, processes or space.
+    An ``OSError`` is no mistake of ncclops, nor an error that it knows (the agent was killed), nor
+    is a want of memory, processes or space.
     """
-    is_ours = not isinstance(error, OSError) and advice(error) is None
+    is_ours = not isinstance(error, OSError | NcclopsError) and advice(error) is None
     what = f"{type(error).__name__}: {error}" if is_ours else described(error)
     where = f"; see {run.shown(run.paths.agent_log)}" if run.paths.agent_log.exists() else ""
     reason = f"internal error: {what}{where}, and report it"

@@ -68,6 +68,7 @@ class LiveScan:
         self._scanner: Scanner | None = None
         self._failure: Exception | None = None
         self._finishing = threading.Event()
+        self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-scan", daemon=True)
 
     def start(self) -> None:
@@ -117,6 +118,11 @@ class LiveScan:
                 self._scanner.add_hang(rank, hang.reason)
         return LiveDiagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
+    def give_up(self) -> None:
+        """Read no more: nobody waits for the rest. :meth:`finish` returns soon."""
+        self._given_up.set()
+        self._watch.wake()
+
     def _run(self) -> None:
         try:
             self._scan(scanner := Scanner(clock=datetime.now))
@@ -127,6 +133,8 @@ class LiveScan:
 
     def _scan(self, scanner: Scanner) -> None:
         while True:
+            if self._given_up.is_set():
+                raise TimeoutError("there is more of it than there was time for")
             last_look = self._finishing.is_set()
             read = [self._read(scanner, path) for path in self._files]  # a chunk of each
             if any(read):

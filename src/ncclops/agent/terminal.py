@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from ncclops.agent import log_files
 from ncclops.agent.condition import Condition
@@ -57,8 +58,11 @@ class Terminal:
         if not self._job.quiet:
             self.say(note)
 
-    async def finish(self, condition: Condition, give_up: Callable[[], bool]) -> bool:
-        """Show what is left; False if the terminal does not take it and ``give_up`` says so.
+    async def finish(
+        self, condition: Condition, give_up: Callable[[], bool], limit: timedelta | None = None
+    ) -> bool:
+        """Show what is left; False if the terminal does not take it and ``give_up`` says so, or
+        does not within ``limit``.
 
         In a separate thread that is not waited for: a terminal may block without end.
         """
@@ -69,5 +73,5 @@ class Terminal:
             loop.call_soon_threadsafe(condition.notify)
 
         Answer(self._echo.finish, then=finished)
-        await condition.until(lambda: done.is_set() or give_up())
+        await condition.until(lambda: done.is_set() or give_up(), limit)
         return done.is_set()

@@ -17,9 +17,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from ncclops._version import __version__
-from ncclops.cli import _verbosity
+from ncclops.cli import _output, _verbosity
 from ncclops.cli._commands import CommandTable
-from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
+from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError, UsageError
 from ncclops.exhausted import advice, described
 from ncclops.plain_text import plain, plain_line
 
@@ -94,7 +94,12 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an arrow is no reason to fail
-    sys.exit(run())
+    code = run()
+    try:
+        sys.stderr.flush()
+    except OSError:  # Python would try again, and exit with a code of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -113,9 +118,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _leave_broken_pipe()
     except OSError as error:
-        if error.filename is not None or error.errno not in _FULL:
-            return _fail_ourselves(error) if advice(error) is None else _fail(described(error), 1)
-        return _fail(f"cannot write standard output: {error.strerror}", EXIT_INTERNAL_ERROR)
+        return _fail_for_the_system(error)
     except Exception as error:  # noqa: BLE001 - the boundary of the process; recorded
         # The parser's usage errors. Their class moved between the releases of typer that we
         # accept (it carries its own click since 0.20); that they can word themselves did not.
@@ -141,8 +144,28 @@ def _open_missing_streams() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"ncclops: error: {plain_line(message, _MOST_CHARS)}\n")
+    _output.tell(f"ncclops: error: {plain_line(message, _MOST_CHARS)}\n")
     return code
+
+
+def _fail_for_the_system(error: OSError) -> int:
+    """What the system has refused; ``error`` was not expected where it came up."""
+    if error.filename is None and error.errno in _FULL:
+        return _fail(f"cannot write standard output: {error.strerror}", 1)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return _fail(f"{described(error)}: check its mode and its owner", UsageError.exit_code)
+    if error.filename is None and isinstance(error, FileNotFoundError) and _is_nowhere():
+        what = "the current directory has been removed: change to one that exists"
+        return _fail(what, UsageError.exit_code)
+    return _fail_ourselves(error) if advice(error) is None else _fail(described(error), 1)
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is not needed else
+    except OSError:
+        return True
+    return False
 
 
 def _fail_ourselves(error: Exception) -> int:
@@ -160,7 +183,7 @@ def _fail_ourselves(error: Exception) -> int:
     except OSError as problem:
         where = f"the traceback cannot be written ({problem.strerror}): -v shows it"
     if _verbosity.level() > 0:
-        sys.stderr.write(plain(trace))
+        _output.tell(plain(trace))
     what = f"{type(error).__name__}: {error}"
     return _fail(f"internal error: {what}; {where}; please report it", EXIT_INTERNAL_ERROR)
 

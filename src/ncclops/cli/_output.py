@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ncclops.cli import _verbosity
@@ -37,7 +38,14 @@ def stdout_console() -> Console:
 
 def warn(message: str) -> None:
     """One line for the person at the terminal, on stderr, however little is to be said."""
-    sys.stderr.write(f"ncclops: {plain(message)}\n")
+    tell(f"ncclops: {plain(message)}\n")
+
+
+def tell(lines: str) -> None:
+    """Write whole lines on stderr, where it takes them: a full disk below it, or a reader that has
+    gone, ends no command, least of all a run."""
+    with suppress(OSError):
+        sys.stderr.write(lines)
 
 
 def note(message: str) -> None:

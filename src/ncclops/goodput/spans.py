@@ -12,9 +12,11 @@ end          from the end of the first worker to the verdict
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+import msgspec
 
 from ncclops.record.events import (
     STORE_LOST,
@@ -24,6 +26,7 @@ from ncclops.record.events import (
     FaultEvent,
     RestartEvent,
     RetryEvent,
+    RunStartedEvent,
     StepEvent,
     VerdictEvent,
     WorkerExitedEvent,
@@ -33,6 +36,7 @@ from ncclops.record.events import (
 SpanKind = Literal[
     "start-up", "compile", "steps", "redone", "restart", "cool-down", "unmeasured", "end"
 ]
+_OPENING = (RunStartedEvent, WorkerStartedEvent)
 KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 
 
@@ -53,15 +57,25 @@ class Span:
 def spans(events: Iterable[Event], *, now: float | None = None) -> list[Span]:
     """The spans of a run, from its events, in any order.
 
-    A run without a verdict goes on until ``now``, or its last event.
+    A run without a verdict goes on until ``now``, or its last event. What a script has given a time
+    outside of the run is taken to have been at its start, or at its end.
     """
     timeline = _Timeline()
-    ordered = sorted(events, key=lambda event: event.ts)
+    ordered = sorted(_within(list(events), now), key=lambda event: event.ts)
     for event in ordered:
         timeline.take(event)
     if ordered and not timeline.over:
         timeline.close(max(now or 0.0, ordered[-1].ts))
     return timeline.spans
+
+
+def _within(events: list[Event], now: float | None) -> Iterator[Event]:
+    """The events, none before the first or after the last that the agent has given its own time."""
+    began = min((e.ts for e in events if isinstance(e, _OPENING)), default=float("-inf"))
+    over = max((e.ts for e in events if isinstance(e, VerdictEvent)), default=now or float("inf"))
+    for event in events:
+        ts = min(max(event.ts, began), max(began, over))
+        yield event if ts == event.ts else msgspec.structs.replace(event, ts=ts)
 
 
 class _Timeline:

@@ -30,7 +30,7 @@ from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, PlanContext, compute_plan, inherited
 from ncclops.env.origins import effective
-from ncclops.errors import UsageError
+from ncclops.errors import NcclopsError, UsageError
 from ncclops.exhausted import described
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
@@ -192,7 +192,8 @@ def start(
     _greet(run, prepared, note)
     for control_listener in control_listeners:
         host, port = control_listener.getsockname()[:2]
-        note(f"status and metrics at http://{host}:{port}")
+        name = f"[{host}]" if ":" in host else host
+        note(f"status and metrics at http://{name}:{port}")
     try:
         # Before the run is reported as begun: a caller may stop it from then on.
         control_listeners.append(listen_unix(run.path))
@@ -218,12 +219,28 @@ def start(
                 agent,
                 handed_over=[each for each in sockets if each is not None],
                 ready=partial(began, run.path),
+                lost=partial(_conclude_without_agent, run, time.monotonic()),
             )
         except OSError as error:  # no process to be had
             code = _without_agent(run, error)
     with suppress(TimeoutError):  # again, for an agent that was killed
         answer.within(_SETTLE_LIMIT_S, partial(shared_page.settle_all, run.path))
     return code
+
+
+def _conclude_without_agent(run: RunDirectory, began: float, why: str) -> None:
+    """Write the verdict of an agent that was killed, unless it had done so; say where it is."""
+    from ncclops.agent import conclusion, verdict_report
+
+    error, seconds = NcclopsError(why), time.monotonic() - began
+
+    def conclude() -> None:
+        if not run.paths.verdict.exists():
+            verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=seconds)
+            verdict_report.print_crash(verdict, run)
+
+    with suppress(TimeoutError):
+        answer.within(_SETTLE_LIMIT_S, conclude)
 
 
 def _without_agent(run: RunDirectory, error: OSError) -> int:

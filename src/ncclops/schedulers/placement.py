@@ -20,6 +20,7 @@ Environ = Mapping[str, str]
 # agree on one before they meet, and different for jobs that share a host. Below the range that the
 # kernel assigns.
 _FIRST_PORT, _PORTS = 20000, 10000
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,8 @@ class SchedulerPlacement:
 def find_placement(environ: Environ) -> SchedulerPlacement | None:
     """What the scheduler says, the most explicit one first; None outside of all of them.
 
-    Raises ``UsageError`` where it started more than one process on a node.
+    Raises ``UsageError`` where it started more than one process on a node, and where a variable
+    does not have the form that the scheduler gives it.
     """
     for reader in _READERS:
         if (placement := reader(environ)) is not None:
@@ -76,18 +78,18 @@ def _slurm(environ: Environ) -> SchedulerPlacement | None:
     if "SLURM_STEP_NODELIST" not in environ or step is None:
         return _slurm_batch_script(job, count)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", count)
-    if int(tasks) != int(count):
+    if _number("SLURM_STEP_NUM_TASKS", tasks) != _number("SLURM_STEP_NUM_NODES", count):
         raise UsageError(
             f"srun started {tasks} tasks on {count} nodes, and `ncclops launch` starts the workers"
             " of a node itself: give srun --ntasks-per-node=1"
         )
-    hosts = tuple(hostlist.expand(environ["SLURM_STEP_NODELIST"]))
+    hosts = _hosts("SLURM_STEP_NODELIST", environ["SLURM_STEP_NODELIST"])
     return SchedulerPlacement(
         source=f"Slurm step {job}.{step}",
         options=NodeOptions(
             nnodes=count,
             node_rank=_number("SLURM_NODEID", environ.get("SLURM_NODEID")),
-            master_addr=hosts[0],
+            master_addr=hosts[0] if hosts else None,
             master_port=_port_of(job, step),
             rdzv_id=f"slurm-{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}",
             nproc=_slurm_gpus(environ),
@@ -97,7 +99,7 @@ def _slurm(environ: Environ) -> SchedulerPlacement | None:
 
 
 def _slurm_batch_script(job: str, count: str) -> SchedulerPlacement | None:
-    if int(count) < 2:
+    if (_number("SLURM_NNODES", count) or 0) < 2:
         return None
     return SchedulerPlacement(
         source=f"Slurm job {job}",
@@ -114,7 +116,7 @@ def _slurm_gpus(environ: Environ) -> str | None:
         return count
     for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         if listed := environ.get(name):
-            return str(len(hostlist.expand(f"[{listed}]")))
+            return str(len(_hosts(name, f"[{listed}]")))
     return None
 
 
@@ -187,9 +189,16 @@ def _port_of(job: str, step: str) -> int:
     return _FIRST_PORT + (numbers[0] * 37 + numbers[1]) % _PORTS
 
 
+def _hosts(name: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(hostlist.expand(text))
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}: correct or unset it") from None
+
+
 def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise UsageError(f"{name}={text} is not a number: correct or unset it")
     return int(text)
