@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclops.health.network import KINDS, NetworkReading, NetworkSeen, meets
+from ncclops.health.network import KINDS, NetworkReading, NetworkSeen, meets, shown_by
 
 HEAD = "gpu17:4711:4890 [3] NCCL INFO "
 
@@ -113,3 +113,12 @@ def test_what_is_wanted_is_a_kind_or_a_name() -> None:
     assert meets(efa, ["plugin"])
     assert not meets(efa, ["ib"])
     assert set(plain.kinds) <= set(KINDS)
+
+
+def test_only_where_nothing_else_is_open_are_sockets_left() -> None:
+    sockets = shown_by([], [])
+    assert sockets is not None
+    assert meets(sockets, ["socket"])
+    assert not meets(sockets, ["ib", "roce", "plugin"])
+    assert shown_by(["uverbs0"], []) is None
+    assert shown_by([], ["libnccl-net.so"]) is None

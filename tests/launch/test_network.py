@@ -120,6 +120,18 @@ def test_what_a_profile_expects_is_told_with_the_reason(
     assert "trained None" in run.stdout(0)
 
 
+def test_sockets_are_told_where_nccl_logs_nothing(launch: Launch, run: Run, tmp_path: Path) -> None:
+    profile = tmp_path / "lane.toml"
+    profile.write_text(EXPECTS)
+    done = launch("--profile", str(profile), seconds=6)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "was meant for ib" in line]
+    assert len(told) == 2, "while it runs, and at the end"
+    assert all("NCCL uses the network Socket" in line for line in told)
+    assert "no RDMA device is open" in told[0]
+    assert [use["met"] for use in run.verdict["networks"]] == [False]
+
+
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [

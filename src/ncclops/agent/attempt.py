@@ -52,6 +52,7 @@ from ncclops.record.events import (
     FaultEvent,
     FinishedEvent,
     GpuFaultEvent,
+    NetworkOpenEvent,
     RestartEvent,
     WorkerExitedEvent,
     WorkerStartedEvent,
@@ -291,6 +292,7 @@ class RunningAttempt:
             self._scan.give_up()
             why = "there was no time to read all of it (or its file system does not answer)"
             diagnosis = unread(TimeoutError(why))
+        self.network.finish()
         self._context.collect_receipts()
         self.watching.finish()
         return diagnosis
@@ -342,6 +344,8 @@ class RunningAttempt:
             self.watching.flush()
         first = isinstance(event, FinishedEvent) and not self.team.leaving
         worker_messages.take_over(self._run, self.team, rank, event)
+        if isinstance(event, NetworkOpenEvent):
+            self.network.on_open(rank, event)
         later = asyncio.get_running_loop().call_later
         if isinstance(event, ExitingEvent):
             later(_EXITS_WITHIN_S, self._end_stuck, {rank}, _EXITS_WITHIN_S)

@@ -1,7 +1,7 @@
 """Whether the ranks of this node use the network that the job was meant for.
 
 ``NetworkLines`` finds NCCL's lines in the output as it is read, in the thread that reads it;
-``NetworkWatch`` tells of them, in the event loop.
+``NetworkWatch`` tells of them, in the event loop, and of what workers have open.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.job import Job
 from ncclops.errors import NetworkRefused
-from ncclops.health.network import MARKS, NetworkReading, NetworkSeen, meets
+from ncclops.health.network import MARKS, NetworkReading, NetworkSeen, meets, shown_by
 from ncclops.record.event_values import NetworkUse
-from ncclops.record.events import NetworkEvent
+from ncclops.record.events import NetworkEvent, NetworkOpenEvent
 
 _LONGEST = 4096  # NCCL's own lines are shorter
+_SAYS_IT_WITHIN_S = 3.0  # before its first collective; what ranks print is read behind that
 
 
 class NetworkLines:
@@ -63,11 +64,24 @@ class NetworkWatch:
         self._say, self._refuse = say, refuse
         self._loop = asyncio.get_running_loop()
         self.use: NetworkUse | None = None
+        self._shown: tuple[int, NetworkSeen] | None = None
 
     def from_thread(self, rank: int, seen: NetworkSeen) -> None:
         """``on_seen``, from another thread."""
         with suppress(RuntimeError):  # the run is over meanwhile
             self._loop.call_soon_threadsafe(self.on_seen, rank, seen)
+
+    def on_open(self, rank: int, event: NetworkOpenEvent) -> None:
+        """What ``rank`` has open and loaded. Judged where NCCL itself says nothing."""
+        seen = shown_by(event.rdma_devices, event.plugins)
+        if seen is not None and self._shown is None and self._job.network.expected:
+            self._shown = rank, seen
+            self._loop.call_later(_SAYS_IT_WITHIN_S, self.finish)
+
+    def finish(self) -> None:
+        """The output has been read, or NCCL would have said it by now."""
+        if self._shown is not None and self.use is None:
+            self.on_seen(*self._shown)
 
     def on_seen(self, rank: int, seen: NetworkSeen) -> None:
         """``rank`` uses this network. Ranks that use the same as one before add nothing."""

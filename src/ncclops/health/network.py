@@ -1,10 +1,10 @@
-"""Which network NCCL has chosen, read from its own lines, and whether that is the one meant. Pure.
+"""Which network NCCL has chosen, and whether that is the one meant. Pure.
 
 NCCL says it at level INFO, once for each communicator: the devices that its transports find
 (``NET/IB : Using [0]mlx5_0:1/IB …``, ``NET/Socket : Using …``), why one finds none, and then
 ``Using network IB`` (``Assigned NET plugin IB to comm`` beside it in later releases). Texts as in
 nccl src/transport/net_ib, net_socket.cc, src/plugin/net.cc and src/bootstrap.cc, releases 2.18 to
-2.32.
+2.32. Where it does not log, what a rank has open may show it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ class NetworkSeen:
     devices: tuple[str, ...] = ()
     interface: str | None = None
     reasons: tuple[str, ...] = ()
+
+
+def shown_by(rdma_devices: Sequence[str], plugins: Sequence[str]) -> NetworkSeen | None:
+    """The network by what a rank has open and loaded once NCCL is in use: NCCL's sockets where
+    there is nothing else. None where there is: what is open need not be what NCCL has chosen."""
+    if rdma_devices or plugins:
+        return None
+    why = "no RDMA device is open and no network plugin is loaded in its process"
+    return NetworkSeen("Socket", ("socket",), reasons=(why,))
 
 
 def meets(seen: NetworkSeen, wanted: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ncclops.receipts.recorder import Silent
@@ -40,6 +41,14 @@ class CollectiveCounter:
     def __init__(self, recorder: Silent) -> None:
         self._recorder = recorder
         self._earlier: frozenset[str] = frozenset()
+        self._on_nccl: Callable[[], object] | None = None
+
+    def on_nccl_in_use(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` once, from this thread, when NCCL has completed a collective.
+
+        To be set before ``start``. ``OSError`` that it raises is ignored.
+        """
+        self._on_nccl = listener
 
     def start(self) -> None:
         if not self._recorder.active:
@@ -54,21 +63,35 @@ class CollectiveCounter:
 
     def groups_completed(self) -> tuple[int, int]:
         """How many groups have completed a collective in this start: of NCCL, and others."""
-        done = [
-            name
-            for name, status in read_statuses().items()
-            if name not in self._earlier and (_number(status, "last_completed_collective") or 0) > 0
-        ]
-        of_nccl = sum(name.startswith(_NCCL) for name in done)
+        done = _completed(read_statuses()) - self._earlier
+        of_nccl = sum(map(_is_of_nccl, done))
         return of_nccl, len(done) - of_nccl
 
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(_EVERY_S):
             earlier = self._earlier
-            counted = count(read_statuses(), earlier)
+            statuses = read_statuses()
+            if self._on_nccl is not None and any(map(_is_of_nccl, _completed(statuses))):
+                listener, self._on_nccl = self._on_nccl, None
+                with suppress(OSError):
+                    listener()
+            counted = count(statuses, earlier)
             if earlier is self._earlier:  # else the script has started again meanwhile
                 self._recorder.note_collectives(counted)
+
+
+def _is_of_nccl(group: str) -> bool:
+    return group.startswith(_NCCL)
+
+
+def _completed(statuses: Statuses) -> set[str]:
+    """The groups that have completed a collective."""
+    return {
+        name
+        for name, status in statuses.items()
+        if (_number(status, "last_completed_collective") or 0) > 0
+    }
 
 
 def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted | None:
@@ -83,7 +106,7 @@ def count(statuses: Statuses, earlier: frozenset[str] = frozenset()) -> Counted 
         if name in earlier or last is None:
             continue
         done = min(_number(status, "last_completed_collective") or 0, last)
-        in_doubt = in_doubt or (done < last and not name.startswith(_NCCL))
+        in_doubt = in_doubt or (done < last and not _is_of_nccl(name))
         known = True
         enqueued += last
         completed += done

@@ -139,6 +139,15 @@ class BootstrappedEvent(Event, tag="bootstrapped", frozen=True, kw_only=True):
     """The rank has its process group."""
 
 
+class NetworkOpenEvent(Event, tag="network-open", frozen=True, kw_only=True):
+    """What this process has of networks once NCCL is in use. Of `worker.jsonl` only."""
+
+    rdma_devices: list[str] = []
+    """the devices of InfiniBand, RoCE or EFA that it has open, as `uverbs0`"""
+    plugins: list[str] = []
+    """network plugins of NCCL that are loaded: file names, or what `NCCL_NET_PLUGIN` names"""
+
+
 class ScriptFailedEvent(Event, tag="script-failed", frozen=True, kw_only=True):
     """The script has left with an error. Of `worker.jsonl` only."""
 
@@ -251,7 +260,7 @@ class StragglerEvent(Event, tag="straggler", frozen=True, kw_only=True):
 
 
 class NetworkEvent(Event, tag="network", frozen=True, kw_only=True):
-    """NCCL has said which network it uses on this node."""
+    """NCCL has said which network it uses on this node, or what a rank has open shows it."""
 
     use: NetworkUse
     """the network, its devices, what was expected, and why it is another one"""

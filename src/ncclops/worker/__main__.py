@@ -26,6 +26,7 @@ from ncclops.worker import (
     group_defaults,
     last_resort,
     log_output,
+    network_open,
     optimizer_steps,
     own_wrapper,
     parent_death,
@@ -47,6 +48,7 @@ attached.install()
 agent_commands.on(AbortCommand, last_resort.abort_groups)
 optimizer_steps.count()
 counter = CollectiveCounter(recorder.current())
+network_open.follow(counter)
 counter.start()
 Waits(recorder.current()).follow()
 match sys.argv[1:]:
