@@ -72,6 +72,7 @@ _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
 # It is read while it is written: the rest of a flood takes seconds.
 _OUTPUT_LIMIT_S = 60.0
 _OUTPUT_WHEN_STOPPED_S = 5.0
+_OUTPUT_IN_A_HURRY_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -315,6 +316,8 @@ class RunningAttempt:
         if stop.asked:
             limit = timedelta(seconds=_OUTPUT_WHEN_STOPPED_S)
             await condition.until(lambda: done.is_set() or stop.hurry, limit)
+        if stop.hurry:
+            await condition.until(done.is_set, timedelta(seconds=_OUTPUT_IN_A_HURRY_S))
         return answer.get(0)
 
     def _last_words(self, ranks: Iterable[int]) -> dict[int, str]:

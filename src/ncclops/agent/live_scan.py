@@ -119,9 +119,8 @@ class LiveScan:
         return LiveDiagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
 
     def give_up(self) -> None:
-        """Read no more: nobody waits for the rest. :meth:`finish` returns soon."""
+        """Read no more, once :meth:`finish` was called in another thread; that returns soon."""
         self._given_up.set()
-        self._watch.wake()
 
     def _run(self) -> None:
         try:

@@ -64,6 +64,10 @@ void nccl_warn_of(int device, ncclResult_t error) {
         nccl_warn(device, "misc/socket.cc:50",
                   "socketProgress: Connection closed by remote peer 127.0.0.1<43519>");
         break;
+    case ncclInvalidUsage:
+        nccl_warn(device, "init.cc:1052",
+                  "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000");
+        break;
     default: nccl_warn(device, "misc/argcheck.cc:30", "Error: corrupted comm object detected");
     }
 }
