@@ -198,7 +198,8 @@ def test_with_an_agent_that_is_killed_its_server_goes(
     job.wait(LIMIT_S)
     psutil.wait_procs([server], LIMIT_S)
     assert live.servers() == []
-    assert client.status_of(live.path).phase == "lost"
+    status = client.status_of(live.path)
+    assert (status.phase, status.outcome) == ("ended", "failed")
 
 
 def test_an_address_that_cannot_be_had_is_refused_before_the_start(
