@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,8 +54,10 @@ def test_a_directory_whose_processes_were_killed_is_not_in_use(
     first = background(*options, *WORK)
     wait_until((tmp_path / "ready").exists, "ready")
     (agent,) = psutil.Process(first.pid).children()
+    first.send_signal(signal.SIGSTOP)  # it would write a verdict for the agent
     agent.kill()
-    assert first.wait(LIMIT_S) == 1
+    first.kill()
+    first.wait(LIMIT_S)
     done = ncclops(*options, *WORK)
     assert done.returncode == 2
     assert f"process {first.pid} at 2" in done.stderr and "which left no verdict" in done.stderr
