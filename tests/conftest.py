@@ -128,6 +128,16 @@ def ncclops_in_process(tmp_path: Path) -> Callable[..., CompletedText]:
     return run
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What commands keep for the next call stays out of the home directory of who runs the tests.
+
+    A test finds there what another one has left, as a user's call does.
+    """
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache"))):
+        yield
+
+
 @pytest.fixture(scope="session")
 def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for LD_LIBRARY_PATH with a libnvidia-ml.so.1 that obeys NVML_STUB_* variables.

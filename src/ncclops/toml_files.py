@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ def load_toml(path: Path) -> dict[str, Any]:
     Raises ``OSError`` if it cannot be read, or is no regular file, no text or larger than any such
     file, and ``ValueError`` if it is no TOML, which does not name the file.
     """
+    import tomllib  # modules of commands that read none import this one
+
     text = read_regular(path, MOST_BYTES)
     for number, line in enumerate(text.splitlines(), start=1):
         if line.count(b".") > _MOST_DOTS:

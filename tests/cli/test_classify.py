@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ncclops.classify.model import CLASSES, RETRY_POLICIES
+from tests.conftest import run_ncclops
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +134,27 @@ def test_a_sites_own_signatures(tmp_path: Path) -> None:
     )
     found = document("--signatures", str(tmp_path), "-", stdin="quota controller ended the job\n")
     assert found["verdict"]["signature"] == "site"
+
+
+def test_what_is_kept_from_call_to_call_changes_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        STEPS * 1000 + OOM
+    )  # more than is searched without hyperscan
+    answers, kept = [], tmp_path / "cache"
+    for home in (kept, kept, Path("/proc/nowhere")):
+        done = run_ncclops(
+            tmp_path, "classify", "train.log", "--json", env={"XDG_CACHE_HOME": str(home)}
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        found = json.loads(done.stdout)
+        del found["stats"]["seconds"]
+        answers.append(found)
+    assert answers[0]["verdict"]["signature"] == "gpu-out-of-memory"
+    assert answers[1:] == answers[:1] * 2
+    assert [path.name.partition("-")[0] for path in sorted((kept / "ncclops").iterdir())] == [
+        "literals",
+        "signatures",
+    ]
 
 
 def test_neither_torch_nor_pydantic_is_loaded_by_the_engine() -> None:

@@ -7,7 +7,6 @@ have to look further.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
@@ -36,6 +35,8 @@ def likeliest(tails: Iterable[str]) -> tuple[Candidate, ...]:
 
 @cache
 def _table() -> tuple[tuple[Candidate, re.Pattern[str]], ...]:
+    import tomllib  # most failures are explained
+
     text = (resources.files("ncclops.classify") / "candidates.toml").read_text(encoding="utf-8")
     return tuple(
         (Candidate(entry["class"], entry["decide"]), re.compile(entry["words"]))

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
+
+from ncclops.classify.cache import NO_CACHE, Cache
 
 # What is searched before hyperscan's database is compiled: that takes as long as these bytes do.
 _PLAIN_BYTES = 16 << 10
+_KIND = "literals"
 # (end of the match, index of the literal), ordered by end.
 LiteralHits = list[tuple[int, int]]
 Matcher = Callable[[bytes], LiteralHits]
 
 
-def build_matcher(literals: Sequence[bytes]) -> Matcher:
-    """A function that finds every literal in a block, by the fastest means installed."""
+def build_matcher(literals: Sequence[bytes], cache: Cache = NO_CACHE) -> Matcher:
+    """A function that finds every literal in a block, by the fastest means installed.
+
+    What is compiled is kept in ``cache``.
+    """
     if not literals:
         return lambda _block: []
     plain, fast, left = plain_matcher(literals), None, _PLAIN_BYTES
@@ -29,15 +36,15 @@ def build_matcher(literals: Sequence[bytes]) -> Matcher:
         left -= len(block)
         if left >= 0:
             return plain(block)
-        fast = fast or _fast_matcher(literals)
+        fast = fast or _fast_matcher(literals, cache)
         return fast(block)
 
     return find
 
 
-def _fast_matcher(literals: Sequence[bytes]) -> Matcher:
+def _fast_matcher(literals: Sequence[bytes], cache: Cache) -> Matcher:
     try:
-        return _hyperscan_matcher(literals)
+        return _hyperscan_matcher(literals, cache)
     except ImportError:
         return stdlib_matcher(literals)
 
@@ -58,14 +65,8 @@ def plain_matcher(literals: Sequence[bytes]) -> Matcher:
     return find
 
 
-def _hyperscan_matcher(literals: Sequence[bytes]) -> Matcher:
-    import hyperscan
-
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-    count = len(literals)
-    database.compile(
-        expressions=list(literals), ids=list(range(count)), flags=[0] * count, literal=True
-    )
+def _hyperscan_matcher(literals: Sequence[bytes], cache: Cache) -> Matcher:
+    database = _database(literals, cache)
     hits: LiteralHits = []
 
     def remember(index: int, _start: int, end: int, _flags: int, _context: Any) -> None:
@@ -78,6 +79,29 @@ def _hyperscan_matcher(literals: Sequence[bytes]) -> Matcher:
         return hits
 
     return find
+
+
+def _database(literals: Sequence[bytes], cache: Cache) -> Any:
+    """Hyperscan's database of the literals: as kept, or compiled and kept."""
+    import hyperscan
+
+    version = getattr(hyperscan, "__version__", "")
+    # Lengths keep apart lists that read the same when they are joined.
+    lengths = " ".join(str(len(literal)) for literal in literals)
+    source = f"hyperscan {version}\n{lengths}\n".encode() + b"".join(literals)
+    if (kept := cache.read(_KIND, source)) is not None:
+        # It checks itself for another version, for other processors, and for damage.
+        with suppress(hyperscan.error):
+            database = hyperscan.loadb(kept, hyperscan.HS_MODE_BLOCK)
+            database.scratch = hyperscan.Scratch(database)
+            return database
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    count = len(literals)
+    database.compile(
+        expressions=list(literals), ids=list(range(count)), flags=[0] * count, literal=True
+    )
+    cache.write(_KIND, source, lambda: hyperscan.dumpb(database))
+    return database
 
 
 def stdlib_matcher(literals: Sequence[bytes]) -> Matcher:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,6 +29,8 @@ class Xid:
 @cache
 def catalogue() -> dict[int, Xid]:
     """All entries, by number."""
+    import tomllib  # most logs name no Xid
+
     text = (resources.files("ncclops.classify") / "xids.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
     remedies = document["actions"]

@@ -56,9 +56,10 @@ def classify(
     All PATHs together are read as the logs of one job.
     """
     from ncclops.classify import classify_paths, load_signatures
+    from ncclops.classify.cache import Cache
     from ncclops.errors import UsageError
 
-    loaded = load_signatures(*(signatures or ()))
+    loaded = load_signatures(*(signatures or ()), cache=Cache.of_user())
     if list_:
         _print_list(loaded, json)
         return
