@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib import resources
 from itertools import islice
+from pathlib import Path
 
 from ncclops.classify.model import Candidate
 
@@ -37,7 +37,7 @@ def likeliest(tails: Iterable[str]) -> tuple[Candidate, ...]:
 def _table() -> tuple[tuple[Candidate, re.Pattern[str]], ...]:
     import tomllib  # most failures are explained
 
-    text = (resources.files("ncclops.classify") / "candidates.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("candidates.toml").read_text("utf-8")
     return tuple(
         (Candidate(entry["class"], entry["decide"]), re.compile(entry["words"]))
         for entry in tomllib.loads(text)["candidate"]

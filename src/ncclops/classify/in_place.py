@@ -12,7 +12,7 @@ import functools
 import re
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def _signatures() -> tuple[Signature, ...]:
 @functools.cache
 def data() -> dict[str, Any]:
     """``in_place.toml``."""
-    text = resources.files("ncclops.classify").joinpath("in_place.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(Path(__file__).with_name("in_place.toml").read_text("utf-8"))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 # `NVRM: Xid (PCI:0000:91:00): 79, …` of the kernel, and `Xid 79` or `XID error: 79` of tools.
 _NUMBER = re.compile(
@@ -31,7 +31,7 @@ def catalogue() -> dict[int, Xid]:
     """All entries, by number."""
     import tomllib  # most logs name no Xid
 
-    text = (resources.files("ncclops.classify") / "xids.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("xids.toml").read_text("utf-8")
     document = tomllib.loads(text)
     remedies = document["actions"]
     return {
