@@ -53,9 +53,9 @@ def _conditions_met(hits: list[Hit], seen: Observations) -> list[Hit]:
     # By signature and source: how many steps came before the last of the hits that still count.
     by_id: dict[str, dict[int, int]] = {}
     for hit in seen.hits:
-        sources = by_id.setdefault(hit.signature.id, {})
         # What has begun and is done explains nothing.
         if hit.signature.cleared_by != "init" or not seen.init_follows(hit):
+            sources = by_id.setdefault(hit.signature.id, {})
             sources[hit.source] = max(hit.steps_before, sources.get(hit.source, 0))
     if seen.starting_up:
         by_id.pop(COLLECTIVES_DONE, None)
