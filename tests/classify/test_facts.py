@@ -50,6 +50,19 @@ def test_an_exit_alone_is_classified(
     assert evidence.text.startswith("rank 3 ")
 
 
+@pytest.mark.parametrize(("rank", "class_"), [(1, "network-transport"), (0, "process-crash")])
+def test_a_crash_of_a_process_that_had_failed_before_is_no_cause(rank: int, class_: str) -> None:
+    """What dumps the stacks after an abort may crash itself. Of another rank it says nothing."""
+    failed = (
+        "[rank1]:[E606 09:09:08.3 ProcessGroupNCCL.cpp:645] [Rank 1] Collective WorkNCCL(SeqNum=7)"
+        " raised the following async exception: NCCL error: internal error\n"
+    )
+    scanner = Scanner()
+    scanner.feed(1, "ranks/1/stderr.log", failed.encode())
+    scanner.add_exit(rank, signal="SIGSEGV")
+    assert scanner.verdict().verdict.class_ == class_
+
+
 @pytest.mark.parametrize(("code", "signal"), [(0, None), (None, "SIGUSR1"), (None, "signal 40")])
 def test_an_end_that_proves_nothing_is_unknown_and_no_empty_input(
     code: int | None, signal: str | None

@@ -6,7 +6,7 @@ clock, only the hits and what the scan saw of the job's life.
 
 from __future__ import annotations
 
-from ncclops.classify.model import Hit, Report, Stats
+from ncclops.classify.model import EXITS, Hit, Report, Stats
 from ncclops.classify.observations import COLLECTIVES_DONE, Observations
 from ncclops.classify.operations import disagreeing
 from ncclops.classify.verdicts import (
@@ -153,16 +153,19 @@ def _crashes_of_teardown(hits: list[Hit], seen: Observations) -> set[int]:
 
     What start-up alone would clear is a warning, and explains no crash.
     """
-    # By source and rank (or all ranks together): the first of each class.
-    firsts: dict[tuple[int, int | str | None], dict[str, tuple[float, int]]] = {}
+    # By source (or all together) and rank (or all together): the first of each class.
+    firsts: dict[tuple[int | str, int | str | None], dict[str, tuple[float, int]]] = {}
     for hit in hits:
         if hit.signature.tier < _LAST_TIER and hit.signature.cleared_by != "init":
-            for rank in (hit.rank, "all"):
-                first = firsts.setdefault((hit.source, rank), {})
+            for place in ((hit.source, hit.rank), (hit.source, "all"), ("all", hit.rank)):
+                first = firsts.setdefault(place, {})
                 name, when = hit.signature.class_, seen.when(hit)
                 first[name] = min(when, first.get(name, when))
 
     def follows(hit: Hit) -> bool:
+        if hit.file == EXITS:  # whatever its log shows was before
+            others = firsts.get(("all", hit.rank), {})
+            return any(name != hit.signature.class_ for name in others)
         # A line that names no rank may be of any.
         ranks = ("all",) if hit.rank is None else (hit.rank, None)
         return any(
