@@ -27,6 +27,7 @@ from ncclops.preflight.model import Finding, Status
 from ncclops.preflight.node import judge
 from tests.preflight.defects import DEFECTS
 from tests.preflight.machines import KINDS, Machine, make
+from tests.preflight.real_machines import MACHINES
 
 GRAVE = (Status.FAIL, Status.WARN)
 
@@ -42,6 +43,9 @@ def main() -> int:
         (healthy if seed % 2 else defective)(seed // 2, seen)
     for seed in range(options.on_disk):
         on_disk(seed, seen)
+    for name, made in MACHINES.items():
+        for seed in range(options.seeds // 100):
+            shown(name, made(random.Random(seed)), seen)
     for what, count in sorted(seen.items()):
         print(f"{count:6}  {what}")
     print(f"{time.monotonic() - began:6.1f}  seconds")
@@ -54,6 +58,14 @@ def healthy(seed: int, seen: Counter[str]) -> None:
     seen["healthy machines"] += 1
     for each in found:
         seen[f"WRONG: {each.status} on a healthy machine: {each.check} {each.read}"] += 1
+
+
+def shown(name: str, machine: Machine, seen: Counter[str]) -> None:
+    """A healthy one as people have shown theirs: odd ones among them may be warned of."""
+    seen["healthy machines after public listings"] += 1
+    for each in judge(machine.node()):
+        if each.status is Status.FAIL:
+            seen[f"WRONG: {each.status} on {name}: {each.check} {each.read}"] += 1
 
 
 def defective(seed: int, seen: Counter[str]) -> None:

@@ -172,9 +172,11 @@ def simulate(n: int, parts: Parts) -> None:
         again = schedule.again(n, first)
         second = {
             src: Outcome(
-                src=src, seen=tuple(each for each in first[src].seen if each.dst in set(dsts))
+                src=src,
+                seen=tuple(s for s in each.seen if s.dst in set(again.get(src, ()))),
             )
-            for src, dsts in again.items()
+            for src, each in first.items()
+            if again
         }
         second_s = min(limits.second, SECOND.connect) if again else 0.0
         began = time.perf_counter()

@@ -22,8 +22,10 @@ EVERYWHERE = {
     "durations",
     "lazy_names",
     "rank_lists",
+    "moments",
     "plain_text",
     "toml_files",
+    "whole_numbers",
     "_version",
 }
 # What holds torch processes or is loaded by torch's users; all other packages import none.

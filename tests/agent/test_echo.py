@@ -127,3 +127,28 @@ def test_our_own_lines_stand_between_workers_lines(tmp_path: Path) -> None:
         b"ncclops: second",
     ]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_at_the_end_the_last_part_of_a_flood_is_shown_and_how_much_is_not(
+    as_is: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        log.truncate(1 << 30)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nlast\n")
+    with (tmp_path / "shown").open("w+b") as stream:
+        echo = Echo(Screen(stream, stream))
+        echo.follow([Source(3, path, to_stderr=False, as_is=as_is)])
+        echo._finishing.set()  # the run is over before anything of it could be shown
+        echo.start()
+        echo.finish()
+        assert stream.seek(0, os.SEEK_END) < 65 << 20
+        stream.seek(0)
+        told = stream.readline()
+        stream.seek(-20, os.SEEK_END)
+        assert stream.read().endswith(b"last\n")
+    assert told == (
+        f"ncclops: rank 3: 960 MiB of log are not shown here (they are in {path})\n".encode()
+    )

@@ -47,3 +47,39 @@ def test_no_secret_goes_in(run: Path, tmp_path: Path) -> None:
 def test_the_owner_alone_can_read_it(run: Path, tmp_path: Path) -> None:
     pack(run, tmp_path / "run.tar.gz")
     assert (tmp_path / "run.tar.gz").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", [".tgz", "..tgz", "...", ".x.tar.gz", "run.tgz"])
+def test_whatever_the_archive_is_called_members_stay_below_one_folder(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / name
+    pack(run, archive)
+    with tarfile.open(archive) as tar:
+        members = tar.getnames()
+    folders = {member.partition("/")[0] for member in members}
+    assert len(folders) == 1
+    assert folders.isdisjoint({"", ".", ".."})
+    assert not any(".." in member.split("/") for member in members)
+
+
+@pytest.mark.parametrize("levels", [300, 700, 200_000])
+def test_documents_of_too_many_levels_say_that_they_are_left_out(
+    levels: int, run: Path, tmp_path: Path
+) -> None:
+    deep = '{"password": "hunter2", "more": ' * levels + "1" + "}" * levels
+    (run / "ranks" / "0").mkdir(parents=True, exist_ok=True)
+    (run / "verdict.json").write_text(deep)
+    (run / "ranks" / "0" / "worker.jsonl").write_text(f'{deep}\n{{"after": 1}}\n')
+    archive = tmp_path / "run.tgz"
+    pack(run, archive)
+    with tarfile.open(archive) as tar:
+        for name, lines in (("verdict.json", 1), ("ranks/0/worker.jsonl", 2)):
+            member = tar.extractfile(f"run/{name}")
+            assert member is not None
+            text = member.read().decode()
+            assert "hunter2" not in text
+            if levels > 300:
+                assert f"{len(deep)}" in text or f"{len(deep) + 1}" in text
+                assert "JSON of too many levels" in text
+                assert len(text.splitlines()) == lines

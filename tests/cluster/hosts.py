@@ -78,13 +78,24 @@ class Hosts:
         """``ip ARGUMENTS`` on ``host`` or ``hub``."""
         self._in(self._namespace(host), *arguments)
 
-    def drop(self, host: str, way: str, *conditions: str) -> None:
-        """Lose IPv4 packets of TCP on the hub's side of ``host``'s link; ``way``: to or from it.
+    def add_link(self, host: str, interface: str, bridge: str) -> str:
+        """Another interface of ``host``, at ``bridge`` of the hub; the name of the hub's side."""
+        link = f"{interface}-{host}"
+        inside = self._namespace(host)
+        peer = ("peer", "name", interface, "netns", inside)
+        self.ip("hub", "link", "add", link, "type", "veth", *peer)
+        self.ip("hub", "link", "set", link, "master", bridge, "up")
+        self.ip(host, "link", "set", interface, "up")
+        return link
+
+    def drop(self, host: str, way: str, *conditions: str, link: str = "") -> None:
+        """Lose IPv4 packets of TCP on the hub's side of ``host``'s link (its first, by default);
+        ``way``: to or from it.
 
         All of ``conditions`` have to hold: ``src ADDRESS``, ``dst ADDRESS``, ``dport LOW HIGH``,
-        ``opening`` (a SYN that opens a connection). The filter keeps no state.
+        ``opening`` (a SYN that opens a connection), ``random PERCENT``. The filter keeps no state.
         """
-        hub, link = self._namespace("hub"), f"to-{host}"
+        hub, link = self._namespace("hub"), link or f"to-{host}"
         side = {"to": "egress", "from": "ingress"}[way]
         inside = ["ip", "netns", "exec", hub, "tc"]
         subprocess.run([*inside, "qdisc", "replace", "dev", link, "clsact"], check=True)
@@ -199,6 +210,7 @@ def hosts(count: int, directory: Path) -> Iterator[Hosts]:
 # Classic BPF (Documentation/networking/filter.rst), on Ethernet, IPv4 without options, TCP.
 _LOAD_BYTE, _LOAD_HALF, _LOAD_WORD = 0x30, 0x28, 0x20
 _EQUAL, _ABOVE, _AT_LEAST, _AND, _RETURN = 0x15, 0x25, 0x35, 0x54, 0x06
+_RANDOM = 0xFFFFF000 + 56  # a random word: SKF_AD_OFF + SKF_AD_RANDOM, linux/filter.h
 _SHOT, _UNDECIDED = 2, 0xFFFFFFFF  # TC_ACT_SHOT, TC_ACT_UNSPEC: linux/pkt_cls.h
 
 
@@ -221,6 +233,8 @@ def _filter(conditions: Iterable[str]) -> str:
         elif word == "dport":
             test(_LOAD_HALF, 36, _AT_LEAST, int(values[0]))
             test(_LOAD_HALF, 36, _ABOVE, int(values[1]), holds=False)
+        elif word == "random":
+            test(_LOAD_WORD, _RANDOM, _AT_LEAST, int(values[0]) * (1 << 32) // 100, holds=False)
         elif word == "opening":
             program.append((_LOAD_BYTE, 47))
             program.append((_AND, 0x12))  # SYN and ACK

@@ -127,3 +127,25 @@ sys.exit(3)
         launcher.kill()
         launcher.wait()
     assert json.loads((run / "verdict.json").read_text())["first_failure"]["exit_code"] == 3
+
+
+def test_a_flood_that_nobody_has_read_ends_with_its_cause(
+    ncclops: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text("""
+import os, sys
+from pathlib import Path
+rank = Path(os.environ["NCCLOPS_RUN_DIR"]) / "ranks" / os.environ["RANK"]
+os.truncate(rank / "stdout.log", 20 << 30)
+sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+""")
+    options = ("--restart", "none", "--nproc-per-node", "1", "--run-dir", "run")
+    done = ncclops("launch", *options, "--redirects", "1", "bad.py")
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "MiB in the middle of run/ranks/0/stdout.log are not classified" in done.stderr
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert verdict["classification"]["class"] == "gpu-oom"
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    left_out = [json.loads(line) for line in events if '"output-passed-over"' in line]
+    assert [event["file"] for event in left_out] == ["ranks/0/stdout.log"]
+    assert left_out[0]["end"] - left_out[0]["begin"] > 19 << 30

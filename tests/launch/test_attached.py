@@ -117,10 +117,10 @@ rank, answer = dist.get_rank(), 41
 if rank == 1:
     breakpoint()
 dist.barrier()
-if not os.path.exists(f"once-{rank}"):
-    open(f"once-{rank}", "w").close()
-    if rank == 1: raise RuntimeError("once")
-    dist.barrier()
+if rank == 1 and not os.path.exists("once"):
+    open("once", "w").close()
+    raise RuntimeError("once")
+dist.barrier()
 print("answer", answer, flush=True)
 """
     profile = tmp_path / "impatient.toml"

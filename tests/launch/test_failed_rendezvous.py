@@ -68,7 +68,7 @@ def test_jobs_of_different_sizes_or_scripts_are_not_begun(
     assert "run directory node-0: " in third.stderr  # as seen from here
     first.send_signal(signal.SIGTERM)
     assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
-    assert "stopping before any worker runs" in output.read_text()
+    assert "stopping; no worker runs" in output.read_text()
 
 
 def test_when_the_first_node_gives_up_the_others_say_what_is_gone(

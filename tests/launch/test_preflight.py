@@ -100,4 +100,4 @@ def test_a_choice_that_is_none_is_refused(
     (tmp_path / "train.py").write_text("pass\n")
     done = ncclops_in_process("launch", "--dry-run", "--preflight", "hots", "train.py")
     assert done.returncode == 2
-    assert "--preflight hots: choose off or host; did you mean host?" in done.stderr
+    assert "--preflight hots: choose off, host or full; did you mean host?" in done.stderr

@@ -8,82 +8,20 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from ncclops.preflight.model import Status
-from ncclops.preflight.readings import Process, Space
+from ncclops.preflight.readings import Collective, Process, Space
 from tests.preflight.machines import GIB, KINDS, Machine
+from tests.preflight.planting import Defect, file, files, gpu_with, grown, limit, port
 
 BOARDS = ("hgx-ib", "hgx-roce", "cloud-vm", "efa")
 WITH_PORTS = ("hgx-ib", "hgx-roce", "cloud-vm")
 METAL = ("hgx-ib", "hgx-roce", "pcie")
 ALL = KINDS
 WITH_GPUS = tuple(kind for kind in KINDS if kind != "cpu")
-
-
-@dataclass(frozen=True)
-class Defect:
-    """``plant`` returns the subject. ``also`` are checks that the fault speaks through as well."""
-
-    name: str
-    check: str
-    kinds: tuple[str, ...]
-    plant: Callable[[Machine, random.Random], str]
-    status: Status = Status.FAIL
-    also: frozenset[str] = frozenset()
-
-
-def _gpu(**values: object) -> Callable[[Machine, random.Random], str]:
-    def plant(machine: Machine, chance: random.Random) -> str:
-        index = chance.randrange(len(machine.gpus))
-        machine.gpus[index] |= values
-        return f"GPU {index}"
-
-    return plant
-
-
-def _file(path: str, text: str) -> Callable[[Machine, random.Random], str]:
-    def plant(machine: Machine, chance: random.Random) -> str:
-        machine.files[path] = text
-        return "host"
-
-    return plant
-
-
-def _limit(label: str, value: str) -> Callable[[Machine, random.Random], str]:
-    def plant(machine: Machine, chance: random.Random) -> str:
-        text = machine.files["proc/self/limits"]
-        machine.files["proc/self/limits"] = re.sub(rf"({label}\s+)\S+", rf"\g<1>{value}", text)
-        # As in a container, where root has not all capabilities.
-        status = machine.files["proc/self/status"]
-        machine.files["proc/self/status"] = re.sub(r"CapEff:\t\w+", "CapEff:\ta88425fb", status)
-        return "host"
-
-    return plant
-
-
-def _port(**values: str) -> Callable[[Machine, random.Random], str]:
-    """Files of a port; ``/`` in their names is written as two underscores."""
-
-    def plant(machine: Machine, chance: random.Random) -> str:
-        index = chance.randrange(8)
-        top = f"sys/class/infiniband/mlx5_{index}"
-        for name, text in values.items():
-            machine.files[f"{top}/ports/1/{name.replace('__', '/')}"] = text
-        return f"mlx5_{index} port 1"
-
-    return plant
-
-
-def _grown(counter: str, by: int) -> Callable[[Machine, random.Random], str]:
-    def plant(machine: Machine, chance: random.Random) -> str:
-        index = chance.randrange(8)
-        place = f"sys/class/infiniband/mlx5_{index}/ports/1/{counter}"
-        machine.later[place] = str(int(machine.files.get(place, "0")) + by)
-        machine.files.setdefault(place, "0")
-        return f"mlx5_{index} port 1"
-
-    return plant
 
 
 def _lost_gpu(machine: Machine, chance: random.Random) -> str:
@@ -287,76 +225,172 @@ def _known_bad(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _made(**values: object) -> Callable[[Machine, random.Random], str]:
+    """Fields of the machine, on a host that is no container and not virtual."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        for name, value in values.items():
+            setattr(machine, name, value)
+        return "host"
+
+    return plant
+
+
+def _old_stack(machine: Machine, chance: random.Random) -> str:
+    machine.nccl = "2.27.3"
+    return limit("Max stack size", "unlimited")(machine, chance)
+
+
+def _translated(machine: Machine, chance: random.Random) -> str:
+    for number, gpu in enumerate(machine.gpus):
+        place = f"sys/bus/pci/devices/{gpu['pci']}/iommu_group"
+        machine.files[place] = f"../../../kernel/iommu_groups/{number}"
+        machine.files[f"sys/kernel/iommu_groups/{number}/type"] = "DMA-FQ"
+    return "host"
+
+
+def _no_clock(machine: Machine, chance: random.Random) -> str:
+    machine.clock, machine.processes = None, [Process(1, "systemd", "S")]
+    return "host"
+
+
+def _filtered(machine: Machine, chance: random.Random) -> str:
+    status = machine.files["proc/self/status"]
+    status = re.sub(r"CapEff:\t\w+", "CapEff:\ta80425fb", status)
+    machine.files["proc/self/status"] = status.replace("Seccomp:\t0", "Seccomp:\t2")
+    return "host"
+
+
+def _closed_channel(machine: Machine, chance: random.Random) -> str:
+    for gpu in machine.gpus:
+        gpu["fabric"] = {"state": 3, "status": 0, "cluster": "9c6f5af3", "clique": 4026}
+    machine.files["dev/nvidia-caps-imex-channels/channel0"], machine.imex = "", (False,)
+    return "host"
+
+
+def _no_peer_memory(machine: Machine, chance: random.Random) -> str:
+    machine.files["proc/modules"] = "nvidia_uvm 1 0 - Live 0x0"
+    version = machine.driver["version"]
+    machine.files["proc/driver/nvidia/version"] = (
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Release Build"
+    )
+    return "host"
+
+
+def _few_ports(machine: Machine, chance: random.Random) -> str:
+    machine.needs = replace(machine.needs, rdma=True, rdma_ports=12)
+    return "host"
+
+
+def _no_umad(machine: Machine, chance: random.Random) -> str:
+    del machine.files["sys/class/infiniband_mad/umad2/ibdev"]
+    return "mlx5_2 port 1"
+
+
+def _reduced(**values: object) -> Callable[[Machine, random.Random], str]:
+    """An all_reduce with 418 GB/s, as eight H200 have it, but for ``values``."""
+
+    def plant(machine: Machine, chance: random.Random) -> str:
+        for gpu in machine.gpus:
+            gpu["name"] = "NVIDIA H200"
+        healthy = Collective(gpus=8, bytes=4 << 30, seconds=0.018, diagnostics=DIAGNOSED)
+        machine.collective = msgspec.structs.replace(healthy, **values)
+        return "host"
+
+    return plant
+
+
+def _hanging_pair(machine: Machine, chance: random.Random) -> str:
+    machine.pair = Collective(gpus=16, peer="n7", problem="no end within 120 s")
+    return "with n7"
+
+
+DIAGNOSED = ("[OK]   p2p: verified P2P access in both directions between every GPU pair",)
+PAIRS = ("[INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",)
 WARN = Status.WARN
+HUGE = (
+    "MemTotal:       1073741824 kB\nHugePages_Total:  262144\nHugePages_Free:   262144\n"
+    "Hugepagesize:       2048 kB"
+)
 SMALL_SHM = "shm /dev/shm tmpfs rw,size=65536k 0 0"
 MELLANOX = ("hgx-ib", "hgx-roce")
 SLOWED_ONCE = [{"reasons": 8}, {"reasons": 1}, {"reasons": 0}]
 DEFECTS = (
-    Defect(
-        "docker's /dev/shm",
-        "host.shm",
-        ALL,
-        _file("proc/mounts", SMALL_SHM),
-    ),
+    Defect("docker's /dev/shm", "host.shm", ALL, file("proc/mounts", SMALL_SHM)),
     Defect(
         "8 MiB of locked memory",
         "host.memlock",
         (*WITH_PORTS, "efa"),
-        _limit("Max locked memory", "8388608"),
+        limit("Max locked memory", "8388608"),
     ),
-    Defect("few open files", "host.nofile", ALL, _limit("Max open files", "256")),
-    Defect("1024 open files", "host.nofile", ALL, _limit("Max open files", "1024"), WARN),
-    Defect("a group of 128 processes", "host.pids", ALL, _file("sys/fs/cgroup/pids.max", "128")),
+    Defect("few open files", "host.nofile", ALL, limit("Max open files", "256")),
+    Defect("1024 open files", "host.nofile", ALL, limit("Max open files", "1024"), WARN),
+    Defect("a group of 128 processes", "host.pids", ALL, file("sys/fs/cgroup/pids.max", "128")),
+    Defect(
+        "nearly all descriptors of the host in use",
+        "host.file-max",
+        ALL,
+        files({"proc/sys/fs/file-max": "2097152", "proc/sys/fs/file-nr": "2090000\t0\t2097152"}),
+    ),
+    Defect(
+        "segments go with their user",
+        "host.removeipc",
+        METAL,
+        file("etc/systemd/logind.conf", "[Login]\nRemoveIPC=yes"),
+        WARN,
+    ),
+    Defect("unlimited stacks with an old NCCL", "host.stack", WITH_GPUS, _old_stack, WARN),
+    Defect("an IOMMU that translates", "host.iommu", METAL, _translated, WARN),
+    Defect("bridges that validate", "host.acs", METAL, _made(acs=("0000:15:01.0",)), WARN),
+    Defect("half of it huge pages", "host.hugepages", ALL, file("proc/meminfo", HUGE), WARN),
+    Defect("segments that were left", "host.stale-shm", ALL, _made(stale=("nccl-a1b2c3",)), WARN),
+    Defect("nobody keeps the clock", "host.clock", METAL, _no_clock, WARN),
+    Defect("a filter without CAP_SYS_NICE", "host.capabilities", WITH_GPUS, _filtered, WARN),
+    Defect("a channel that is closed", "host.imex", ("hgx-ib", "efa"), _closed_channel),
+    Defect("no peer memory", "host.peer-memory", MELLANOX, _no_peer_memory, WARN),
     Defect("a host called localhost", "host.name", ALL, _named("localhost")),
     Defect("a full disk", "host.space", ALL, _full_disk),
     Defect("a disk that hangs", "host.readable", ALL, _late("space /ckpt", "/ckpt")),
     Defect("a GPU that hangs", "host.readable", WITH_GPUS, _late("gpu 0", "GPU 0")),
     Defect("NVML hangs", "host.readable", WITH_GPUS, _late("driver", "NVML")),
     Defect("a stuck nvidia-smi", "host.d-state", ALL, _stuck, WARN),
-    Defect(
-        "CPUs of the other socket",
-        "host.numa",
-        ("hgx-ib", "hgx-roce", "efa"),
-        _bound_elsewhere,
-        WARN,
-    ),
+    Defect("CPUs of the other socket", "host.numa", (*MELLANOX, "efa"), _bound_elsewhere, WARN),
     Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
     Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),
-    Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, _gpu(recovery_action=1)),
-    Defect("an uncorrected error", "gpu.ecc", WITH_GPUS, _gpu(ecc_uncorrected=2)),
-    Defect("an uncorrected error in SRAM", "gpu.ecc", WITH_GPUS, _gpu(sram_uncorrected=1)),
-    Defect("many corrected errors", "gpu.ecc", WITH_GPUS, _gpu(sram_corrected=20_000)),
-    Defect("ECC off", "gpu.ecc-mode", WITH_GPUS, _gpu(ecc_enabled=False), WARN),
-    Defect("a pending row", "gpu.rows", WITH_GPUS, _gpu(rows_pending=True)),
-    Defect("a failed row", "gpu.rows", WITH_GPUS, _gpu(rows_failed=True)),
-    Defect("600 rows", "gpu.rows", WITH_GPUS, _gpu(rows_uncorrected=600)),
+    Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, gpu_with(recovery_action=1)),
+    Defect("an uncorrected error", "gpu.ecc", WITH_GPUS, gpu_with(ecc_uncorrected=2)),
+    Defect("an uncorrected error in SRAM", "gpu.ecc", WITH_GPUS, gpu_with(sram_uncorrected=1)),
+    Defect("many corrected errors", "gpu.ecc", WITH_GPUS, gpu_with(sram_corrected=20_000)),
+    Defect("ECC off", "gpu.ecc-mode", WITH_GPUS, gpu_with(ecc_enabled=False), WARN),
+    Defect("a pending row", "gpu.rows", WITH_GPUS, gpu_with(rows_pending=True)),
+    Defect("a failed row", "gpu.rows", WITH_GPUS, gpu_with(rows_failed=True)),
+    Defect("600 rows", "gpu.rows", WITH_GPUS, gpu_with(rows_uncorrected=600)),
     Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
-    Defect("thermal slowdown", "gpu.throttle", WITH_GPUS, _gpu(throttle=[{"reasons": 0x40}] * 3)),
-    Defect("a power brake", "gpu.throttle", WITH_GPUS, _gpu(throttle=[{"reasons": 0x81}] * 3)),
     Defect(
-        "slowed for a moment",
-        "gpu.throttle",
-        WITH_GPUS,
-        _gpu(throttle=SLOWED_ONCE),
-        WARN,
+        "thermal slowdown", "gpu.throttle", WITH_GPUS, gpu_with(throttle=[{"reasons": 0x40}] * 3)
     ),
-    Defect("a hot GPU", "gpu.temperature", WITH_GPUS, _gpu(temperature_c=93)),
+    Defect("a power brake", "gpu.throttle", WITH_GPUS, gpu_with(throttle=[{"reasons": 0x81}] * 3)),
+    Defect("slowed for a moment", "gpu.throttle", WITH_GPUS, gpu_with(throttle=SLOWED_ONCE), WARN),
+    Defect("a hot GPU", "gpu.temperature", WITH_GPUS, gpu_with(temperature_c=93)),
     Defect(
-        "hot memory", "gpu.temperature", WITH_GPUS, _gpu(memory_temperature_c=99, memory_limit_c=95)
+        "hot memory",
+        "gpu.temperature",
+        WITH_GPUS,
+        gpu_with(memory_temperature_c=99, memory_limit_c=95),
     ),
     Defect(
         "a lowered clock",
         "gpu.clocks",
         WITH_GPUS,
-        _gpu(application_clock_mhz=1200, default_clock_mhz=1980),
+        gpu_with(application_clock_mhz=1200, default_clock_mhz=1980),
         WARN,
     ),
     Defect(
         "a power cap",
         "gpu.clocks",
         WITH_GPUS,
-        _gpu(power_limit_mw=500_000, power_default_mw=700_000),
+        gpu_with(power_limit_mw=500_000, power_default_mw=700_000),
         WARN,
     ),
     Defect("links down", "gpu.nvlink", BOARDS, _links_down),
@@ -367,31 +401,36 @@ DEFECTS = (
     Defect("two cliques", "gpu.fabric", BOARDS, _cliques),
     Defect("no fabric manager", "gpu.fabric-manager", MELLANOX, _no_fabric_manager),
     Defect("an old fabric manager", "gpu.fabric-manager", MELLANOX, _old_fabric_manager),
-    Defect("no persistence", "gpu.persistence", WITH_GPUS, _gpu(persistence=False), WARN),
-    Defect("somebody else's process", "gpu.processes", WITH_GPUS, _gpu(processes=[4242]), WARN),
+    Defect("no persistence", "gpu.persistence", WITH_GPUS, gpu_with(persistence=False), WARN),
+    Defect("somebody else's process", "gpu.processes", WITH_GPUS, gpu_with(processes=[4242]), WARN),
     Defect(
         "memory without a process",
         "gpu.processes",
         WITH_GPUS,
-        _gpu(processes=[], memory_used_bytes=60 * GIB),
+        gpu_with(processes=[], memory_used_bytes=60 * GIB),
         WARN,
     ),
     Defect("torch for a newer CUDA", "software.cuda", WITH_GPUS, _newer_torch),
     Defect("an NCCL that hangs in abort", "software.advisories", WITH_GPUS, _known_bad, WARN),
-    Defect("half of the lanes", "gpu.pcie", WITH_GPUS, _gpu(pcie_width=8)),
+    Defect("an all_reduce that hangs", "gpu.all-reduce", BOARDS, _reduced(problem="no end")),
+    Defect("wrong sums", "gpu.all-reduce", BOARDS, _reduced(right=False)),
+    Defect("a fifth of the bandwidth", "gpu.bandwidth", BOARDS, _reduced(seconds=0.1)),
+    Defect("pairs that fail", "gpu.nccl-diagnostics", BOARDS, _reduced(diagnostics=PAIRS)),
+    Defect("a pair that hangs", "gpu.pair", BOARDS, _hanging_pair),
+    Defect("half of the lanes", "gpu.pcie", (*BOARDS, "mig"), gpu_with(pcie_width=8)),
     Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
     Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),
-    Defect("no subnet manager", "nic.port", WITH_PORTS, _port(state="2: INIT")),
-    Defect(
-        "one port down", "nic.port", WITH_PORTS, _port(state="1: DOWN", phys_state="2: Polling")
-    ),
+    Defect("no subnet manager", "nic.port", WITH_PORTS, port(state="2: INIT")),
+    Defect("one port down", "nic.port", WITH_PORTS, port(state="1: DOWN", phys_state="2: Polling")),
     Defect("a link that was lost", "nic.port", WITH_PORTS, _lost_link),
     Defect("a port that the job names, switched off", "nic.port", WITH_PORTS, _named_and_off),
     Defect("an interface down", "nic.port", ("hgx-roce",), _net_down),
     Defect(
         "no port active", "nic.selector", WITH_PORTS, _no_port_active, also=frozenset({"nic.port"})
     ),
-    Defect("half of the speed", "nic.rate", WITH_PORTS, _port(rate="200 Gb/sec (2X NDR)")),
+    Defect("too few ports for the lane", "nic.ports", WITH_PORTS, _few_ports),
+    Defect("no umad", "nic.umad", ("hgx-ib", "cloud-vm"), _no_umad, WARN),
+    Defect("half of the speed", "nic.rate", WITH_PORTS, port(rate="200 Gb/sec (2X NDR)")),
     Defect("NCCL_IB_HCA names nothing", "nic.selector", (*WITH_PORTS, "efa"), _no_ports_left),
     Defect("RoCE v1 only", "nic.gid", ("hgx-roce",), _no_v2),
     Defect("a GID of the wrong type", "nic.gid", ("hgx-roce",), _wrong_gid),
@@ -400,12 +439,12 @@ DEFECTS = (
     Defect("a narrow adapter", "nic.pcie", MELLANOX, _narrow_nic),
     Defect("another MTU", "nic.mtu", ("hgx-roce",), _small_mtu, WARN),
     Defect("a carrier that goes", "nic.carrier", ("hgx-roce",), _lost_carrier),
-    Defect("a link that goes", "nic.counters", WITH_PORTS, _grown("counters/link_downed", 1)),
+    Defect("a link that goes", "nic.counters", WITH_PORTS, grown("counters/link_downed", 1)),
     Defect(
-        "retries used up", "nic.counters", WITH_PORTS, _grown("hw_counters/rnr_nak_retry_err", 4)
+        "retries used up", "nic.counters", WITH_PORTS, grown("hw_counters/rnr_nak_retry_err", 4)
     ),
-    Defect("symbol errors", "nic.counters", WITH_PORTS, _grown("counters/symbol_error", 40)),
+    Defect("symbol errors", "nic.counters", WITH_PORTS, grown("counters/symbol_error", 40)),
     Defect(
-        "receive errors", "nic.counters", WITH_PORTS, _grown("counters/port_rcv_errors", 99), WARN
+        "receive errors", "nic.counters", WITH_PORTS, grown("counters/port_rcv_errors", 99), WARN
     ),
 )

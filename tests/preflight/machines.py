@@ -16,6 +16,7 @@ import msgspec
 
 from ncclops.host.software import Software
 from ncclops.preflight.readings import (
+    Collective,
     Driver,
     Files,
     Gpu,
@@ -63,6 +64,8 @@ class Machine:
     nccl: str | None = "2.27.3"
     torch_cuda: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    collective: Collective | None = None
+    pair: Collective | None = None
 
     def node(self) -> Node:
         """What the readers would have read of it."""
@@ -107,6 +110,8 @@ class Machine:
             software=Software(nccl=self.nccl),
             torch_cuda=self.torch_cuda,
             real=False,
+            collective=self.collective,
+            pair=self.pair,
         )
 
     def write(self, root: Path) -> None:
@@ -324,12 +329,12 @@ def _nics(machine: Machine, chance: random.Random) -> None:
     virtual = machine.kind in ("cloud-vm", "efa")
     for index in range(8):
         name = f"rdmap{index}s0" if efa else f"mlx5_{index}"
-        _device(machine, chance, index, name, efa=efa, roce=roce, virtual=virtual)
+        add_device(machine, chance, index, name, efa=efa, roce=roce, virtual=virtual)
     if machine.kind == "hgx-ib":
         # Two ports of a storage card of another kind, one without a cable: as on many nodes.
         for index in (8, 9):
             name = f"mlx5_{index}"
-            _device(machine, chance, index, name, efa=False, roce=True, virtual=False)
+            add_device(machine, chance, index, name, efa=False, roce=True, virtual=False)
             top = f"sys/class/infiniband/{name}"
             machine.files[f"{top}/board_id"] = "MT_0000000359"
         top = "sys/class/infiniband/mlx5_9"
@@ -341,7 +346,7 @@ def _nics(machine: Machine, chance: random.Random) -> None:
         machine.files.pop(f"{top}/device/net/eth9/carrier")  # EINVAL while it is down
 
 
-def _device(
+def add_device(
     machine: Machine,
     chance: random.Random,
     index: int,
@@ -351,6 +356,7 @@ def _device(
     roce: bool,
     virtual: bool,
 ) -> None:
+    """Add an RDMA device with one port that works: EFA, RoCE or InfiniBand."""
     top, files = f"sys/class/infiniband/{name}", machine.files
     port = f"{top}/ports/1"
     layer = "Unspecified" if efa else "Ethernet" if roce else "InfiniBand"

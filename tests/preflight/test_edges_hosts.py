@@ -28,6 +28,7 @@ class Cluster:
     def __init__(self, made: Hosts, directory: Path, count: int) -> None:
         self.hosts, self.directory, self.count = made, directory, count
         self.environs: dict[int, dict[str, str]] = {}
+        self.files: dict[int, int] = {}
         self.join_s = 60
 
     def preflight(self, *, store: str = "", absent: tuple[int, ...] = ()) -> Verdict:
@@ -51,6 +52,9 @@ class Cluster:
 
     def _start(self, number: int, store: str) -> Background:
         command = [sys.executable, "-m", "tests.preflight.edge_host"]
+        if number in self.files:
+            limited = f'ulimit -n {self.files[number]}; exec "$@"'
+            command = ["sh", "-c", limited, "sh", *command]
         return self.hosts.run(
             f"h{number}",
             *command,
@@ -113,7 +117,30 @@ def test_three_faults_at_once(make: Callable[[int], Cluster]) -> None:
     assert all(40000 <= port <= 50000 for port in ports.blocked)
     assert not any(40000 <= port <= 50000 for port in ports.open)
     mtu = found["mtu"]
-    assert (mtu.shape, mtu.a, mtu.facts["passes"]) == ("host-in", (4,), "1400")
+    assert (mtu.shape, mtu.a, mtu.facts["passes"]) == ("host", (4,), "1400")
+
+
+def test_faults_that_look_like_rules_for_ports(make: Callable[[int], Cluster]) -> None:
+    """A rule that keeps no state, and a host that may open few files; another host lacks the
+    interface on which all others listen."""
+    cluster = make(6)
+    made = cluster.hosts
+    made.ip("hub", "link", "add", "br1", "type", "bridge")
+    made.ip("hub", "link", "set", "br1", "up")
+    for number in (0, 1, 2, 3, 5):
+        fabric = made.add_link(f"h{number}", "ib0", "br1")
+        made.ip(f"h{number}", "addr", "add", f"192.168.50.{number + 1}/24", "dev", "ib0")
+        if number == 1:
+            made.drop("h1", "to", "dport 40000 55000", link=fabric)
+    cluster.files[3] = 64
+    verdict = cluster.preflight()
+    found = failures(verdict)
+    assert found.keys() == {"ports", "files", "interface-missing"}
+    ports = found["ports"]
+    assert (ports.shape, ports.a) == ("host-in", (1,))
+    assert 40000 <= ports.blocked[0] <= ports.blocked[-1] <= 55000
+    assert found["files"].hosts == (3,)
+    assert found["interface-missing"].hosts == (4,)
 
 
 def test_another_interface_comes_first(make: Callable[[int], Cluster]) -> None:

@@ -67,7 +67,7 @@ def test_pipes_and_devices_in_a_tree_hold_nobody_up(tmp_path: Path) -> None:
 def test_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
     place = tmp_path / "log"
     place.write_text("".join(f"line {number}\n" for number in range(1000)))
-    text = files.tail_text(place, 100)
+    text = files.tail_text(tmp_path, place.name, 100)
     assert text is not None
     assert text.splitlines()[-1] == "line 999"
     assert all(line.startswith("line ") for line in text.splitlines())
@@ -155,3 +155,41 @@ def test_wrong_use_is_one_line(ncclops_in_process: Callable[..., CompletedText])
         assert done.returncode == 2
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_links_below_a_root_are_those_of_that_machine(tmp_path: Path) -> None:
+    """A tree of another machine has absolute links; followed here they show files of this one."""
+    (tmp_path / "secret").write_text("of this machine")
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "usr/lib").mkdir(parents=True)
+    (root / "usr/lib/os-release").write_text("of that machine")
+    (root / "etc/os-release").symlink_to("/usr/lib/os-release")
+    (root / "etc/hostname").symlink_to("../../../../../secret")
+    (root / "etc/hosts").symlink_to(tmp_path / "secret")
+    (root / "etc/circle").symlink_to("circle")
+    devices = root / "sys/devices/mlx5_0"
+    devices.mkdir(parents=True)
+    (devices / "fw_ver").write_text("28.1")
+    (devices / "hca_type").symlink_to(tmp_path / "secret")
+    (root / "sys/class/infiniband").mkdir(parents=True)
+    (root / "sys/class/infiniband/mlx5_0").symlink_to("/sys/devices/mlx5_0")
+    (root / "sys/class/infiniband/here").symlink_to(tmp_path)
+    found = files.read(
+        root, ["etc/*", "sys/class/infiniband/*/fw_ver", "sys/class/infiniband/*/*", "etc/gone"]
+    )
+    assert found == {
+        "etc/os-release": "of that machine",
+        "etc/hostname": None,
+        "etc/hosts": None,
+        "etc/circle": None,
+        "sys/class/infiniband/mlx5_0/fw_ver": "28.1",
+        "sys/class/infiniband/mlx5_0/hca_type": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["a/../../../../../etc/passwd", "up/etc/passwd", "/etc/passwd"])
+def test_nothing_above_a_root_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "up").symlink_to("../../../../../../..")
+    assert files.read_text(tmp_path, name) is None

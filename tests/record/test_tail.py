@@ -89,3 +89,16 @@ def test_last_lines_survive_bad_bytes_and_a_missing_file(tmp_path: Path) -> None
     path.write_bytes(b"one\n\xff two\nthree")
     assert last_lines(path, 2) == ["\ufffd two", "three"]
     assert last_lines(tmp_path / "missing", 2) == []
+
+
+def test_what_is_passed_over_ends_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"a line\nan unfini")
+    reader = LineReader(path)
+    assert read_all(reader) == [b"a line\n"]
+    with path.open("ab") as file:
+        file.write(b"shed line\n" + b"0123456789\n" * 10)
+    assert reader.pass_over(1000) == 0  # there is less
+    assert reader.pass_over(30) == 10 + 8 * 11
+    assert read_all(reader) == [b"0123456789\n"] * 2
+    reader.close()

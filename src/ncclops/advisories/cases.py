@@ -14,6 +14,7 @@ from ncclops.host.software import Software, find_software
 from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN, RunRecord
+from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 
 
 def of_machine(
@@ -54,7 +55,9 @@ def _of_record(record: RunRecord, path: Path) -> Software:
     stack = record.stack
     counted = [part.partition(" × ") for part in (stack.get("gpu") or "").split(", ") if part]
     names = [
-        name for count, _, name in counted for _ in range(int(count) if count.isdecimal() else 1)
+        name
+        for count, _, name in counted
+        for _ in range(whole_number(count, MOST_WORKERS_OF_A_NODE) or 1)
     ]
     return Software(
         torch=stack.get("torch"),

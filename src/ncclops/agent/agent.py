@@ -33,6 +33,7 @@ from ncclops.agent.condition import Condition
 from ncclops.agent.control_handler import ControlHandler
 from ncclops.agent.coordinator import AgentSide, Alone, Coordinate, Coordinator, LimitsChange
 from ncclops.agent.diagnostics import AgentLog, InternalErrors
+from ncclops.agent.fork_server import ForkServers
 from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
@@ -110,13 +111,14 @@ class _Agent:
         self._job, self._run = job, job.run
         self._began = time.monotonic()
         self._condition = Condition()
+        self._terminal = Terminal(job)
         self._stop = StopRequests(
             self._condition,
             job.stop_grace,
             on_request=self._on_stop_request,
             pass_on=self._pass_on,
+            hold_screen=self._terminal.hold,
         )
-        self._terminal = Terminal(job)
         rank = 0 if job.attached is None else job.attached
         self._attached = Attached(job.run.paths.rank(rank).stdout_log)
         self._errors = InternalErrors(job.run)
@@ -131,6 +133,7 @@ class _Agent:
             token_for_reads=job.control_token_for_reads,
             say=self._terminal.say,
         )
+        self._fork_servers = ForkServers(job, self._condition)
         self._worker_events = WorkerEvents(events.decode, self._on_worker_event)
         self._receipts = WorkerEvents(receipt_records.decode, self._on_record)
         self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
@@ -150,7 +153,9 @@ class _Agent:
         self._worker_events.open()
         self._receipts.open()
         self._control.start()
+        self._fork_servers.begin(self._job.environ_of(0))
         last, decision = await self._run_attempts()
+        self._fork_servers.close()
         self._attached.close()
         await self._coordinator.leave()
         self._worker_events.close()
@@ -232,20 +237,18 @@ class _Agent:
     def _make_coordinator(self, coordinate: Coordinate | None) -> Coordinator:
         """The agents of the other nodes, or none."""
         job = self._job
+        side = AgentSide(
+            condition=self._condition,
+            stop=self._stop,
+            say=self._terminal.say,
+            note=self._terminal.note,
+            rules=self._rules,
+            take_limits=self._control_handler.take,
+        )
         if coordinate is None:
             assert job.listener is not None  # a single node hosts its store itself
-            return Alone(job, job.listener, self._rules)
-        return coordinate(
-            job,
-            AgentSide(
-                condition=self._condition,
-                stop=self._stop,
-                say=self._terminal.say,
-                note=self._terminal.note,
-                rules=self._rules,
-                take_limits=self._control_handler.take,
-            ),
-        )
+            return Alone(job, job.listener, side)
+        return coordinate(job, side)
 
     async def _run_attempts(self) -> tuple[RunningAttempt, AttemptDecision]:
         """Start all workers until they end well or no attempt may follow; the last attempt, and
@@ -262,9 +265,10 @@ class _Agent:
             collect=self._worker_events.collect,
             collect_receipts=self._receipts.collect,
             printed=self._printed,
-            spared=lambda: coordinator.pids() | self._control.pids,
+            spared=self._pids_that_stay,
             coordinator=coordinator,
             attached=Streams() if self._job.attached is None else self._attached.open(),
+            fork_servers=self._fork_servers,
             drain=self._attached.drain,
         )
         number, environ = 0, dict[str, str]()
@@ -315,7 +319,7 @@ class _Agent:
 
     async def _run_attempt(self, attempt: RunningAttempt) -> NodeEnd:
         """From the start of the workers until none is left; how the attempt ended here."""
-        attempt.start()
+        await attempt.start()
         await attempt.watch()
         stop = self._stop.first
         failed = attempt.failure()
@@ -491,7 +495,11 @@ class _Agent:
 
     def _on_child_end(self) -> None:
         own = set() if self._attempt is None else self._attempt.own_pids()
-        process_tree.reap_adopted(own | self._coordinator.pids() | self._control.pids)
+        process_tree.reap_adopted(own | self._pids_that_stay())
+
+    def _pids_that_stay(self) -> set[int]:
+        """Processes of the agent that outlive an attempt."""
+        return self._coordinator.pids() | self._control.pids | self._fork_servers.pids
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:
@@ -509,7 +517,7 @@ class _Agent:
         self._coordinator.share_stop(request)
         running = 0 if self._attempt is None else len(self._attempt.team.running())
         if not running:
-            self._terminal.note(f"{request.reason}: stopping before any worker runs")
+            self._terminal.note(f"{request.reason}: stopping; no worker runs")
             return
         if request.signum is not None and self._stop.hurry:
             self._terminal.note(f"{request.reason} again: killing what still runs")

@@ -15,11 +15,12 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from ncclops.agent import hosted_store, log_files, worker_messages, workers
+from ncclops.agent import backlog, hosted_store, log_files, worker_messages, workers
 from ncclops.agent.attached import Streams
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.diagnostics import InternalErrors
+from ncclops.agent.fork_server import ForkServer, ForkServers
 from ncclops.agent.gpu_watch import GpuWatch
 from ncclops.agent.hang_action import Hang, HangAction
 from ncclops.agent.hang_watch import HangWatch
@@ -98,6 +99,7 @@ class AttemptContext:
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
     coordinator: Coordinator  # the agents of the other nodes, if any
     attached: Streams  # of the rank that gets standard input, if one does
+    fork_servers: ForkServers
     drain: Callable[[], None]  # have what that rank has written in its log
 
 
@@ -145,7 +147,7 @@ class RunningAttempt:
 
     # --- phases -----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start the store and the workers."""
         self._scan.start()
         if self.cannot_start is not None:
@@ -159,7 +161,7 @@ class RunningAttempt:
             with suppress(OSError):  # without it, workers are stopped by signals alone
                 self._stop_page = StopPage.create(self._run.path)
             self._gpus.start()
-            self._spawn_all()
+            await self._spawn_all()
             self.hang_watch.start()
         except (NcclopsError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and advice(error) is None:
@@ -289,6 +291,7 @@ class RunningAttempt:
 
         try:
             diagnosis = await self._in_time(finish)
+            backlog.tell(self._run, self._context.say, diagnosis.passed_over)
         except TimeoutError:
             self._scan.give_up()
             why = "there was no time to read all of it (or its file system does not answer)"
@@ -453,36 +456,43 @@ class RunningAttempt:
             self._server.close()
             self._server = None
 
-    def _spawn_all(self) -> None:
+    async def _spawn_all(self) -> None:
         attempt = workers.WorkerAttempt(
             number=self.number,
             most=self._job.retry.granted,
             job_id=self._job.job_id,
             store=self._place.store,
         )
+        environs = [
+            self._worker_environ(attempt, local_rank, rank)
+            for local_rank, rank in enumerate(self._place.ranks)
+        ]
+        servers, stop = self._context.fork_servers, self._context.stop
+        server = await servers.for_workers(environs, lambda: stop.asked) if environs else None
         started = f"{time.time():.3f}"
-        for local_rank, rank in enumerate(self._place.ranks):
-            self._spawn(attempt, local_rank, rank, started)
+        for rank, environ in zip(self._place.ranks, environs, strict=True):
+            self._spawn(rank, environ | {STARTED: started}, server)
 
-    def _spawn(
-        self, attempt: workers.WorkerAttempt, local_rank: int, rank: int, started: str
-    ) -> None:
-        full = {
+    def _worker_environ(
+        self, attempt: workers.WorkerAttempt, local_rank: int, rank: int
+    ) -> dict[str, str]:
+        return {
             **self._job.environ_of(rank),
             **self._place.environ,
             **self._environ,
             **workers.identity(self._place.layout, attempt, local_rank),
             "TORCHELASTIC_ERROR_FILE": str(self._run.paths.rank(rank).error(self.number)),
             AGENT_PID: str(os.getpid()),
-            STARTED: started,
         }
+
+    def _spawn(self, rank: int, environ: dict[str, str], server: ForkServer | None) -> None:
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start
             path = self._run.paths.rank(rank).environment
-            ENVIRONMENT.write(path, snapshot.take(full, label=path.stem))
+            ENVIRONMENT.write(path, snapshot.take(environ, label=path.stem))
         streams = Streams()
-        if rank == self._job.attached:
-            streams, full[ATTACHED] = self._context.attached, "1"
-        worker = workers.Worker.spawn(rank, self._job.argv, full, self._run, streams)
+        if rank == self._job.attached:  # its interpreter has to see the terminal when it starts
+            streams, environ[ATTACHED], server = self._context.attached, "1", None
+        worker = workers.Worker.spawn(rank, self._job.argv, environ, self._run, streams, server)
         self.team.workers.append(worker)
         asyncio.get_running_loop().add_reader(worker.pidfd, partial(self._on_worker_end, worker))
         seen = process_view.read_stat(Path(f"/proc/{worker.pid}"))
@@ -492,5 +502,6 @@ class RunningAttempt:
                 pid=worker.pid,
                 attempt=self.number,
                 started_ticks=None if seen is None else seen.started_ticks,
+                forked=worker.forked,
             )
         )

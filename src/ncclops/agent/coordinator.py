@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ncclops.agent import hosted_store
+from ncclops.agent import fitness, hosted_store
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
 from ncclops.agent.rendezvous_result import Place
@@ -109,13 +109,15 @@ class Alone:
     """A single node, without others to agree with. ``listener`` is the first attempt's store, bound
     early so that a taken port shows before anything starts."""
 
-    def __init__(self, job: Job, listener: socket.socket, rules: Callable[[], JobRules]) -> None:
-        self._job = job
+    def __init__(self, job: Job, listener: socket.socket, agent: AgentSide) -> None:
+        self._job, self._agent = job, agent
         self._listener: socket.socket | None = listener
         self._port = job.master_port
-        self._rules = rules
+        self._is_suspect = False
 
     async def assemble(self, number: int) -> Place:
+        if self._is_suspect and (check := self._job.check_node) is not None:
+            await fitness.require(check, say=self._agent.say, note=self._agent.note)
         listener, self._listener = self._listener, None
         # A store for each attempt: torch's keys carry no attempt, and those of the last one
         # would be taken for answers.
@@ -160,7 +162,8 @@ class Alone:
         return None
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:
-        return decide([end], self._rules(), random=random.random)
+        self._is_suspect = end.is_suspect
+        return decide([end], self._agent.rules(), random=random.random)
 
     async def leave(self) -> None:
         return

@@ -6,6 +6,7 @@ stopped or gone holds up only the thread below, and nothing is lost by it.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import deque
@@ -20,6 +21,8 @@ from ncclops.record.tail import GrowthWatch, LineReader
 
 # Six that can be distinguished on dark and light backgrounds: red is left to errors.
 _CHUNK = 1 << 16
+# Of one file, once the run has ended: more takes minutes, and nobody reads it.
+_LEFT_BYTES = 64 << 20
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 
@@ -48,6 +51,7 @@ class Echo:
         self._new: deque[_Feed | _PlainFeed] = deque()
         self._feeds: list[_Feed | _PlainFeed] = []  # the thread's own
         self._notes: deque[str] = deque()
+        self._held = False
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
 
@@ -69,22 +73,35 @@ class Echo:
         self._notes.append(note)
         self._watch.wake()
 
+    def hold(self, held: bool) -> None:
+        """Show nothing from the next look at the files on, not even at the end, while ``held``."""
+        self._held = held
+        self._watch.wake()
+
     def finish(self) -> None:
-        """Show what is left, then stop. Blocks as long as the terminal does."""
+        """Show what is left, the last 64 MiB of a file at most, then stop.
+
+        Blocks as long as the terminal does, or is held.
+        """
         self._finishing.set()
         self._watch.wake()
         self._thread.join()
         self._watch.close()
 
     def _run(self) -> None:
+        last_look = False
         while True:
-            last_look = self._finishing.is_set()
+            if self._held:
+                self._watch.wait()
+                continue
             while self._new:
                 self._feeds.append(self._new.popleft())
+            if not last_look and self._finishing.is_set():
+                last_look = True
+                for feed in self._feeds:
+                    self._tell_left_out(feed.source, feed.pass_over())
             while self._notes:
-                self._screen.write(
-                    f"ncclops: {plain(self._notes.popleft())}\n".encode(), to_stderr=True
-                )
+                self._write_note(self._notes.popleft())
             grown = [feed.pump() for feed in self._feeds]
             if any(grown):
                 continue
@@ -93,6 +110,17 @@ class Echo:
             self._watch.wait()
         for feed in self._feeds:
             feed.finish()
+
+    def _tell_left_out(self, source: Source, left_out: int) -> None:
+        if left_out:
+            name = source.path.name
+            self._write_note(
+                f"rank {source.rank}: {left_out >> 20:,} MiB of {name} are not shown here"
+                f" (they are in {source.path})"
+            )
+
+    def _write_note(self, note: str) -> None:
+        self._screen.write(f"ncclops: {plain(note)}\n".encode(), to_stderr=True)
 
 
 class _Feed:
@@ -118,6 +146,10 @@ class _Feed:
             self._screen.show_progress(self._prefix, progress, to_stderr=self.source.to_stderr)
         return bool(lines)
 
+    def pass_over(self) -> int:
+        """Leave out all but the last part of what is to be shown; how many bytes that is."""
+        return self._reader.pass_over(_LEFT_BYTES)
+
     def finish(self) -> None:
         self._show([line + b"\n" for line in self._reader.rest()])
         self._reader.close()
@@ -135,6 +167,7 @@ class _PlainFeed:
     """One file on its way to the screen, as it is."""
 
     def __init__(self, source: Source, screen: Screen) -> None:
+        self.source = source
         self._file = open_regular(source.path)
         self._screen = screen
 
@@ -144,6 +177,13 @@ class _PlainFeed:
         if chunk:
             self._screen.write_as_is(chunk)
         return bool(chunk)
+
+    def pass_over(self) -> int:
+        """Leave out all but the last part of what is to be shown; how many bytes that is."""
+        at, size = self._file.tell(), os.fstat(self._file.fileno()).st_size
+        left_out = max(0, size - at - _LEFT_BYTES)
+        self._file.seek(left_out, os.SEEK_CUR)
+        return left_out
 
     def finish(self) -> None:
         self._screen.end_line()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from ncclops.agent.history import JobHistory
 from ncclops.agent.layout import Layout, Shown
@@ -16,6 +17,9 @@ from ncclops.host import gpu_readings
 from ncclops.receipts.log_formats import Form
 from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Timeouts
+
+if TYPE_CHECKING:  # asyncio, which a dry run has no use for
+    from ncclops.agent.fitness import CheckNode
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Job:
     control_token_for_reads: bool = False  # in the network; the owner's socket asks for none
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     network: NetworkWanted = NetworkWanted()
+    check_node: CheckNode | None = None  # of a node that has failed, before its next attempt
+    warm_imports: tuple[str, ...] | None = None  # of the fork server; None: there is none
     attached: int | None = None  # the rank that gets standard input
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
     quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone

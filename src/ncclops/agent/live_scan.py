@@ -14,6 +14,7 @@ from datetime import datetime
 from io import FileIO
 from pathlib import Path
 
+from ncclops.agent.backlog import Span, gaps
 from ncclops.agent.gpu_watch import DRIVER
 from ncclops.agent.hang_action import Hang
 from ncclops.agent.network_watch import NetworkLines
@@ -32,11 +33,13 @@ class LiveDiagnosis:
     """What the output of one attempt shows: what failed, and how many steps were done.
 
     ``error``: why it could not be read to the end, an internal error.
+    ``passed_over``: what was left out of files, of which ranks, so that the run could end.
     """
 
     report: Report
     steps: int
     error: Exception | None = None
+    passed_over: Sequence[tuple[int, Path, Span]] = ()
 
 
 class LiveScan:
@@ -64,6 +67,9 @@ class LiveScan:
         for file in self._files.values():
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
         self._evidence_ends: dict[Path, int] = {}
+        self._ends: dict[Path, int] = {}  # once all processes have ended
+        self._gaps: dict[Path, Span] = {}
+        self._names: dict[Path, Path] = {}  # of what is read behind a gap
         self._watch = GrowthWatch()
         self._scanner: Scanner | None = None
         self._failure: Exception | None = None
@@ -91,7 +97,7 @@ class LiveScan:
         driver: Mapping[int, Sequence[str]],
         last_words: Mapping[int, str],
     ) -> LiveDiagnosis:
-        """Read to the end and judge. Blocks until that is done.
+        """Read to the end and judge. Blocks until that is done: seconds, by ``backlog.gaps``.
 
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
         nothing else. ``hang`` is what the hang watch has found.
@@ -116,7 +122,9 @@ class LiveScan:
         if hang is not None:
             for rank in hang.ranks:
                 self._scanner.add_hang(rank, hang.reason)
-        return LiveDiagnosis(self._scanner.verdict(starting_up=starting_up), self._scanner.steps)
+        report = self._scanner.verdict(starting_up=starting_up)
+        passed_over = [(self._ranks[path], path, gap) for path, gap in self._gaps.items()]
+        return LiveDiagnosis(report, self._scanner.steps, passed_over=passed_over)
 
     def give_up(self) -> None:
         """Read no more, once :meth:`finish` was called in another thread; that returns soon."""
@@ -135,6 +143,8 @@ class LiveScan:
             if self._given_up.is_set():
                 raise TimeoutError("there is more of it than there was time for")
             last_look = self._finishing.is_set()
+            if last_look and not self._ends:
+                self._find_ends()
             read = [self._read(scanner, path) for path in self._files]  # a chunk of each
             if any(read):
                 continue
@@ -143,19 +153,43 @@ class LiveScan:
                 return
             self._watch.wait()
 
+    def _find_ends(self) -> None:
+        for path, file in self._files.items():
+            self._ends[path] = os.fstat(file.fileno()).st_size
+        at = {path: file.tell() for path, file in self._files.items()}
+        self._gaps = gaps(
+            {path: (at[path], max(at[path], end)) for path, end in self._ends.items()}
+        )
+
     def _read(self, scanner: Scanner, path: Path) -> bool:
         file, rank = self._files[path], self._ranks[path]
         if path in self._nccl_logs and os.fstat(file.fileno()).st_size < file.tell():
             file.seek(0)
-        at = file.tell()
-        data = file.read(_CHUNK)
+        at, stop = file.tell(), self._ends.get(path)
+        if (gap := self._gaps.get(path)) is not None:
+            if at == gap[0]:
+                return self._cross(path, gap)
+            stop = gap[0] if at < gap[0] else stop
+        data = file.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - at)))
         if data:
             end = self._evidence_ends.get(path, at + len(data))
-            scanner.feed(rank, str(path), data[: max(0, end - at)])
-            self._network.feed(rank, path, data)
+            name = self._names.get(path, path)
+            scanner.feed(rank, str(name), data[: max(0, end - at)])
+            self._network.feed(rank, name, data)
             if path not in self._nccl_logs:
                 self._printed.feed(path, data)
         return bool(data)
+
+    def _cross(self, path: Path, gap: Span) -> bool:
+        """What comes behind ``gap`` counts from its next line, whose number is not known."""
+        file = self._files[path]
+        file.seek(gap[1])
+        part = file.read(_CHUNK)
+        at = file.seek(gap[1] + part.find(b"\n") + 1)
+        self._gaps[path] = gap[0], at
+        self._names[path] = path.with_name(f"{path.name} (from byte {at})")
+        self._printed.cut(path)
+        return True
 
 
 def unread(failure: Exception | None) -> LiveDiagnosis:

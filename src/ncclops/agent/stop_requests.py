@@ -20,7 +20,8 @@ class StopRequests:
     """Collects the requests to stop, and passes other signals on.
 
     ``condition`` is notified of each of them. ``on_request`` is called with each, ``pass_on`` with
-    SIGUSR1 and SIGUSR2, which are meant for the script.
+    SIGUSR1 and SIGUSR2, which are meant for the script; ``hold_screen`` with whether the terminal
+    is the shell's at the moment.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class StopRequests:
         *,
         on_request: Callable[[StopRequest], None],
         pass_on: Callable[[signal.Signals], None],
+        hold_screen: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.first: StopRequest | None = None
         self.signals = 0
@@ -39,6 +41,7 @@ class StopRequests:
         self._condition = condition
         self._on_request = on_request
         self._pass_on = pass_on
+        self._hold_screen = hold_screen
         self._supervisor_pid = os.getppid()
 
     @property
@@ -63,6 +66,9 @@ class StopRequests:
             if signum is signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
                 loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, on_child_end)
+        # The supervisor has been stopped by Ctrl-Z, and goes on.
+        loop.add_signal_handler(signal.SIGTSTP, self._hold_screen, True)
+        loop.add_signal_handler(signal.SIGCONT, self._hold_screen, False)
         # The supervisor blocked them before it forked us, so that none could be lost until now.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

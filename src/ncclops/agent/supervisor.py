@@ -10,6 +10,7 @@ Both are subreapers and watch each other, so either may be killed with SIGKILL:
 - the agent dies: the kernel ends the workers, and the supervisor ends the processes that they left.
 Both at once: the kernel ends the workers (their parent death signal).
 An agent whose event loop is held, by a file system that hangs, is ended once the run is to end.
+Ctrl-Z stops the supervisor alone: the run goes on, and shows nothing until `fg`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def hold(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals = {s for s in FORWARDED if signal.getsignal(s) is not signal.SIG_IGN}
     watched = signals | {signal.SIGCHLD}
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        watched.add(signal.SIGTSTP)
     # Blocked before the fork, so that a signal in between waits for the process that takes it next.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     pulse = Pulse(silent)
@@ -135,6 +138,9 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
         if pid == agent_pid:
             return status
         received = _next(watched, None if asked is None else _LOOK_EVERY_S)
+        if received is signal.SIGTSTP:
+            _suspend(agent_pid)
+            continue
         if received in _ENDING:
             asked = asked or (received, time.monotonic())
         if received is not None and received is not signal.SIGCHLD:
@@ -145,6 +151,20 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
         if asked is not None and pulse.is_silent(asked[1]):
             os.kill(agent_pid, signal.SIGKILL)
             return asked[0]  # whoever waits for what is left sees to the agent as well
+
+
+def _suspend(agent_pid: int) -> None:
+    """Stop this process as Ctrl-Z does; return once it goes on. Only the terminal is let go of.
+
+    A pause of the ranks would be a fault for those of other nodes, and for the liveness watch.
+    """
+    _say("ncclops: the run goes on; `fg` shows it again, `ncclops stop` ends it\n")
+    os.kill(agent_pid, signal.SIGTSTP)  # which holds what it shows
+    # By the default action: the kernel leaves those running that no shell could wake again.
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+    os.kill(agent_pid, signal.SIGCONT)
 
 
 def _next(watched: set[signal.Signals], limit_s: float | None) -> signal.Signals | None:

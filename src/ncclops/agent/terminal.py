@@ -58,6 +58,10 @@ class Terminal:
         if not self._job.quiet:
             self.say(note)
 
+    def hold(self, held: bool) -> None:
+        """Show nothing while ``held``: the terminal is somebody else's. Nothing is lost."""
+        self._echo.hold(held)
+
     async def finish(
         self, condition: Condition, give_up: Callable[[], bool], limit: timedelta | None = None
     ) -> bool:

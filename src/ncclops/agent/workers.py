@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from ncclops.agent.attached import Streams
 from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
+from ncclops.exhausted import described
 from ncclops.record import worker_commands
 from ncclops.record.regular_file import append_regular
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.variables import COMMANDS_FD
 from ncclops.record.worker_commands import WorkerCommand
+
+log = logging.getLogger(__name__)
 
 _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
@@ -94,13 +101,36 @@ class Exit:
         return describe_exit(self.code, self.signal)
 
 
+class Forks(Protocol):
+    """Where a worker may be forked, as ``fork_server.ForkServer``."""
+
+    is_ready: bool | None
+
+    def fork(self, environ: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """A child of this process: its PID. Raises ``OSError``."""
+
+
+class _Forked:
+    """A child that ``subprocess`` has not started, with the methods of ``Popen`` used here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        os.kill(self.pid, signum)  # never another's: nobody but `wait` frees the number
+
+
 class Worker:
     """A worker's process. ``exit`` is None while it runs."""
 
     def __init__(
-        self, rank: int, process: subprocess.Popen[bytes], commands: socket.socket
+        self, rank: int, process: subprocess.Popen[bytes] | _Forked, commands: socket.socket
     ) -> None:
         self.rank = rank
+        self.forked = isinstance(process, _Forked)
         self._commands = commands
         self.pid = process.pid
         self.exit: Exit | None = None
@@ -117,8 +147,9 @@ class Worker:
         environ: dict[str, str],
         run: RunDirectory,
         streams: Streams,
+        server: Forks | None = None,
     ) -> Worker:
-        """Start ``argv`` with its output appended to the rank's log files.
+        """Start ``argv``, forked by ``server`` if it can, its output appended to the rank's files.
 
         The worker writes into the files itself: no pipe can fill up, and what it wrote is kept
         whatever happens to the agent.
@@ -129,7 +160,16 @@ class Worker:
             theirs,
             append_regular(run.paths.rank(rank).stdout_log) as out,
             append_regular(run.paths.rank(rank).stderr_log) as err,
+            Path(os.devnull).open("rb") as nothing,
         ):
+            if server is not None and server.is_ready:
+                files = (nothing, out, err, theirs)
+                try:
+                    pid = server.fork(environ, [each.fileno() for each in files])
+                except OSError as error:
+                    log.warning("rank %d is started afresh: %s", rank, described(error))
+                else:
+                    return cls(rank, _Forked(pid), ours)
             process = subprocess.Popen(
                 argv,
                 stdin=streams.stdin,

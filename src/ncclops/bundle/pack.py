@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +22,15 @@ from ncclops.record.paths import (
     AGENT_LOG,
     ENVIRONMENT,
     EVENTS,
+    FORK_SERVER_LOG,
     NODES_LOG,
+    PREFLIGHT,
     RUN,
     STORE_LOG,
     VERDICT,
     RunPaths,
 )
+from ncclops.record.regular_file import open_regular
 from ncclops.redaction.marks import Mark, marks_of
 from ncclops.redaction.redactor import Redactor, redact_variables, rules
 
@@ -38,10 +41,13 @@ FILE_LIMIT_BYTES = 32 << 20
 
 # What a run writes itself. Anything else in its directory is the script's (checkpoints, data), and
 # not packed.
-_TOP = frozenset({RUN, EVENTS, VERDICT, AGENT_LOG, STORE_LOG, NODES_LOG})
+_TOP = frozenset(
+    {RUN, EVENTS, VERDICT, PREFLIGHT, AGENT_LOG, STORE_LOG, NODES_LOG, FORK_SERVER_LOG}
+)
 _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})
+_TOO_DEEP = "JSON of too many levels"
 _HEAD_SHARE = 4  # of a cut file, one part in four is its beginning
 
 
@@ -114,7 +120,8 @@ def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle
     redactor = Redactor(_marks(run))
     packed: list[Packed] = []
     left_out: list[LeftOut] = []
-    folder = archive.name.partition(".")[0]
+    # Never empty: a member's name would begin with "/".
+    folder = archive.name.partition(".")[0] or archive.name.strip(".").partition(".")[0] or "run"
     with tarfile.open(fileobj=file, mode="w:gz") as tar:
         for path in _walk(run):
             name = path.relative_to(run).as_posix()
@@ -164,10 +171,13 @@ def _reason_to_leave_out(path: Path, name: str, file_limit: int) -> str | None:
 def _add(
     tar: tarfile.TarFile, folder: str, path: Path, name: str, redactor: Redactor, file_limit: int
 ) -> Packed:
-    status = path.stat()
-    cut = status.st_size > file_limit
+    with open_regular(path) as file:
+        # Of this moment: a file may grow faster than it is read.
+        status = os.fstat(file.fileno())
+        cut = status.st_size > file_limit
+        raw = _ends(file, status.st_size, file_limit) if cut else file.read(status.st_size)
     with tempfile.TemporaryFile() as clean:
-        for text in _clean(path, redactor, file_limit if cut else None):
+        for text in _clean(path.suffix, raw, redactor):
             clean.write(text.encode(errors="surrogateescape"))
         size = clean.tell()
         clean.seek(0)
@@ -175,49 +185,46 @@ def _add(
     return Packed(name, size, status.st_size, cut)
 
 
-def _clean(path: Path, redactor: Redactor, keep: int | None) -> Iterator[str]:
-    """The file's text without secrets; ``keep`` bytes of it if that is given."""
-    if path.suffix in _LINES:
-        lines = _all_lines(path) if keep is None else _ends(path, keep)
-        yield from _records(lines, redactor) if path.suffix == ".jsonl" else redactor.lines(lines)
+def _clean(suffix: str, raw: bytes, redactor: Redactor) -> Iterator[str]:
+    """The text of a file without secrets."""
+    lines = io.TextIOWrapper(io.BytesIO(raw), "utf-8", errors="surrogateescape", newline="\n")
+    if suffix in _LINES:
+        yield from _records(lines, redactor) if suffix == ".jsonl" else redactor.lines(lines)
         return
-    text = path.read_text(errors="surrogateescape")
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        yield from redactor.lines(text.splitlines(keepends=True))
-    else:
-        yield json.dumps(redactor.document(document), indent=2) + "\n"
+        yield _without_secrets(raw, redactor, indent=2)
+    except ValueError:
+        yield from redactor.lines(lines)
 
 
-def _records(lines: Iterator[str], redactor: Redactor) -> Iterator[str]:
+def _records(lines: Iterable[str], redactor: Redactor) -> Iterator[str]:
     for line in lines:
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            yield _without_secrets(line, redactor)
+        except ValueError:
             yield redactor.text(line)
-        else:
-            yield json.dumps(redactor.document(record)) + "\n"
 
 
-def _all_lines(path: Path) -> Iterator[str]:
-    with path.open(errors="surrogateescape", newline="\n") as file:
-        yield from file
+def _without_secrets(text: str | bytes, redactor: Redactor, *, indent: int | None = None) -> str:
+    """A JSON value without secrets, with its newline. Raises ``ValueError`` if it is none.
+
+    One that is nested more deeply than it can be looked through is left out, and says so.
+    """
+    try:
+        return json.dumps(redactor.document(json.loads(text)), indent=indent) + "\n"
+    except RecursionError:
+        return json.dumps(f"[ncclops bundle: {len(text)} characters left out: {_TOO_DEEP}]") + "\n"
 
 
-def _ends(path: Path, keep: int) -> Iterator[str]:
-    """The beginning and the end of a file that is longer than ``keep`` bytes, in whole lines."""
+def _ends(file: IO[bytes], size: int, keep: int) -> bytes:
+    """The beginning and the end of ``size`` bytes, ``keep`` of them at most, in whole lines."""
     head = keep // _HEAD_SHARE
-    with path.open("rb") as file:
-        first = file.read(head)
-        first = first[: first.rfind(b"\n") + 1] or first
-        file.seek(-(keep - head), os.SEEK_END)
-        file.readline()  # the rest of a line
-        left_out = file.tell() - len(first)
-        yield from first.decode(errors="surrogateescape").splitlines(keepends=True)
-        yield f"[ncclops bundle: {left_out} bytes left out here]\n"
-        for line in file:
-            yield line.decode(errors="surrogateescape")
+    first = file.read(head)
+    first = first[: first.rfind(b"\n") + 1] or first
+    file.seek(size - (keep - head))
+    _, _, last = file.read(keep - head).partition(b"\n")  # without the rest of a line
+    left_out = size - len(first) - len(last)
+    return first + b"[ncclops bundle: %d bytes left out here]\n" % left_out + last
 
 
 def _entry(name: str, size: int, modified: float) -> tarfile.TarInfo:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclops.restart.compiler_import import naming_frames
+from ncclops.whole_numbers import whole_number
 
 # Written at most, of a ring that may be larger; the newest show what a hang is about.
 _MOST_ENTRIES = 10_000
@@ -124,7 +125,8 @@ def mark() -> RecorderMark | None:
 def ring_size() -> int:
     """How many entries the recorder holds at most."""
     setting = next((os.environ[name] for name in _RING_SIZE if name in os.environ), "")
-    return int(setting) if setting.isdecimal() else _RING_SIZE_OF_TORCH
+    number = whole_number(setting)
+    return _RING_SIZE_OF_TORCH if number is None else number
 
 
 def _api(name: str) -> Callable[..., bytes] | None:

@@ -22,10 +22,15 @@ _LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]
 _BAR = re.compile(
     rb"%\|[^\n\r]{0,120}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
 )
-# A row of nccl-tests: bytes, elements, type, operation, root, time and bandwidths.
+# A row of nccl-tests: bytes, elements, type, operation and root (not of all), time, bandwidths.
 _TEST_ROW = re.compile(
-    rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +\w+ +-?\d+ +\d+\.?\d* +\d+\.\d+"
+    rb" \d+ +\d+ +(?:u?int\d+|float|double|half|bfloat16|f8e\dm\d) +(?:\w+ +){0,2}?(?:-?\d+ +)?"
+    rb"\d+\.?\d* +\d+\.\d+"
 )
+# What DeepEP's and other tests of bandwidth print of each size.
+_TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
+# Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
+_KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
 _SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
 # Bars of work that is done before training, by the verbs they begin with.
@@ -46,7 +51,11 @@ _INIT = re.compile(
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
 _INIT_BEGUN = re.compile(
     rb"NCCL INFO |NCCL version \d|coll channels|is connected to \d+ peer ranks"
-    rb"|Completed store-based barrier|All distributed processes registered"
+    rb"|Completed store-based barrier|All (?:distributed|DDP) processes registered"
+    rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
+    rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
+    rb"|Initializing an LLM engine|Initializing TorchBackend|vLLM is using nccl=="
+    rb"|Init torch distributed"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")
@@ -117,7 +126,7 @@ def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
     for found in _LOSS.finditer(block, start, stop):
         if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
             yield found.start()
-    for rows in (_TEST_ROW, _SERVED):
+    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING):
         for found in rows.finditer(block, start, stop):
             yield found.start()
 

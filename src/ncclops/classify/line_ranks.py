@@ -67,7 +67,7 @@ def rank_of_path(path: PurePath) -> int | None:
     (on one node the local rank is the rank), ``rank_3.log`` is common.
     """
     parent, grandparent = path.parent.name, path.parent.parent.name
-    if parent.isdigit() and (grandparent == "ranks" or grandparent.startswith("attempt_")):
+    if parent.isdecimal() and (grandparent == "ranks" or grandparent.startswith("attempt_")):
         return int(parent)
     found = _FILE_RANK.search(path.name) or _FILE_RANK.fullmatch(parent)
     return int(found[1]) if found else None

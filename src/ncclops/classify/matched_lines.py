@@ -30,6 +30,10 @@ _LAST_ERROR = re.compile(rb"Last error:[ \t]*\r?\n$")
 LAST_ERROR_REACH = 16
 # XLA has them on the same line.
 _QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
+# NCCL before 2.4 wrote its levels without its name.
+_OLD_NCCL = re.compile(
+    r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
+)
 # Around a literal in a line of a megabyte, this much is read on either side.
 _REACH = 4096
 EVIDENCE_CHARS = 600
@@ -107,6 +111,8 @@ def readings(text: str, before: bytes) -> list[str]:
         found.append(f"NCCL WARN Last error: {found[-1]}")
     elif quoted := _QUOTED_LAST_ERROR.search(text):
         found.append(f"NCCL WARN Last error: {quoted[1]}")
+    elif (old := _OLD_NCCL.search(found[-1])) is not None:
+        found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
 
 

@@ -186,14 +186,22 @@ def _fix(
     files: list[str] | None, kind: str | None, where: Circumstances, *, write: bool, quiet: bool
 ) -> None:
     """Repair the files, and show how."""
-    from pathlib import Path
+    import os.path
 
     from ncclops.env.lint import inputs, lint
     from ncclops.env.lint.repairs import difference, repaired
+    from ncclops.env.lint.rewriting import rewrite
 
     if not files or "-" in files:
         raise UsageError("--fix repairs files: name them")
-    for file in [inputs.open_file(name, kind) for name in files]:
+    once = {os.path.realpath(name): name for name in reversed(files)}
+    opened = [inputs.open_file(name, kind) for name in reversed(once.values())]
+    for file in opened:
+        if file.text.encode() != file.raw:
+            raise UsageError(
+                f"{file.name}: is not repaired: it is not UTF-8 text; convert it (iconv -t UTF-8)"
+            )
+    for file in opened:
 
         def judge(text: str, file: inputs.LintedFile = file) -> list[LintFinding]:
             return lint(*file.settings(text, where))
@@ -204,12 +212,7 @@ def _fix(
         if not quiet:
             echo(difference(file.text, after, file.name).rstrip("\n"))
         if write:
-            try:
-                Path(file.name).write_bytes(after.encode())
-            except OSError as error:
-                raise UsageError(
-                    f"{file.name}: cannot be written: {error.strerror}; nothing more was repaired"
-                ) from None
+            rewrite(file.name, file.raw, after.encode())
 
 
 def _document(reports: list[tuple[str, list[LintFinding]]]) -> dict[str, Any]:

@@ -64,11 +64,10 @@ def _print(report: IncidentReport) -> None:
 
 
 def _facts(report: IncidentReport) -> list[tuple[str, str]]:
-    from datetime import datetime
+    from ncclops.moments import format_moment
 
     culprit, record = report.culprit, report.record
-    when = datetime.fromtimestamp(record.at).astimezone()
-    rows = [("when", f"{when:%Y-%m-%d %H:%M:%S %Z}, in iteration {record.iteration}")]
+    rows = [("when", f"{format_moment(record.at)}, in iteration {record.iteration}")]
     host = f" on {culprit.host}" if culprit.host else ""
     rows.append(("culprit", f"rank {culprit.rank}{host}: {culprit.how}"))
     if culprit.frame is not None:

@@ -23,8 +23,8 @@ _NOTHING_TO_DO = {
 }
 
 # As in ncclops.launch.request, which is imported when the command runs.
-Preflight = Literal["off", "host"]
-_PREFLIGHT: tuple[Preflight, ...] = ("off", "host")
+Preflight = Literal["off", "host", "full"]
+_PREFLIGHT: tuple[Preflight, ...] = ("off", "host", "full")
 
 _OURS = "Environment and run"
 _WORKERS = "Workers (as torchrun)"
@@ -130,6 +130,16 @@ def launch(
             help="Give this rank the terminal (or standard input), for breakpoint() and pdb.",
         ),
     ] = None,
+    warm_start: Annotated[
+        bool | None,
+        typer.Option(
+            "--warm-start/--no-warm-start",
+            rich_help_panel=_OURS,
+            show_default=False,
+            help="Fork workers from one process that has imported torch. Default: as the profile"
+            " says, else no.",
+        ),
+    ] = None,
     require_receipt: Annotated[
         bool,
         typer.Option(
@@ -145,7 +155,8 @@ def launch(
             parser=one_of("--preflight", _PREFLIGHT),
             metavar=shown(_PREFLIGHT),
             rich_help_panel=_OURS,
-            help="Check this node first (host), and exit with 3 if it is not fit. Default: off.",
+            help="Check this node first (host), with several also the edges between them (full);"
+            " exit with 3 if it is not fit. Default: off.",
         ),
     ] = "off",
     require_network: Annotated[
@@ -381,6 +392,7 @@ def launch(
             control_listen=control_listen,
             control_token_for_reads=control_token_for_reads,
             attach_stdin=attach_stdin,
+            warm_start=warm_start,
         )
         prepared = command.prepare(request, stdout_is_data=as_json)
         if dry_run:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclops.cli import _preflight_hosts as several
-from ncclops.cli._options import ExitCodeOption, JsonOption, ParamOption
+from ncclops.cli._options import JsonOption, ParamOption
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
 
@@ -78,6 +78,14 @@ def preflight(
             help="Read /proc, /sys, /dev, /etc and /var/log below DIR, such as a host's in /host.",
         ),
     ] = Path("/"),
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            rich_help_panel=_NODE,
+            help="Run a short all_reduce between this node's GPUs as well: a minute, with torch.",
+        ),
+    ] = False,
     exclude_file: Annotated[
         Path | None,
         typer.Option(
@@ -127,7 +135,14 @@ def preflight(
     everything: Annotated[
         bool, typer.Option("--all", help="Show also what is well and what cannot be told.")
     ] = False,
-    exit_code: ExitCodeOption = True,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code/--no-exit-code",
+            show_default=False,
+            help="Exit with 3 when a check fails (the default), or with 0 whatever it is.",
+        ),
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Check this node's GPUs, network ports and settings before a job starts.
@@ -135,7 +150,8 @@ def preflight(
     On several hosts (srun ncclops preflight) the edges between them as well. Exits with 3 when
     a check fails. Nothing is changed, and whatever does not answer is given up.
     """
-    from ncclops.preflight import hand_over
+    from ncclops.preflight import hand_over, pairs
+    from ncclops.preflight.edges import shown
     from ncclops.preflight.model import Status
     from ncclops.schedulers.node_options import NodeOptions
 
@@ -152,16 +168,28 @@ def preflight(
     )
     met = several.where(options)
     needs = _needs(profile, param, skip)
+    if collectives and root != Path("/"):
+        raise UsageError("--collectives uses the GPUs of this machine: it takes no --root")
     report = _report(
-        needs, root, path or [], _time("--window", window), _time("--limit", limit), node_name
+        needs,
+        root,
+        path or [],
+        _time("--window", window),
+        _time("--limit", limit),
+        node_name,
+        collectives=collectives,
     )
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
-    verdict = several.try_edges(*met, report) if met else None
+    # A pair that fails is no word on either of its hosts.
+    convicted = {report.host: report.status in bad}
+    gpus = pairs.gpus_of(report) if met and collectives else 0
+    verdict = several.try_edges(*met, report, gpus) if met else None
+    if verdict is not None and gpus:
+        report = pairs.measured(report, verdict, os.environ, needs)
     failed = report.status in bad
-    convicted = {report.host: failed}
     if verdict is not None:
-        convicted |= several.convicted(verdict, strict=strict)
-        failed = failed or several.failed(verdict, strict=strict)
+        convicted |= shown.convicted(verdict, strict=strict)
+        failed = failed or shown.failed(verdict, strict=strict)
     if exclude_file is not None:
         try:
             hand_over.update_exclude_file(exclude_file, convicted)
@@ -170,35 +198,22 @@ def preflight(
                 f"--exclude-file {exclude_file}: {error.strerror}: name a file that can be written"
             ) from None
     if as_json:
-        edges = {} if verdict is None else {"edges": several.document(verdict)}
-        status = {"status": "FAIL"} if verdict is not None and several.failed(verdict) else {}
-        print_json(document([report]) | status | edges)
+        print_json(hand_over.document([report], verdict))
     elif prometheus:
         echo(hand_over.prometheus([report]).decode(), newline=False)
     elif reason:
         line = hand_over.reason(report.findings, strict=strict)
         if not line and verdict is not None:
-            line = several.reason(verdict)
+            line = shown.reason(verdict)
         if line:
             echo(line)
     else:
         from ncclops.preflight.table import lines
 
-        shown = lines(report, everything=everything)
-        echo("\n".join(shown + (several.lines(verdict) if verdict is not None else [])))
+        edges = [] if verdict is None else shown.lines(verdict)
+        echo("\n".join([*lines(report, everything=everything), *edges]))
     if failed and exit_code:
         raise typer.Exit(PreflightRefused.exit_code)
-
-
-def document(reports: list[NodeReport]) -> dict[str, object]:
-    """What ``--json`` prints."""
-    from ncclops.preflight.model import worst
-
-    return {
-        "schema": "ncclops.preflight/1",
-        "status": str(worst(report.status for report in reports)),
-        "hosts": [report.to_json() for report in reports],
-    }
 
 
 def _needs(
@@ -235,13 +250,22 @@ def _report(
     window: timedelta,
     limit: timedelta,
     name: str | None,
+    *,
+    collectives: bool,
 ) -> NodeReport:
     from ncclops.preflight.node import check_node
 
     if not root.is_dir():
         raise UsageError(f"--root {root}: there is no such directory")
     began = time.monotonic()
-    report = check_node(needs, root=root.resolve(), spaces=paths, window=window, limit=limit)
+    report = check_node(
+        needs,
+        root=root.resolve(),
+        spaces=paths,
+        window=window,
+        limit=limit,
+        collectives=collectives,
+    )
     by_scheduler = os.environ.get("SLURMD_NODENAME") or os.environ.get("NODE_NAME")
     return report.named(name or by_scheduler or report.host, time.monotonic() - began)
 

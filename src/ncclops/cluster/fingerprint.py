@@ -37,6 +37,7 @@ _JUDGED: Mapping[str, Weight] = {
     "Python": "remark",
     "GPU": "remark",
     "script": "remark",
+    "preflight": "remark",
     "interface": "fine",
     "HCAs": "fine",
 }

@@ -50,6 +50,7 @@ from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
+from ncclops.errors import PreflightRefused
 from ncclops.health.liveness import Elsewhere, NodeView
 from ncclops.health.paces import RankPace
 from ncclops.record.events import NODE_LOST, STORE_LOST, FaultEvent
@@ -95,8 +96,17 @@ class MultiNode:
         self._job_store.pause()
         self._view = None
         self._told, self._untold = {}, {}
-        current = self._round = Round(number, self._config.most)
-        return await self._rendezvous.meet(self._peers, current)
+        while True:
+            current = self._round = Round(number, self._config.most)
+            try:
+                await self._rendezvous.checks.require_fit()
+                place = await self._rendezvous.meet(self._peers, current)
+            except PreflightRefused:
+                self._is_replaced = current.state.refused is None
+                raise
+            if place is not None:
+                return place
+            self._job_store.pause()
 
     def over_for_all(self) -> str | None:
         state = self._round.state
@@ -196,6 +206,7 @@ class MultiNode:
 
     async def settle(self, end: NodeEnd) -> AttemptDecision:
         current, job_store = self._round, self._job_store
+        self._rendezvous.checks.is_suspect = end.is_suspect
         if self._peers is None or current.state.start is None:
             return self._decide([end])
         end = current.end = replace(end, hosts_store=job_store.is_ours)
@@ -242,7 +253,7 @@ class MultiNode:
 
     def pids(self) -> set[int]:
         member = set() if self._peers is None else {self._peers.process.pid}
-        return member | self._job_store.pids
+        return member | self._job_store.pids | self._rendezvous.checks.pids
 
     # --- messages -----------------------------------------------------------------------------
 

@@ -54,10 +54,33 @@ class StartRecord(LogRecord, tag="start", frozen=True, kw_only=True):
 
 
 class RefusedRecord(LogRecord, tag="refused", frozen=True, kw_only=True):
-    """Nothing starts, since the nodes differ in ``names``; ``lines`` are a table for people."""
+    """Nothing starts, since the nodes differ in ``names``; ``lines`` are a table for people.
+
+    Or for another reason: ``why``.
+    """
 
     names: list[str]
     lines: list[str]
+    why: str = ""
+
+
+class CheckRecord(LogRecord, tag="check", frozen=True, kw_only=True):
+    """All nodes are to check the edges between them; they meet in the job's store as ``meeting``.
+
+    Each that is suspect checks itself first. ``names`` are those of the nodes, by rank.
+    """
+
+    meeting: str
+    names: list[str]
+
+
+class LeftOutRecord(LogRecord, tag="left-out", frozen=True, kw_only=True):
+    """What the check has come to: the nodes, by rank, that take no part, and why.
+
+    The others meet again.
+    """
+
+    nodes: dict[int, str]
 
 
 class FailureRecord(LogRecord, frozen=True, kw_only=True):
@@ -167,6 +190,8 @@ Record = (
     WaitingRecord
     | StartRecord
     | RefusedRecord
+    | CheckRecord
+    | LeftOutRecord
     | FailedRecord
     | FaultRecord
     | LostRecord

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,15 +18,17 @@ from ncclops.agent.rendezvous_result import Place
 from ncclops.cluster import reach, round_start
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
+from ncclops.cluster.node_checks import NodeChecks
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
-from ncclops.cluster.records import RefusedRecord, StartRecord
+from ncclops.cluster.records import CheckRecord, LeftOutRecord, RefusedRecord, StartRecord
 from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.round import Round
 from ncclops.cluster.store_values import NodeFacts
 from ncclops.durations import format_duration
 from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
 from ncclops.host import interfaces
+from ncclops.preflight.edges.meeting import ask_for_small_packets
 from ncclops.record.events import NodesEvent
 
 
@@ -40,6 +43,7 @@ class Rendezvous:
         self._say, self._note = agent.say, agent.note
         self._job_store = job_store
         self._address = node_info.rendezvous.local_addr or ""
+        self.checks = NodeChecks(node_info, job, agent)
 
     async def join(self, deliver: Callable[[Message], None]) -> Peers:
         """Serve the job's store if this node hosts it, wait until it can be reached, and start the
@@ -49,6 +53,8 @@ class Rendezvous:
         """
         config, node_info = self._config, self._node_info
         if node_info.listener is not None:
+            if self.checks.with_edges:
+                ask_for_small_packets(node_info.listener)
             self._job_store.serve(node_info.listener, config.host, self._job.run.paths.store_log)
         await reach.wait_for_store(config, pause=self._pause, note=self._note)
         self._address = config.local_addr or interfaces.address_towards(config.host)
@@ -78,8 +84,11 @@ class Rendezvous:
     async def _pause(self, limit: timedelta) -> bool:
         return await self._condition.until(lambda: self._stop.asked, limit)
 
-    async def meet(self, peers: Peers, current: Round) -> Place:
-        """Take part in ``current``: where its attempt runs. Raises ``NcclopsError`` if nowhere."""
+    async def meet(self, peers: Peers, current: Round) -> Place | None:
+        """Take part in ``current``: where its attempt runs. Raises ``NcclopsError`` if nowhere.
+
+        None where other nodes were left out after the check of all: the rest meet again.
+        """
         peers.meet(current.number, self._facts(current))
         pace = self._config.pace
         limit = pace.join + pace.last_call + pace.lost_after
@@ -88,15 +97,47 @@ class Rendezvous:
             over = current.is_over_before_start or self._job_store.lost or self._stop.asked
             return bool(current.state.start or over)
 
+        def is_told() -> bool:
+            return current.state.check is not None or is_started()
+
         while not await self._condition.until(
-            lambda: current.gathered is not None or is_started(), limit
+            lambda: current.gathered is not None or is_told(), limit
         ):
             if not current.others_have_begun:  # else we wait to be needed, however long they train
                 break
-        if current.gathered is not None and current.state.start is None:
-            self._give_the_start(peers, current, current.gathered)
+        if current.gathered is not None and not is_started():
+            self._compare(peers, current, current.gathered)
+            await self._condition.until(is_told, limit)
+        if current.state.check is not None and not is_started():
+            await self._check(peers, current, current.state.check.meeting)
             await self._condition.until(is_started, limit)
-        return self._place(current)
+        return None if self._meets_again(current) else self._place(current)
+
+    async def _check(self, peers: Peers, current: Round, meeting: str) -> None:
+        """Take part in the check of all nodes; on node 0, say what follows from it."""
+        host = self._member_config().host
+        verdict = await self.checks.take_part(current, host, meeting)
+        if current.gathered is None or self._stop.asked:
+            return
+        found, node = self.checks.conclude(verdict, current), current.rank or 0
+        if found.refused is not None:
+            peers.post(RefusedRecord(node=node, names=[], lines=[], why=found.refused))
+        elif found.left_out:
+            peers.post(LeftOutRecord(node=node, nodes=dict(found.left_out)))
+        else:
+            self._give_the_start(peers, current, current.gathered)
+
+    def _meets_again(self, current: Round) -> bool:
+        """Whether the round is over because others are left out; says who. Raises
+        ``PreflightRefused`` where it is this node."""
+        if current.state.left_out is None or current.state.start is not None:
+            return False
+        left_out = current.state.left_out.nodes
+        if (why := left_out.get(current.rank or 0)) is not None:
+            raise PreflightRefused(f"preflight: this node is left out of the job: {why}")
+        out = ", ".join(map(current.state.name, left_out))
+        self._say(f"preflight: {out} left out of the job; the others meet again")
+        return True
 
     def _facts(self, current: Round) -> NodeFacts:
         return NodeFacts(
@@ -108,14 +149,24 @@ class Rendezvous:
             print=self._node_info.print,
         )
 
-    def _give_the_start(self, peers: Peers, current: Round, gathered: list[NodeFacts]) -> None:
-        """On node 0, with the facts of all nodes: compare them, and start or refuse for all."""
+    def _compare(self, peers: Peers, current: Round, gathered: list[NodeFacts]) -> None:
+        """On node 0, with the facts of all nodes: compare them; refuse, have them checked, or
+        start."""
         found, node = round_start.compare_hosts(gathered, self._node_info), current.rank or 0
         if refused := found.of_weight("refused"):
             lines = [line for difference in refused for line in difference.lines()]
             names = [difference.name for difference in refused]
             peers.post(RefusedRecord(node=node, names=names, lines=lines))
-            return
+        elif self.checks.with_edges and len(gathered) > 1:
+            meeting = f"{self._config.job_id}/{secrets.token_hex(8)}"
+            names = [facts.name for facts in gathered]
+            peers.post(CheckRecord(node=node, meeting=meeting, names=names))
+        else:
+            self._give_the_start(peers, current, gathered)
+
+    def _give_the_start(self, peers: Peers, current: Round, gathered: list[NodeFacts]) -> None:
+        """On node 0: have all nodes start, with a word on what differs between them."""
+        found, node = round_start.compare_hosts(gathered, self._node_info), current.rank or 0
         hosted = any(facts.hosts for facts in gathered)
         current.listener, address = self._workers_store(hosted)
         remarks = [line for each in found.of_weight("remark") for line in each.lines()]
@@ -141,6 +192,8 @@ class Rendezvous:
     def _place(self, current: Round) -> Place:
         """The result of the rendezvous. Raises ``NcclopsError`` if it failed."""
         state, config = current.state, self._config
+        if state.refused is not None and state.refused.why:
+            raise PreflightRefused(f"preflight: the job cannot start: {state.refused.why}")
         if state.refused is not None:
             for line in state.refused.lines:
                 self._say(line)

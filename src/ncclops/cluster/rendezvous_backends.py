@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from ncclops.cluster import messages
@@ -13,6 +15,7 @@ from ncclops.cluster.round_member import RoundMember
 # Between two looks at which nodes are there. torch's rendezvous keeps that in one value that
 # changes with each heartbeat: there is no key to wait for.
 _LOOK_S = 2.0
+_LEAVES_WITHIN = timedelta(seconds=3)
 
 
 class StaticBackend:
@@ -28,6 +31,9 @@ class StaticBackend:
         return RoundMember(self._link, prefix, config.rank, config.most)
 
     def close(self) -> None:
+        return
+
+    def leave(self) -> None:
         return
 
 
@@ -114,6 +120,19 @@ class TorchBackend:
     def close(self) -> None:
         """End the rendezvous: no node may join any more, and spare nodes that wait are released."""
         self._handler.shutdown()
+
+    def leave(self) -> None:
+        """Take this node off torch's list, so that the next round of the others begins at once.
+
+        Not public in torch: without it they wait until its heartbeats are missed.
+        """
+        with suppress(ImportError, AttributeError, TypeError, RuntimeError):
+            from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
+
+            handler: Any = self._handler
+            handler._stop_heartbeats()
+            deadline = handler._get_deadline(_LEAVES_WITHIN)
+            handler._op_executor.run(torchs._RendezvousExitOp(), deadline)
 
     def _report_who_is_here(self, met: threading.Event) -> None:
         reported: tuple[list[str], bool] | None = None

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ncclops.errors import UsageError
 from ncclops.schedulers.node_options import NodeOptions
+from ncclops.whole_numbers import MOST_NODES, MOST_PORT, whole_number
 
 Backend = Literal["static", "c10d"]
 
@@ -17,6 +18,9 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 # torch.distributed.elastic's defaults.
 _JOIN, _LAST_CALL, _BEAT, _MISSED_BEATS = 600, 30, 5, 3
+
+_MOST_SECONDS = 10**9  # 30 years: what a timedelta takes, by far
+_SHOWN_CHARS = 80  # of an option's value in an error
 
 # Also torchrun's: all nodes have to name the same.
 _JOB_ID = "none"
@@ -82,10 +86,13 @@ class RendezvousConfig:
 
 def parse_nnodes(text: str) -> tuple[int, int]:
     """Nodes that train, and nodes in all, of ``N`` or ``N:M``. Raises ``UsageError``."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if match is None or int(match[1]) < 1:
-        raise UsageError(f"--nnodes {text}: give the number of nodes, as in --nnodes 4")
-    active, most = int(match[1]), int(match[2] or match[1])
+    first, _, second = text.partition(":")
+    active = whole_number(first, MOST_NODES)
+    most = whole_number(second, MOST_NODES) if ":" in text else active
+    if not active or most is None:
+        raise UsageError(
+            f"--nnodes {text[:_SHOWN_CHARS]}: give the number of nodes, as in --nnodes 4"
+        )
     if most < active:
         raise UsageError(
             f"--nnodes {text}: the second number counts the spares too, as in 4:5 for one spare"
@@ -101,11 +108,13 @@ def parse_pace(text: str | None) -> RendezvousPace:
         key, _, value = (part.strip() for part in pair.partition("="))
         if key == "is_host" and value.lower() in ("true", "false", "1", "0"):
             hosts = value.lower() in ("true", "1")
-        elif key in _TIMES and value.isdecimal() and int(value) > 0:
-            given[key] = int(value)
+        elif key in _TIMES and (number := whole_number(value, _MOST_SECONDS)):
+            given[key] = number
         else:
             known = ", ".join(("is_host", *_TIMES))
-            raise UsageError(f"--rdzv-conf {pair}: expected key=seconds with one of {known}")
+            raise UsageError(
+                f"--rdzv-conf {pair[:_SHOWN_CHARS]}: expected key=seconds with one of {known}"
+            )
     seconds = _TIMES | given
     join = given.get("join_timeout", seconds["timeout"])
     return RendezvousPace(
@@ -175,6 +184,9 @@ def _backend(named: str | None, endpoint: str | None, node_rank: int | None) -> 
 def _endpoint(text: str | None, default_port: int) -> tuple[str, int]:
     """Host and port of ``host``, ``host:port`` or ``[v6]:port``; an empty host without ``text``."""
     match = re.fullmatch(r"(\[[^\]]+\]|[^:]*)(?::(\d+))?", text or "")
-    if match is None or int(match[2] or 1) not in range(1, 65536):
-        raise UsageError(f"{text}: expected the address of a store as HOST:PORT")
-    return match[1].strip("[]"), int(match[2] or default_port)
+    port = whole_number(match[2] or str(default_port), MOST_PORT) if match is not None else None
+    if match is None or not port:
+        raise UsageError(
+            f"{(text or '')[:_SHOWN_CHARS]}: expected the address of a store as HOST:PORT"
+        )
+    return match[1].strip("[]"), port

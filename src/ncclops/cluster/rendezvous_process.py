@@ -65,6 +65,8 @@ class RendezvousProcess:
                         self._round.over.set()
                     if over:
                         self._backend.close()
+                    else:
+                        self._backend.leave()
                     return
 
     def _agree_on_job(self) -> None:

@@ -42,7 +42,10 @@ class Round:
     def is_over_before_start(self) -> bool:
         """Whether it is known that there will be no start."""
         state = self.state
-        return bool(state.refused or state.lost or state.stop or self.no_round or self.not_needed)
+        if state.refused or state.left_out or state.stop or self.no_round or self.not_needed:
+            return True
+        # Of a node that is lost while all are checked node 0 says what follows.
+        return bool(state.lost if state.check is None else 0 in state.lost)
 
     @property
     def is_ours_to_decide(self) -> bool:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from ncclops.cluster.records import (
     BackRecord,
     ByeRecord,
+    CheckRecord,
     DecisionRecord,
     EndedRecord,
     FailedRecord,
+    LeftOutRecord,
     LostRecord,
     PacesRecord,
     Record,
@@ -40,7 +42,7 @@ class RoundState:
 
     ``failed`` is the first failure that ends the attempt everywhere, ``stop`` the first request
     to end the job (what follows from it: ``stop_vote``). ``names`` are the nodes' names by rank,
-    once the start was given.
+    once they are checked or the start was given.
     """
 
     size: int
@@ -48,6 +50,8 @@ class RoundState:
     names: list[str] = field(default_factory=list)
     start: StartRecord | None = None
     refused: RefusedRecord | None = None
+    check: CheckRecord | None = None
+    left_out: LeftOutRecord | None = None
     failed: FailedRecord | None = None
     stop: StopRecord | None = None
     stop_ways: dict[int, StopWayRecord] = field(default_factory=dict)
@@ -69,6 +73,10 @@ class RoundState:
                 self.start = record
             case RefusedRecord() if self.refused is None:
                 self.refused = record
+            case CheckRecord() if self.check is None:
+                self.check, self.names = record, record.names
+            case LeftOutRecord() if self.left_out is None:
+                self.left_out = record
             case FailedRecord() if self.failed is None:
                 self.failed = record
             case StopRecord() if self.stop is None:
@@ -153,6 +161,8 @@ class RoundState:
 _ONCE = (
     StartRecord,
     RefusedRecord,
+    CheckRecord,
+    LeftOutRecord,
     FailedRecord,
     StopRecord,
     DecisionRecord,

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclops.control import launcher
 from ncclops.errors import NcclopsError, UsageError
-from ncclops.record import control_address
+from ncclops.plain_text import plain_line
+from ncclops.record import control_address, documents
 from ncclops.record.paths import RunPaths
+from ncclops.record.regular_file import MOST_BYTES
 from ncclops.status import model
 from ncclops.status.model import RunStatus
 from ncclops.status.reading import read_once
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 _CONNECT_LIMIT_S = 5.0
-# Longer than the server waits for the agent, so that the better answer wins.
+# For all of an answer. Longer than the server waits for the agent, so that the better one wins.
 _ANSWER_LIMIT_S = 30.0
+_MOST_CHARS = 400  # of what an agent says
 
 
 class AgentSilent(Exception):
@@ -62,18 +71,37 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     except AgentSilent as silence:
         raise NcclopsError(f"run {run_dir.name}: {silence}") from None
     if code != http.HTTPStatus.ACCEPTED:
-        raise NcclopsError(f"run {run_dir.name}: {document.get('error', f'HTTP status {code}')}")
-    return str(document["message"])
+        raise NcclopsError(f"run {run_dir.name}: {_said(document, 'error', code)}")
+    return _said(document, "message", code)
 
 
 def _ask_status(run_dir: Path) -> RunStatus:
     code, document = _request(run_dir, "GET", "/status")
     if code != http.HTTPStatus.OK:
-        raise AgentSilent(str(document.get("error", f"its agent says: HTTP status {code}")))
+        raise AgentSilent(_said(document, "error", code))
     try:
         return model.from_json(document)
     except ValueError as error:  # an agent of another version
         raise AgentSilent(f"its agent is not understood: {error}") from None
+
+
+def _said(document: Mapping[str, Any], field: str, code: int) -> str:
+    """What the agent says in ``field``, in a line. Whatever listens there may say anything."""
+    said = document.get(field)
+    return plain_line(said, _MOST_CHARS) if isinstance(said, str) else f"HTTP status {code}"
+
+
+class _Socket(socket.socket):
+    """A connection whose reads all end by one time: one byte a second must not keep us."""
+
+    deadline = 0.0  # of the monotonic clock
+
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self.settimeout(left_s)
+        return super().recv_into(buffer, nbytes, flags)
 
 
 class _Connection(http.client.HTTPConnection):
@@ -82,7 +110,9 @@ class _Connection(http.client.HTTPConnection):
         self._run_dir = run_dir
 
     def connect(self) -> None:
-        self.sock = control_address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
+        connected = control_address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
+        self.sock = _Socket(fileno=connected.detach())
+        self.sock.deadline = time.monotonic() + _ANSWER_LIMIT_S
         self.sock.settimeout(_ANSWER_LIMIT_S)
 
 
@@ -97,7 +127,7 @@ def _request(
     try:
         connection.request(method, path, body, dict(headers or {}))
         response = connection.getresponse()
-        document = json.loads(response.read())
+        document = documents.parse(_whole(response))
     except PermissionError:
         raise AgentSilent(f"its agent answers {_owner(run_dir)} alone") from None
     except (FileNotFoundError, ConnectionRefusedError):
@@ -105,10 +135,18 @@ def _request(
     except TimeoutError:
         raise AgentSilent("its agent does not answer") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise AgentSilent(f"its agent does not answer ({error})") from None
+        why = plain_line(str(error), _MOST_CHARS)
+        raise AgentSilent(f"its agent does not answer ({why})") from None
     finally:
         connection.close()
     return response.status, document if isinstance(document, dict) else {}
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    body = response.read(MOST_BYTES + 1)
+    if len(body) > MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return body
 
 
 def _read(run_dir: Path) -> RunStatus:

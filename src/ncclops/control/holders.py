@@ -5,7 +5,6 @@ from __future__ import annotations
 import pwd
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import psutil
 from ncclops.control import launcher
 from ncclops.errors import UsageError
 from ncclops.host.listeners import find_listener
+from ncclops.moments import format_moment
 from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.variables import RUN_DIR
@@ -44,7 +44,7 @@ def port_in_use(port: int) -> str:
         return f" by {run}"
     try:
         process = psutil.Process(listener.pid)
-        since = _shown(process.create_time())
+        since = format_moment(process.create_time())
         return f" by process {listener.pid} ({process.name()}), since {since}"
     except psutil.Error:  # it has just ended
         return ""
@@ -106,12 +106,8 @@ def _outcome(run_dir: Path) -> str | None:
 
 def _launched(record: RunRecord) -> str:
     assert record.launcher is not None
-    since = "" if record.started is None else f" at {_shown(record.started)}"
+    since = "" if record.started is None else f" at {format_moment(record.started)}"
     return f"{record.launcher.pid}{since}"
-
-
-def _shown(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def _user(uid: int) -> str:

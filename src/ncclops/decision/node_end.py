@@ -89,6 +89,12 @@ class NodeEnd:
         return sum(ending.ok and not ending.asked_to_stop for ending in self.endings)
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether something here, and not on another node alone, has ended the attempt."""
+        unasked = any(not ending.asked_to_stop for ending in self.bad)
+        return bool(unasked or self.hang or self.gpu_faults or self.store_ended)
+
+    @property
     def bad(self) -> list[WorkerEnding]:
         """Workers that did not exit 0."""
         return [ending for ending in self.endings if not ending.ok]

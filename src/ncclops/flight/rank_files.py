@@ -6,7 +6,6 @@ size, and what is not as expected is treated as absent.
 
 from __future__ import annotations
 
-import json
 import linecache
 import re
 from dataclasses import replace
@@ -15,8 +14,9 @@ from typing import Any
 
 from ncclops.flight.model import SOME_WAIT, FlightEvidence, GroupState, RankEvidence, RankPlace
 from ncclops.flight.rank_place import place_in
-from ncclops.record import snapshot_files
+from ncclops.record import documents, snapshot_files
 from ncclops.record.paths import INCIDENT, RunPaths
+from ncclops.record.regular_file import open_regular, read_regular
 from ncclops.record.snapshot_files import FLIGHT, FLIGHT_GLOO, GROUPS, MISSING, PROCESS, STACKS
 
 DUMPS = (FLIGHT, FLIGHT_GLOO)
@@ -145,7 +145,7 @@ def read_last_words(evidence: FlightEvidence, run: Path) -> None:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - _TAIL_BYTES))
             return stream.read(_TAIL_BYTES).decode(errors="replace")
@@ -174,7 +174,7 @@ def _number(value: Any) -> int:
 def _read_process(rank: RankEvidence, view: Any) -> None:
     if not isinstance(view, dict):
         return
-    state = view.get("state") or view.get("state_name")
+    state = _text_in(view, "state") or _text_in(view, "state_name")
     how = view.get("ended_by") or view.get("exit") or view.get("exit_code")
     if state in _ENDED_STATES or (state is None and how is not None):
         rank.ended = f"its process has ended ({how})" if how is not None else "its process is gone"
@@ -193,18 +193,14 @@ def _text_in(document: dict[str, Any], name: str) -> str | None:
 
 
 def _load(path: Path) -> Any:
-    text = _text(path)
     try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
+        return documents.load(path)
+    except (OSError, ValueError):
         return None
 
 
 def _text(path: Path) -> str | None:
     try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as stream:
-            return stream.read(_MOST_BYTES).decode(errors="replace")
+        return read_regular(path, _MOST_BYTES).decode(errors="replace")
     except OSError:
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclops.flight.model import FlightEvidence, RankEvidence
 from ncclops.flight.ras_client import MOST_BYTES, RasError, ask, why_not
+from ncclops.record.regular_file import read_regular
 
 _TEXT_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _TEXT_SECTION = re.compile(
@@ -82,8 +83,7 @@ def find_view(evidence: FlightEvidence, address: str | None) -> View | None:
 def _saved(folder: Path) -> str | None:
     for name in _SAVED:
         try:
-            with (folder / name).open("rb") as stream:
-                return stream.read(MOST_BYTES).decode(errors="replace")
+            return read_regular(folder / name, MOST_BYTES).decode(errors="replace")
         except OSError:
             continue
     return None

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from ncclops.durations import format_duration
+from ncclops.whole_numbers import MOST_PORT, whole_number
 
 SAFE_SINCE = (2, 29, 2)
 MOST_BYTES = 64 << 20
@@ -53,12 +54,13 @@ def ask(address: str, patience: timedelta = timedelta(seconds=30)) -> str:
     :class:`RasError`.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise RasError(f"{address!r} is no HOST:PORT")
+    number = whole_number(port, MOST_PORT)
+    if number is None:
+        raise RasError(f"{address[:80]!r} is no HOST:PORT")
     problem: Exception | None = None
     for _ in range(2):
         try:
-            return _ask_once(host.strip("[]") or "localhost", int(port), patience / 2)
+            return _ask_once(host.strip("[]") or "localhost", number, patience / 2)
         except (OSError, RasError) as error:
             problem = error
     raise RasError(f"no answer from {address} within {format_duration(patience)}: {problem}")

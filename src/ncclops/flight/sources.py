@@ -18,6 +18,7 @@ from ncclops.flight import rank_files
 from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
 from ncclops.record.paths import RunPaths
+from ncclops.record.regular_file import open_regular
 
 _PICTURES = ("incidents", "where")
 _RANK_DIR = re.compile(r"^rank[_-]?(\d+)$")
@@ -154,7 +155,7 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 def _looks_like_dump(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(16)
     except OSError:
         return False

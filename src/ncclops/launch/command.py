@@ -36,7 +36,7 @@ from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import find_software, installed_torch
-from ncclops.launch import describe_node, node_check, options
+from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
 from ncclops.launch.request import LaunchRequest
 from ncclops.launch.resolve import resolve
@@ -162,7 +162,11 @@ def start(
     agent prints only warnings, errors and where the verdict is.
     """
     request, rendezvous = prepared.request, prepared.request.rendezvous
-    node_check.require_fit_node(prepared, say=say, note=note)
+    check = None
+    if request.preflight != "off":  # not loaded for nothing
+        from ncclops.launch import node_check
+
+        check = node_check.require_fit_node(prepared, say=say, note=note)
     listener = node_info = None
     control_listeners = []
     if request.control_listen is not None:
@@ -170,7 +174,7 @@ def start(
     if rendezvous is None:
         listener = hosted_store.listen(host=None, port=request.master_port)
     else:
-        node_info = describe_node.bring(prepared, rendezvous)
+        node_info = describe_node.bring(prepared, rendezvous, check)
         if doubt := describe_node.doubt(rendezvous):
             prepared.remarks.append(doubt)
     try:
@@ -184,6 +188,8 @@ def start(
         raise UsageError(holders.directory_in_use(taken.path)) from None
     try:
         _record_start(run, prepared)
+        if check is not None:
+            node_check.record(run, check)
     except OSError as error:
         raise UsageError(
             f"cannot write the run directory {run.shown()}: {described(error)}:"
@@ -204,6 +210,7 @@ def start(
         control_listeners=control_listeners,
         control_token_for_reads=request.control_token_for_reads,
         quiet=quiet,
+        check_node=None if check is None else partial(node_check.again, check),
     )
 
     def agent(pulse: Pulse) -> int:
@@ -313,9 +320,18 @@ def _job(
         master_port=request.master_port,
         require_receipt=request.require_receipt,
         network=NetworkWanted(request.profile.network.expect, bool(request.require_network)),
+        warm_imports=_warm_imports(request),
         attached=request.attach_stdin,
         stdout_is_data=request.stdout_is_data,
     )
+
+
+def _warm_imports(request: Resolved) -> tuple[str, ...] | None:
+    """What the fork server imports; None: workers are started afresh."""
+    warm = request.profile.warm_start
+    # A wrapper of the interpreter may do something of its own for each rank, such as bind it.
+    afresh = request.target.kind == "program" or "PYTHON_EXEC" in os.environ
+    return warm.imports if warm.enabled and not afresh else None
 
 
 def _watch_rules(prepared: Prepared) -> WatchRules:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ncclops._version import __version__
 from ncclops.agent import hosted_store, workers
@@ -21,12 +22,19 @@ from ncclops.launch.prepared import Prepared
 from ncclops.profiles.model import Parameter, as_text
 from ncclops.redaction.redactor import Redactor, redact_variables
 
+if TYPE_CHECKING:
+    from ncclops.preflight.part import NodeCheck
+
 # Values that a run fills in are compared as they are written: directories are a node's own.
 _UNFILLED = {"run_dir": "{run_dir}", "rank_dir": "{rank_dir}"}
 
 
-def bring(prepared: Prepared, rendezvous: RendezvousConfig) -> NodeInfo:
+def bring(
+    prepared: Prepared, rendezvous: RendezvousConfig, check: NodeCheck | None = None
+) -> NodeInfo:
     """This node's part, with the socket of the job's store where this node hosts that.
+
+    ``check`` is how it is checked before a start.
 
     Raises ``UsageError`` when the store's port is taken by something else.
     """
@@ -46,6 +54,7 @@ def bring(prepared: Prepared, rendezvous: RendezvousConfig) -> NodeInfo:
         allowed=prepared.request.allowed_differences,
         script=Path(prepared.request.target.name).name,
         listener=listener,
+        check=check,
     )
 
 
@@ -114,6 +123,7 @@ def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprin
         "Python": stack.python,
         "GPU": stack.gpu,
         "commit": stack.commit,
+        "preflight": request.preflight,
         "script": Redactor().text(" ".join((request.target.name, *request.target.arguments))),
         "interface": interfaces.interface_of(address),
         "HCAs": ",".join(sorted(host.hcas)) or None,

@@ -16,7 +16,10 @@ from ncclops.errors import UsageError
 from ncclops.launch.request import Preflight
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
+from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 
+# Of an option's value in an error.
+_SHOWN_CHARS = 80
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
@@ -32,9 +35,13 @@ def parse_nproc(text: str, gpu_count: int) -> tuple[int, str | None]:
         return gpu_count, None
     if text == "cpu":
         return os.cpu_count() or 1, None
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nproc-per-node {text}: give auto, gpu, cpu or a number from 1")
-    return int(text), None
+    nproc = whole_number(text, MOST_WORKERS_OF_A_NODE)
+    if not nproc:
+        raise UsageError(
+            f"--nproc-per-node {text[:_SHOWN_CHARS]}: give auto, gpu, cpu or a number from 1 to"
+            f" {MOST_WORKERS_OF_A_NODE}"
+        )
+    return nproc, None
 
 
 def parse_shown(tee: str | None, redirects: str, local_ranks: str, nproc: int) -> Shown:
@@ -63,20 +70,23 @@ def parse_shown(tee: str | None, redirects: str, local_ranks: str, nproc: int) -
 
 
 def _rank_list(option: str, text: str) -> frozenset[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{option} {text}: give local ranks separated by commas, as in 0,2")
-    return frozenset(int(part) for part in parts)
+    ranks = [whole_number(part, MOST_WORKERS_OF_A_NODE - 1) for part in text.split(",")]
+    if None in ranks:
+        raise UsageError(
+            f"{option} {text[:_SHOWN_CHARS]}: give local ranks separated by commas, as in 0,2"
+        )
+    return frozenset(rank for rank in ranks if rank is not None)
 
 
 def _streams(option: str, text: str, everyone: frozenset[int]) -> Shown:
     if text in _STREAM_FLAGS:
         out, err = _STREAM_FLAGS[text]
         return Shown(everyone if out else frozenset(), everyone if err else frozenset())
-    pairs = [re.fullmatch(r"(\d+):([0-3])", part) for part in text.split(",")]
+    pairs = [re.fullmatch(r"(\d{1,4}):([0-3])", part) for part in text.split(",")]
     if None in pairs:
         raise UsageError(
-            f"{option} {text}: give all, none, local ranks (0,2), or torchrun's 0 to 3 or 0:3,1:1"
+            f"{option} {text[:_SHOWN_CHARS]}: give all, none, local ranks (0,2), or torchrun's"
+            " 0 to 3 or 0:3,1:1"
         )
     flags = {int(pair[1]): _STREAM_FLAGS[pair[2]] for pair in pairs if pair}
     return Shown(
@@ -90,7 +100,7 @@ def parse_preflight(text: str) -> Preflight:
     for choice in get_args(Preflight):
         if text == choice:
             return cast("Preflight", choice)
-    raise UsageError(f"--preflight {text}: choose {' or '.join(get_args(Preflight))}")
+    raise UsageError(f"--preflight {text}: choose off, host or full")
 
 
 def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:

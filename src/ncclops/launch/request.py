@@ -12,7 +12,7 @@ from ncclops.durations import format_duration
 from ncclops.profiles.model import as_text
 
 Restart = Literal["in-process", "process", "none"]
-Preflight = Literal["off", "host"]
+Preflight = Literal["off", "host", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,18 @@ class LaunchRequest:
     require_receipt: bool = False
 
     preflight: Preflight = "off"
-    """``"host"``: check this node before anything starts, and refuse to start if a check fails."""
+    """``"host"``: check this node before anything starts, and refuse to start if a check fails.
+    ``"full"``: of several nodes also the edges between them; a spare replaces one that fails."""
 
     require_network: str | Sequence[str] = ()
     """The job ends unless NCCL uses one of these: ib, roce, socket, plugin, or a name of NCCL's."""
 
     control_listen: str | None = None
     control_token_for_reads: bool = False
+
+    warm_start: bool | None = None
+    """Fork workers from one process that has imported torch. Default: the profile's, which is no
+    unless it says so."""
 
     attach_stdin: int | None = None
     """The rank that gets standard input, and the terminal if there is one: for a debugger."""
@@ -145,6 +150,8 @@ def _option(name: str, value: Any) -> Iterator[str]:
     option = "--" + name.replace("_", "-")
     if value is True:
         yield option
+    elif value is False:
+        yield "--no-" + option.removeprefix("--")
     else:
         # In one word: a value may begin with a dash.
         yield f"{option}={fspath(value) if isinstance(value, PathLike) else value}"

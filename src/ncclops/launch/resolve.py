@@ -39,6 +39,9 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     )
     if request.networks:
         profile = replace(profile, network=NetworkSettings(request.networks, log=True))
+    if request.warm_start is not None:
+        warm_start = replace(profile.warm_start, enabled=request.warm_start)
+        profile = replace(profile, warm_start=warm_start)
     return Resolved(
         target=options.target_of(
             os.fspath(request.target),

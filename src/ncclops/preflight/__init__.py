@@ -7,7 +7,10 @@
     checks      from readings to findings; pure
     node        all of it for one node
     table       a report as people read it
-    hand_over   what schedulers take over: a reason, a list of hosts, Prometheus' text format
+    edges       the edges between hosts: probes from each to each, and the smallest cause
+    pairs       an all_reduce over the GPUs of two nodes, where one was asked for
+    part        a node's part in the check of all nodes of a job, in a process of its own
+    hand_over   what others take over: JSON, a reason, a list of hosts, Prometheus' text format
 
 What cannot be known is CANNOT-TELL, never FAIL: a healthy node that is refused costs more trust
 than a sick one that is found later.

@@ -1,4 +1,4 @@
-"""What schedulers take over: one reason line, a file of hosts to leave out, Prometheus text."""
+"""What others take over: JSON, one reason line, a file of hosts to leave out, Prometheus text."""
 
 from __future__ import annotations
 
@@ -8,16 +8,33 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ncclops.preflight.model import Finding, NodeReport, Status
+from ncclops.preflight.edges import shown
+from ncclops.preflight.edges.model import Verdict
+from ncclops.preflight.model import Finding, NodeReport, Status, worst
 
 # Slurm shows a node's reason in one column of many tools, and cuts what is longer.
 _MOST_REASON = 200
 _NUMBERS = {Status.OK: 0, Status.CANNOT_TELL: 1, Status.WARN: 2, Status.FAIL: 3}
+
+
+def document(reports: Sequence[NodeReport], verdict: Verdict | None = None) -> dict[str, Any]:
+    """The document ``ncclops.preflight``: of these nodes, and with ``verdict`` of the edges."""
+    made: dict[str, Any] = {
+        "schema": "ncclops.preflight/1",
+        "status": str(worst(report.status for report in reports)),
+        "hosts": [report.to_json() for report in reports],
+    }
+    if verdict is not None:
+        made["edges"] = shown.document(verdict)
+        if shown.failed(verdict):
+            made["status"] = str(Status.FAIL)
+    return made
 
 
 def reason(findings: Sequence[Finding], *, strict: bool = False) -> str:

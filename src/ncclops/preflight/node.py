@@ -10,14 +10,24 @@ from pathlib import Path
 import msgspec
 
 from ncclops.preflight.catalogue import catalogue
-from ncclops.preflight.checks import gpu, host, nic, software
+from ncclops.preflight.checks import collective, gpu, host, nic, software
 from ncclops.preflight.checks.look import Rule
 from ncclops.preflight.machine import reading
+from ncclops.preflight.machine.collective import measure
 from ncclops.preflight.model import Finding, NodeReport
 from ncclops.preflight.readings import Node
 from ncclops.profiles.model import PreflightNeeds
+from ncclops.whole_numbers import whole_number
 
-RULES: Mapping[str, Rule] = {**host.RULES, **gpu.RULES, **nic.RULES, **software.RULES}
+_MOST_GID_INDEX = 65_535
+
+RULES: Mapping[str, Rule] = {
+    **host.RULES,
+    **gpu.RULES,
+    **nic.RULES,
+    **software.RULES,
+    **collective.RULES,
+}
 
 
 def judge(node: Node) -> tuple[Finding, ...]:
@@ -38,13 +48,18 @@ def check_node(
     spaces: Sequence[str] = (),
     window: timedelta = reading.WINDOW,
     limit: timedelta = reading.LIMIT,
+    collectives: bool = False,
 ) -> NodeReport:
     """Read the machine below ``root`` and judge it. Takes ``window`` and some seconds.
 
     ``environ`` is the job's environment, for the variables of NCCL that say which devices it uses.
-    Starts processes; any thread may call. Never waits longer than a few times ``limit``.
+    Starts processes; any thread may call. Never waits longer than a few times ``limit``; with
+    ``collectives``, an all_reduce between the GPUs of this machine, two minutes more.
     """
     node = read(needs, root=root, environ=environ, spaces=spaces, window=window, limit=limit)
+    if collectives and node.real and node.gpus:
+        measured = measure(node.gpus, node.environ)
+        node = msgspec.structs.replace(node, collective=measured)
     return report(node, judge(node))
 
 
@@ -65,7 +80,7 @@ def read(
         spaces=spaces,
         window=window,
         limit=limit,
-        gid_index=int(index) if index.isdecimal() else None,
+        gid_index=whole_number(index, _MOST_GID_INDEX),
     )
     return msgspec.structs.replace(node, needs=needs, environ=dict(environ))
 

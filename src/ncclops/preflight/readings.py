@@ -184,13 +184,30 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 0.0
 
 
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """An all_reduce over ``gpus`` of the node: ``seconds`` for ``bytes`` on each, sums ``right``.
+
+    ``problem``: why it failed; ``unknown``: why nothing is known. ``diagnostics`` are the lines of
+    NCCL's own, without their prefix. ``peer``: the other node, where there is one.
+    """
+
+    gpus: int
+    peer: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    right: bool = True
+    problem: str = ""
+    unknown: str = ""
+    diagnostics: tuple[str, ...] = ()
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """All that was read of one node.
 
     ``late`` holds the parts that did not answer, with how many seconds each was given; a part that
     the reader could not read for another reason is in ``broken``, with why. ``environ`` are the
-    variables of the job that checks go by,
-    ``needs`` what its lane needs. ``real`` is whether the root is this machine's own;
+    variables of the job that checks go by, ``collective`` and ``pair`` are there if they were asked
+    for, ``needs`` what its lane needs. ``real`` is whether the root is this machine's own;
     only then ``software`` and the CUDA that torch was built for are known.
     """
 
@@ -209,6 +226,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     real: bool = True
     software: Software | None = None
     torch_cuda: str | None = None
+    collective: Collective | None = None
+    pair: Collective | None = None
 
     @property
     def files(self) -> Files:

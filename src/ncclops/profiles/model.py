@@ -133,6 +133,18 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class WarmStart:
+    """``[warm_start]``: workers forked from a process of the node that has imported ``imports``.
+
+    torch imports sympy with the first optimizer; ``torch._dynamo``, which comes with it, reads at
+    import what a script may set before.
+    """
+
+    enabled: bool = False
+    imports: tuple[str, ...] = ("torch", "torch.distributed", "sympy")
+
+
+@dataclass(frozen=True)
 class PreflightNeeds:
     """``[preflight]``: what the lane needs of a node; None: judged by what there is.
 
@@ -190,10 +202,11 @@ class Profile:
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
     ``scopes`` say what happens to all variables of a kind, but for those that ``env`` names.
     ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave;
-    ``preflight`` what a node has to have. ``timeouts`` are those that it names, by their names in
-    ``[timeouts]``, for process groups as ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives
-    the rest. ``uses`` are, for each parameter, the timeouts (``timeouts.NAME``) and variables that
-    follow from it. ``remarks`` are what a person should know of how the files combine.
+    ``preflight`` what a node has to have, ``warm_start`` how workers are started. ``timeouts`` are
+    those that it names, by their names in ``[timeouts]``, for process groups as
+    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each
+    parameter, the timeouts (``timeouts.NAME``) and variables that follow from it. ``remarks`` are
+    what a person should know of how the files combine.
     """
 
     name: str
@@ -211,6 +224,7 @@ class Profile:
     growth: Growth = Growth()
     restarts: Restarts = Restarts()
     preflight: PreflightNeeds = PreflightNeeds()
+    warm_start: WarmStart = WarmStart()
     scopes: Mapping[Scope, Entry] = field(default_factory=dict)
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from ncclops.errors import ProfileError, UsageError
 from ncclops.profiles.files import profile_files, read
 from ncclops.profiles.model import GivenParameter, Parameter, as_text
 from ncclops.profiles.schema import nearest
+from ncclops.whole_numbers import MOST, whole_number
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -87,9 +87,10 @@ def _typed(text: str, own: Parameter) -> Parameter:
             raise ValueError("must be true or false")
         return _TRUTH[text.lower()]
     if isinstance(own, int):
-        if not re.fullmatch(r"-?\d+", text):
-            raise ValueError("must be a whole number")
-        return int(text)
+        number = whole_number(text.removeprefix("-"))
+        if number is None:
+            raise ValueError(f"must be a whole number of at most {MOST}")
+        return -number if text.startswith("-") else number
     if isinstance(own, float):
         return _number(text)
     if _is_duration(own) and parse_duration(text) <= timedelta(0):

@@ -25,6 +25,7 @@ from ncclops.profiles.model import (
     Profile,
     Restarts,
     Scope,
+    WarmStart,
     WatchSettings,
 )
 from ncclops.profiles.parameters import replaced
@@ -139,6 +140,7 @@ def _combine(
     growth: dict[str, Any] = {}
     restarts: dict[str, Any] = {}
     preflight: dict[str, Any] = {}
+    warm_start: dict[str, Any] = {}
     scopes: dict[Scope, Entry] = {}
     for file in files:
         suppress |= file.content.lint.ignore
@@ -151,6 +153,7 @@ def _combine(
         growth |= file.content.growth.model_dump(exclude_none=True)
         restarts |= file.content.restarts.model_dump(exclude_none=True)
         preflight |= file.content.preflight.model_dump(exclude_none=True)
+        warm_start |= file.content.warm_start.model_dump(exclude_none=True)
         for scope, wanted in file.content.scopes.items():
             scopes.pop(scope, None)
             if wanted.unset:
@@ -191,8 +194,15 @@ def _combine(
             **preflight
             | {"nodes": main.content.nodes, "ignore": tuple(preflight.get("ignore", ()))}
         ),
+        warm_start=_warm_start(warm_start),
         scopes=scopes,
     )
+
+
+def _warm_start(given: dict[str, Any]) -> WarmStart:
+    if "imports" in given:
+        given["imports"] = tuple(given["imports"])
+    return WarmStart(**given)
 
 
 def _uses(

@@ -52,6 +52,12 @@ def _is_parameter_name(name: str) -> str:
     return name
 
 
+def _is_module(name: str) -> str:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} cannot be the name of a module")
+    return name
+
+
 def _is_duration(text: str) -> str:
     if not PLACEHOLDER.fullmatch(text):
         parse_duration(text)
@@ -184,6 +190,13 @@ class NetworkPart(_Part):
     log: bool | None = None
 
 
+class WarmStartPart(_Part):
+    """``[warm_start]``; an empty list imports nothing but what workers of ncclops do."""
+
+    enabled: bool | None = None
+    imports: list[Annotated[str, AfterValidator(_is_module)]] | None = None
+
+
 class RetryPart(_Part):
     """``[retry]``: the lane, and changes to the retry table, which checks them itself."""
 
@@ -214,6 +227,7 @@ class ProfileFile(_Part):
     growth: GrowthPart = GrowthPart()
     restarts: RestartsPart = RestartsPart()
     preflight: PreflightPart = PreflightPart()
+    warm_start: WarmStartPart = WarmStartPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -279,6 +293,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "timeouts": TimeoutsPart,
         "watch": WatchPart,
         "network": NetworkPart,
+        "warm_start": WarmStartPart,
         "growth": GrowthPart,
         "restarts": RestartsPart,
         "preflight": PreflightPart,

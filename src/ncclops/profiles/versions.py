@@ -12,6 +12,8 @@ import operator
 import re
 from collections.abc import Callable
 
+from ncclops.whole_numbers import whole_number
+
 _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -21,7 +23,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     "<": operator.lt,
 }
 _CLAUSE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)\s*")
-_RELEASE = re.compile(r"\d+(?:\.\d+)*")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -33,7 +35,12 @@ def release(version: str) -> tuple[int, ...]:
     match = _RELEASE.match(version)
     if match is None:
         raise ValueError(f"{version!r} is not a version")
-    numbers = [int(part) for part in match[0].split(".")]
+    numbers = list[int]()
+    for part in match[0].split("."):
+        number = whole_number(part)
+        if number is None:
+            raise ValueError(f"{version[:80]!r} is not a version")
+        numbers.append(number)
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +44,11 @@ class Pattern:
     contains: tuple[str, ...]
     regex: re.Pattern[str]
     values: tuple[re.Pattern[str], ...] = ()
+
+    @cached_property
+    def contained(self) -> tuple[bytes, ...]:
+        """``contains`` as bytes."""
+        return tuple(literal.encode() for literal in self.contains)
 
     def match(self, text: str, lowered: str) -> Values | None:
         """The values in ``text`` by group name, or None if it is no such line."""

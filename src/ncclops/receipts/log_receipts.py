@@ -42,6 +42,11 @@ class PrintedReceipts:
         if seen := stream.feed(data):
             self._deliver(stream.rank, seen)
 
+    def cut(self, path: Path) -> None:
+        """What is fed next of ``path`` does not follow on what was fed before."""
+        if path in self._streams:
+            self._streams[path].cut()
+
     def end(self) -> None:
         """The present processes have ended: an unfinished line is complete."""
         for stream in self._streams.values():
@@ -61,17 +66,18 @@ class _Stream:
 
     def feed(self, data: bytes) -> list[Observation]:
         # A progress bar has no newline for hours; each of its drawings ends with a return.
-        *parts, self._rest = [*(self._rest + data).splitlines(keepends=True), b""]
-        if parts and not parts[-1].endswith((b"\n", b"\r")):
-            self._rest = parts.pop()
+        data = self._rest + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        seen = self.scan.feed_block(data[:end]) if end else []
+        self._rest = data[end:]
         if len(self._rest) > _LONGEST_PART:
-            parts.append(self._rest)
-            self._rest = b""
-        return [seen for part in parts for seen in self._take(part)]
+            rest, self._rest = self._rest, b""
+            seen += self.scan.feed(rest, ends=False)
+        return seen
+
+    def cut(self) -> None:
+        self._rest = b""  # the beginning of a line: a step of which digits are missing
 
     def end(self) -> list[Observation]:
         rest, self._rest = self._rest, b""
-        return self._take(rest + b"\n") if rest else []
-
-    def _take(self, part: bytes) -> list[Observation]:
-        return self.scan.feed(part, ends=part.endswith(b"\n"))
+        return self.scan.feed(rest + b"\n") if rest else []

@@ -16,6 +16,8 @@ _RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<t
 # What trainers print is shorter; a regex on megabytes of garbage could take minutes.
 _LONGEST_LINE = 2000
 
+_Patterns = list[tuple[Form, Pattern]]
+
 
 class LogScan:
     """What a log shows. Feed it every line of one file, or of a worker's output as it passes.
@@ -34,7 +36,8 @@ class LogScan:
         self._file = file
         self._lines = 0
         self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
-        self._literals = _literals(self._forms)
+        self._patterns = [(form, each) for form in self._forms for each in form.patterns]
+        self._literals = _literals(self._patterns)
         self._tallies: dict[tuple[str, int | None], Tally] = {}
         self._totals: dict[tuple[str, int | None], str | None] = {}
         self._warmup: Observation | None = None
@@ -45,16 +48,43 @@ class LogScan:
         A line with carriage returns is a bar that was redrawn; each drawing counts, in order.
         ``ends`` is False for a part of a line that goes on, such as one such drawing.
         """
+        raw = line.encode(errors="replace") if isinstance(line, str) else line
+        return self._feed_line(raw, ends, self._patterns, self._literals)
+
+    def feed_block(self, block: bytes) -> list[Observation]:
+        """Take many lines, and drawings of bars, each with its end; as ``feed`` of each.
+
+        What a trainer prints is little of a flood: patterns of which the block holds no literal
+        are not asked for each line.
+        """
+        lowered = block.lower()
+        patterns = [
+            (form, pattern)
+            for form, pattern in self._patterns
+            if any(literal in lowered for literal in pattern.contained)
+        ]
+        if not patterns:
+            self._lines += block.count(b"\n")
+            return []
+        literals = _literals(patterns)
+        return [
+            seen
+            for line in block.splitlines(keepends=True)
+            for seen in self._feed_line(line, line.endswith(b"\n"), patterns, literals)
+        ]
+
+    def _feed_line(
+        self, raw: bytes, ends: bool, patterns: _Patterns, literals: tuple[bytes, ...]
+    ) -> list[Observation]:
         number = self._lines + 1
         self._lines += ends
-        raw = line.encode(errors="replace") if isinstance(line, str) else line
         lowered = raw.lower()
-        if not any(literal in lowered for literal in self._literals):
+        if not any(literal in lowered for literal in literals):
             return []
         text = _ANSI.sub("", raw.decode(errors="replace"))
         seen: list[Observation] = []
         for drawing in text.replace("\n", "").split("\r"):
-            seen += self._feed_drawing(drawing[:_LONGEST_LINE], number)
+            seen += self._feed_drawing(drawing[:_LONGEST_LINE], number, patterns)
         return seen
 
     @property
@@ -73,20 +103,19 @@ class LogScan:
     def _facts_of(self, form: Form) -> list[Facts]:
         return [tally.facts for (name, _), tally in self._tallies.items() if name == form.name]
 
-    def _feed_drawing(self, text: str, number: int) -> list[Observation]:
+    def _feed_drawing(self, text: str, number: int, patterns: _Patterns) -> list[Observation]:
         prefix = _RANK_PREFIX.match(text)
         rank = int(prefix["rank"] or prefix["task"]) if prefix else None
         body = text[prefix.end() :] if prefix else text
         where = Where(self._file, number, text.strip()[:LONGEST_EVIDENCE])
         lowered = body.lower()
         seen: dict[str, Observation] = {}
-        for form in self._forms:
-            for pattern in form.patterns:
-                values = pattern.match(body, lowered)
-                if values is None:
-                    continue
-                for observation in self._observe(form, pattern, rank, values, where):
-                    seen.setdefault(observation.kind, observation)
+        for form, pattern in patterns:
+            values = pattern.match(body, lowered)
+            if values is None:
+                continue
+            for observation in self._observe(form, pattern, rank, values, where):
+                seen.setdefault(observation.kind, observation)
         return list(seen.values())
 
     def _observe(
@@ -116,13 +145,8 @@ class LogScan:
             self._tallies[stream].add(seen)
 
 
-def _literals(forms: Sequence[Form]) -> tuple[bytes, ...]:
+def _literals(patterns: _Patterns) -> tuple[bytes, ...]:
     """A line that any pattern can match holds one of these: most hold none, and this is quick."""
-    found = {
-        literal.encode()
-        for form in forms
-        for pattern in form.patterns
-        for literal in pattern.contains
-    }
+    found = {literal for _, pattern in patterns for literal in pattern.contained}
     # Those that contain another one add nothing.
     return tuple(sorted(each for each in found if not any(o in each for o in found - {each})))

@@ -29,6 +29,7 @@ from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.regular_file import append_regular
 from ncclops.record.stop_point import Clock, StopPage
 from ncclops.record.variables import RUN_DIR
+from ncclops.whole_numbers import whole_number
 
 StepListener = Callable[[int], None]
 UpdateListener = Callable[[], None]
@@ -144,7 +145,7 @@ class Recorder(Silent):
         self._forget_iteration()
         self._writer.start()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        known = int(attempt) if attempt.isdecimal() else None
+        known = whole_number(attempt)
         self._put("start", pid=os.getpid(), rank=rank, attempt=known)
 
     # --- what the script reports --------------------------------------------------------------
@@ -486,6 +487,12 @@ def _close() -> None:
 def _after_fork_in_child() -> None:
     global _current
     _current = Silent()
+
+
+def begin_as_worker() -> None:
+    """This process was forked to be a worker itself (``worker.fork_server``), no child of one."""
+    global _current
+    _current = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -18,8 +18,11 @@ from pathlib import Path
 
 from ncclops.errors import UsageError
 from ncclops.record.paths import RunPaths
+from ncclops.record.regular_file import read_regular
+from ncclops.whole_numbers import MOST_PORT, whole_number
 
 _BACKLOG = 512
+_MOST_TOKEN_BYTES = 4096
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "ncclops-"
 _IN_THE_MAKING_S = 60.0
@@ -113,15 +116,16 @@ def listen_tcp(text: str, in_use: Callable[[int], str] = lambda _: "") -> socket
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address to listen on: write PORT or HOST:PORT")
+    number = whole_number(port, MOST_PORT)
+    if number is None:
+        raise UsageError(f"{text[:80]!r} is no address to listen on: write PORT or HOST:PORT")
     try:
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        family = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, number), family=family, backlog=_BACKLOG)
     except OSError as error:
         why = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            why = os.strerror(errno.EADDRINUSE) + in_use(int(port))
+            why = os.strerror(errno.EADDRINUSE) + in_use(number)
         raise UsageError(
             f"cannot listen on {host}:{port} ({why}):"
             " give another port, or 0 to have a free one picked"
@@ -141,7 +145,8 @@ def _make_token(run_dir: Path) -> None:
 
 def read_token(run_dir: Path) -> str:
     """The token of a run. Raises ``OSError`` where it is not there or not ours to read."""
-    return RunPaths(run_dir).token.read_text().strip()
+    token = read_regular(RunPaths(run_dir).token, _MOST_TOKEN_BYTES)
+    return token.decode("ascii", "replace").strip()
 
 
 def _bind(path: Path) -> socket.socket:

@@ -59,7 +59,11 @@ def load(path: Path) -> Any:
     Raises ``OSError`` if it cannot be read or is no file of such a size, ``ValueError`` if it holds
     no JSON, or more deeply nested than any document of ours.
     """
-    raw = read_regular(path)
+    return parse(read_regular(path))
+
+
+def parse(raw: bytes | str) -> Any:
+    """The JSON value in ``raw``; numbers that are not finite are null. Raises ``ValueError``."""
     try:
         value = json.loads(raw, parse_float=_finite, parse_constant=lambda _: None)
     except RecursionError:

@@ -98,6 +98,19 @@ class VerdictEvent(Event, tag="verdict", frozen=True, kw_only=True):
     """why, in a line"""
 
 
+class PreflightEvent(Event, tag="preflight", frozen=True, kw_only=True):
+    """This node was checked before a start, or all nodes and the edges between them were."""
+
+    attempt: int
+    """the attempt that was to start, from 0"""
+    failed: bool
+    """whether something was found that would end the job"""
+    hosts: list[str] = []
+    """the hosts that are not fit"""
+    causes: list[str] = []
+    """what is wrong with edges and hosts, the worst first"""
+
+
 # --- once an attempt, once a worker -------------------------------------------------------------
 
 
@@ -120,6 +133,8 @@ class WorkerStartedEvent(Event, tag="worker-started", frozen=True, kw_only=True)
     started_ticks: int | None = None
     """when the process started, in clock ticks since the machine did; with the boot of `run.json`
     it tells the process from a later one of the same number"""
+    forked: bool = False
+    """from the fork server, which has imported torch; otherwise it was started afresh"""
 
 
 class WorkerExitedEvent(Event, tag="worker-exited", frozen=True, kw_only=True):
@@ -319,6 +334,18 @@ class HangEndedEvent(Event, tag="hang-ended", frozen=True, kw_only=True):
 
     signal: str = "SIGKILL"
     """what it was sent"""
+
+
+class OutputPassedOverEvent(Event, tag="output-passed-over", frozen=True, kw_only=True):
+    """The rank has written more than could be read: this part was neither classified nor searched
+    for steps, and is in the file."""
+
+    file: str
+    """its path below the run directory"""
+    begin: int
+    """the first byte that was not read"""
+    end: int
+    """the first that was read again"""
 
 
 class ExitForcedEvent(Event, tag="exit-forced", frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 <run>/run.json                      what was started: profile, plan, stack, command, nodes
 <run>/events.jsonl                  one event a line (``record.events``)
 <run>/verdict.json                  how it ended
+<run>/preflight.json                what the check of this node, and of the edges, has found
 <run>/agent.log                     what the agent logs, errors of ncclops with their tracebacks
 <run>/store.log, nodes.log          output of the store server, of the rendezvous process
 <run>/.node                         the node that has taken the directory; the others of a shared
@@ -23,7 +24,9 @@ from pathlib import Path
 
 DEFAULT_PARENT = Path("runs")
 RUN, EVENTS, VERDICT = "run.json", "events.jsonl", "verdict.json"
+PREFLIGHT = "preflight.json"
 AGENT_LOG, STORE_LOG, NODES_LOG = "agent.log", "store.log", "nodes.log"
+FORK_SERVER_LOG = "fork-server.log"
 RECEIPT, ENVIRONMENT, WORKER_EVENTS = "receipt.jsonl", "environment.json", "worker.jsonl"
 INCIDENT = "incident.json"
 NCCL_LOG = "nccl.log"
@@ -104,6 +107,11 @@ class RunPaths:
         return self.root / VERDICT
 
     @property
+    def preflight(self) -> Path:
+        """The last check before a start, as ``ncclops preflight --json`` has it."""
+        return self.root / PREFLIGHT
+
+    @property
     def agent_log(self) -> Path:
         """What the agent logs (``agent.diagnostics``)."""
         return self.root / AGENT_LOG
@@ -112,6 +120,11 @@ class RunPaths:
     def store_log(self) -> Path:
         """Output of the store server."""
         return self.root / STORE_LOG
+
+    @property
+    def fork_server_log(self) -> Path:
+        """Output of the process that workers are forked from."""
+        return self.root / FORK_SERVER_LOG
 
     @property
     def nodes_log(self) -> Path:

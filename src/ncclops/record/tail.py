@@ -57,6 +57,21 @@ class LineReader:
         else:
             yield b""  # something was read, and no line is complete yet
 
+    def pass_over(self, keep_bytes: int) -> int:
+        """Read on ``keep_bytes`` before the end, at the next line; how many bytes are left out.
+
+        None are where there is less to read.
+        """
+        at, end = self._file.tell(), os.fstat(self._file.fileno()).st_size
+        if end - at <= keep_bytes:
+            return 0
+        begin = end - keep_bytes
+        self._file.seek(begin)
+        begin += self._file.read(_CHUNK).find(b"\n") + 1
+        self._file.seek(begin)
+        self._partial, self._partial_bytes = [], 0
+        return begin - at
+
     @property
     def partial(self) -> bytes:
         """The end of what stands after the last newline, a few kB at most; not counted as read."""

@@ -5,6 +5,7 @@ The agent follows the file and takes the lines over into the run's ``events.json
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
 from ncclops.record.variables import RUN_DIR
 
-# Before any restart gives this process another number.
-_RANK = os.environ.get("RANK", "0")
+
+@functools.cache
+def own_rank() -> str:
+    """As this process was started; call it before a restart gives the process another number."""
+    return os.environ.get("RANK", "0")
 
 
 def report(event: Event) -> None:
@@ -23,9 +27,10 @@ def report(event: Event) -> None:
     It is about this process's rank unless it names another.
     """
     run_dir = os.environ.get(RUN_DIR)
-    if run_dir is None or not _RANK.isdecimal():
+    rank = own_rank()
+    if run_dir is None or not rank.isdecimal():
         return
     try:
-        event_log.append(RunPaths(Path(run_dir)).rank(int(_RANK)).worker_events, event)
+        event_log.append(RunPaths(Path(run_dir)).rank(int(rank)).worker_events, event)
     except OSError:
         return

@@ -27,7 +27,7 @@ from ncclops.record.events import (
     name_of,
 )
 from ncclops.record.incident_record import IncidentRecord
-from ncclops.report import incidents
+from ncclops.report import incidents, preflight
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
 from ncclops.report.markup import escape
@@ -55,6 +55,7 @@ def render(records: Records) -> str:
     sections = (
         _head(records),
         _story(records),
+        "" if records.preflight is None else preflight.section(records.preflight),
         _timeline(records),
         _incidents(records),
         _restarts(records),

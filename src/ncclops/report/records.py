@@ -16,6 +16,7 @@ from ncclops.record.events import Event
 from ncclops.record.incident_record import IncidentRecord
 from ncclops.record.lines import read_records
 from ncclops.record.paths import EVENTS, RunPaths, numbered
+from ncclops.record.preflight_record import PREFLIGHT, PreflightRecord
 from ncclops.record.receipt_records import StepRecord
 from ncclops.record.run_record import RUN, RunRecord
 from ncclops.record.story_record import Story
@@ -59,6 +60,7 @@ class Records:
     incidents: tuple[IncidentRecord, ...]
     incident_reports: tuple[Record, ...] = ()
     story: Story | None = None
+    preflight: PreflightRecord | None = None
     steps: dict[int, list[StepTime]] = field(default_factory=dict)
 
     def of(self, *types: type[AnyEvent]) -> list[AnyEvent]:
@@ -84,6 +86,7 @@ def read(path: Path) -> Records:
         incidents=tuple(_without_secrets(each, redactor) for each in _incidents(paths)),
         incident_reports=tuple(redactor.document(each) for each in incidents.newest_reports(path)),
         story=_story(path, redactor),
+        preflight=_document(PREFLIGHT, paths.preflight, redactor),
         steps=dict(_steps(paths)),
     )
 

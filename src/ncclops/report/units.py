@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
+
+from ncclops.moments import format_moment
 
 
 def spell(seconds: Any) -> str:
@@ -19,6 +20,4 @@ def spell(seconds: Any) -> str:
 
 def moment(seconds: Any) -> str:
     """A point in time (seconds since the epoch) in the reader's zone."""
-    if not isinstance(seconds, int | float):
-        return "?"
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    return format_moment(seconds) if isinstance(seconds, int | float) else "?"

@@ -205,9 +205,11 @@ def job_prefix() -> str:
 def parse_address(text: str, source: str) -> tuple[str, int]:
     """Host and port of ``host:port`` (``[v6]:port``). Raises ``ValueError`` naming ``source``."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{source}={text!r}: expected host:port, such as node0:29400")
-    return host.strip("[]"), int(port)
+    # The length first: Python refuses to read thousands of digits.
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not host or not 0 < number < 65536:
+        raise ValueError(f"{source}={text[:80]!r}: expected host:port, such as node0:29400")
+    return host.strip("[]"), number
 
 
 def _host_server(port: int) -> Callable[[], object] | None:

@@ -41,6 +41,7 @@ _FIRST_CLIENT_WITHIN_S = 600.0
 # Between the last disconnection and the end: a rank that reconnects finds the server there.
 _LINGER_S = 0.2
 _POLL_S = 0.1
+_LOG_BYTES = 64 << 20
 # A host that vanished never closes its connection; another client may, so look again.
 _LOOK_AGAIN_S = 10.0
 
@@ -155,6 +156,7 @@ def _load_extension_only() -> Any:
 def serve(listener_fd: int | None, port: int, tcp_store: Any) -> Any:
     """A server in this process, on the given listening socket or on ``port``."""
     raise_fd_limit()
+    limit_log()
     disable_name_lookups()
     address = ("localhost", port, None, True, timedelta(seconds=300))
     if listener_fd is None:
@@ -172,6 +174,19 @@ def raise_fd_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit_log() -> None:
+    """Keep this process from filling a disk: no file of it grows beyond ``_LOG_BYTES``.
+
+    It writes nothing but its log, in which torch notes clients at will: one line for each that
+    connects, with ``TORCH_CPP_LOG_LEVEL=INFO``. Python ignores the signal that comes with the
+    limit, so that a line is lost, and the server goes on.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = _LOG_BYTES if hard == resource.RLIM_INFINITY else min(_LOG_BYTES, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
 def disable_name_lookups() -> None:

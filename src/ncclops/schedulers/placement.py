@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ncclops.errors import UsageError
 from ncclops.schedulers import hostlist
 from ncclops.schedulers.node_options import NodeOptions
+from ncclops.whole_numbers import whole_number
 
 Environ = Mapping[str, str]
 
@@ -185,7 +186,7 @@ _READERS: tuple[Callable[[Environ], SchedulerPlacement | None], ...] = (
 
 
 def _port_of(job: str, step: str) -> int:
-    numbers = [int(text) if text.isdecimal() else 0 for text in (job, step)]
+    numbers = [whole_number(text) or 0 for text in (job, step)]
     return _FIRST_PORT + (numbers[0] * 37 + numbers[1]) % _PORTS
 
 

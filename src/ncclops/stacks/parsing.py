@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ncclops.stacks.frame import Frame
+from ncclops.whole_numbers import whole_number
 
 # Python's name of the main thread. Our own stacks carry the threads' names.
 MAIN_THREAD = "MainThread"
@@ -126,5 +127,5 @@ def _frame(line: str) -> Frame | None:
 
 
 def _as_frame(found: re.Match[str]) -> Frame:
-    number = int(found["line"]) if found["line"].isdecimal() else 0
+    number = whole_number(found["line"]) or 0
     return Frame(found["file"], number, found["function"])

@@ -20,6 +20,7 @@ from ncclops.profiles.versions import satisfies
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import order
 from ncclops.timeouts.model import ATTENDED, GROUPS, Timeouts, Window
+from ncclops.whole_numbers import whole_number
 
 # Groups until warm-up is over, as long as ``h200-base`` has torch's heartbeat. Cold compiles of
 # large models take 15 to 20 minutes, and of ranks that compile in turn a multiple of it.
@@ -46,6 +47,7 @@ _COMPLETION = timedelta(days=7)
 _NCCL_HEARTBEAT = timedelta(seconds=480)
 # What a profile names makes way for a shorter one of these that is asked for.
 _WITHIN = {"compile": ("soft", "process_group"), "steady_process_group": ("process_group",)}
+_MOST_SECONDS = 10**9  # 30 years: what a timedelta takes, by far
 _FALSE = ("0", "n", "no", "f", "false")
 
 
@@ -200,7 +202,8 @@ def _blocks(around: Surroundings) -> bool:
 
 def _nccl_heartbeat(around: Surroundings) -> timedelta:
     text = around.environ.get(order.HEARTBEAT_VARIABLE, "")
-    return timedelta(seconds=int(text)) if text.isdecimal() else _NCCL_HEARTBEAT
+    seconds = whole_number(text, _MOST_SECONDS)
+    return _NCCL_HEARTBEAT if seconds is None else timedelta(seconds=seconds)
 
 
 def _left_by_scheduler(around: Surroundings) -> timedelta | None:

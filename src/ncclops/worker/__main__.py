@@ -16,6 +16,7 @@ from ncclops import capture
 from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
+from ncclops.record import worker_record
 from ncclops.record.variables import RESTART, RUN_DIR
 from ncclops.record.worker_commands import AbortCommand, TightenCommand
 from ncclops.timeouts import handed_over
@@ -23,6 +24,7 @@ from ncclops.worker import (
     agent_commands,
     attached,
     exiting,
+    fork_server,
     group_defaults,
     last_resort,
     log_output,
@@ -38,6 +40,8 @@ from ncclops.worker.start_up import StartUp
 from ncclops.worker.timeout_phases import TimeoutPhases
 from ncclops.worker.waits import Waits
 
+fork_server.serve_if_asked()  # returns in workers alone
+worker_record.own_rank()
 exiting.watch()
 parent_death.tie_to_agent()
 log_output.keep_printing()

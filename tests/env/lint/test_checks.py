@@ -51,7 +51,7 @@ def found(where: Circumstances = NOWHERE, /, **environ: str) -> dict[str, LintFi
         ("NCCL_BUFFSIZE", "4M", "NCCL reads 4 and ignores the rest"),
         ("NCCL_IB_TIMEOUT", "50", "above 31"),
         ("NCCL_IB_QPS_PER_CONNECTION", "0", "below 1"),
-        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "-5", "below 1"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "-5", "below 0"),
         ("TORCH_NCCL_BLOCKING_WAIT", "on", "torch raises an error"),
         ("TORCH_FR_BUFFER_SIZE", "abc", "is not a whole number"),
         ("TORCH_CPP_LOG_LEVEL", "debug", "is not one of INFO, WARNING"),

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ncclops.env.lint import Setting
 from ncclops.env.lint.jobs import features, node_count
 from ncclops.env.lint.parse import Format, guess_format, parse
+from ncclops.env.lint.shell import _Reader
+from ncclops.env.lint.syntax import Block
 
 
 def shell(text: str) -> dict[str, str | None]:
@@ -191,3 +193,34 @@ def test_what_a_script_shows_about_its_job() -> None:
     assert features("# torchrun would be\npython t.py") == frozenset()
     assert features("t.py --tensor-model-parallel-size 4") == {"tensor-parallel"}
     assert features("t.py --tensor-model-parallel-size 1") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "body", ["for i in a; do", "while :; do", "if :; then", "(", "case a in b)"]
+)
+def test_a_function_has_any_compound_command_as_its_body_and_is_read_once(body: str) -> None:
+    """Read twice at each level, these would take longer than anybody waits."""
+    text = "export NCCL_DEBUG=WARN\n" + f"f() {body}\n" * 60
+    assert [setting.name for setting in parse(text, "shell")] == ["NCCL_DEBUG"]
+
+
+def test_a_function_within_a_function_that_nothing_calls_is_read() -> None:
+    text = "f() {\n  g() (\n    export NCCL_DEBUG=WARN\n  )\n}\n"
+    assert [(setting.name, setting.line) for setting in parse(text, "shell")] == [("NCCL_DEBUG", 3)]
+
+
+def test_quoted_commands_do_not_read_the_functions_around_them_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the time would be that of functions times commands."""
+    read: list[Block] = []
+    alone = _Reader._alone
+
+    def counted(reader: _Reader, body: Block) -> None:
+        read.append(body)
+        alone(reader, body)
+
+    monkeypatch.setattr(_Reader, "_alone", counted)
+    functions = "".join(f"f{i}() {{\n  export NCCL_DEBUG=WARN\n}}\n" for i in range(20))
+    parse(functions + 'bash -c "export A=1; python t.py"\n' * 20, "shell")
+    assert len(read) == 20

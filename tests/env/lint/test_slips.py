@@ -9,7 +9,6 @@ import pytest
 from ncclops.env.lint import Circumstances, LintFinding, known_ids, lint
 from ncclops.env.lint.parse import Format, read
 from ncclops.env.lint.repairs import difference, repaired
-from ncclops.env.lint.sarif import sarif
 from ncclops.env.lint.slips import SLIP_IDS
 
 WHERE = Circumstances(torch="2.9.0", nccl="2.27.5")
@@ -38,6 +37,11 @@ def ids(text: str, kind: Format = "shell") -> set[str]:
         ("srun --export=NCCL_DEBUG=WARN t\n", "only-these-exported", 1),
         ("#SBATCH --export=ALL,NCCL_DEBUG=WARN\n#SBATCH --export=ALL,A=1\n",
          "export-overwritten", 1),
+        ("sbatch --export=NCCL_DEBUG=WARN job.sh\n", "only-these-exported", 1),
+        ("export UCX_TLS=self, tcp\n", "split-assignment", 1),
+        ("export NCCL_SOCKET_IFNAME=eth0,eth1, eth2\n", "split-assignment", 1),
+        ("\nexport NCCL_IB_HCA=mlx5_0:1 mlx5_1:1\n", "split-assignment", 2),
+        ("SINGULARITYENV_NCCL_DEBUG=WARN\nsingularity exec i.sif t\n", "not-exported", 1),
         ("torchrun t.py\nexport NCCL_DEBUG=WARN\n", "set-after-job", 2),
         ("export NCLL_DEBUG=WARN\npython t.py\n", "unknown-name", 1),
         ("export nccl_debug=WARN\npython t.py\n", "unknown-name", 1),
@@ -60,6 +64,14 @@ def test_what_is_meant_and_does_not_come_about(text: str, rule: str, line: int) 
         "#SBATCH --export=NONE\nsrun --export=ALL t\n",
         "torchrun t.py\nexport NCCL_DEBUG=WARN\ntorchrun u.py\n",
         "python prepare.py\nexport NCCL_DEBUG=WARN\n./train\n",
+        "export UCX_TLS=self NCCL_DEBUG\npython t.py\n",
+        "export NCCL_IB_HCA=mlx5_0 # mlx5_1\npython t.py\n",
+        'export NCCL_IB_HCA="mlx5_0," MORE\npython t.py\n',
+        "APPTAINERENV_NCCL_DEBUG=WARN\nexport APPTAINERENV_NCCL_DEBUG\napptainer exec i.sif t\n",
+        "APPTAINERENV_NCCL_DEBUG=WARN apptainer exec i.sif t\n",
+        "set -a\nAPPTAINERENV_NCCL_DEBUG=WARN\napptainer exec i.sif t\n",
+        "sbatch --export=ALL,NCCL_DEBUG=WARN job.sh\nsbatch --export=NONE job.sh\n",
+        "export NCCL_PLUGIN_HOME=/opt/x NCCL_OWN_DIR=/y\npython t.py\n",
         "# export NCCL_DEBUG = WARN\necho 'export NCCL_DEBUG = WARN'\n",
         "export RCCL_X=1 HCCL_DEBUG=1 nccl_dir=/x\npython t.py\n",
         "export NCCL_DEBUG=WARN\n. other.sh\n",
@@ -77,6 +89,8 @@ def test_what_is_right_or_cannot_be_known(text: str) -> None:
     [
         ("CUDA_VISIBLE_DEVICES", "0-7"),
         ("CUDA_VISIBLE_DEVICES", "0 1 2"),
+        ("CUDA_VISIBLE_DEVICES", "all"),
+        ("NCCL_NET", "IB:mlx5_0,mlx5_1"),
         ("CUBLAS_WORKSPACE_CONFIG", "4096:8"),
         ("NCCL_IB_HCA", "mlx5_0 mlx5_1"),
         ("NCCL_SOCKET_IFNAME", "eth0 eth1"),
@@ -120,6 +134,7 @@ def test_under_rocm_a_near_match_is_told_and_other_names_are_not() -> None:
         ("NCCL_SHM_DISABLE=true python t.py\n", "NCCL_SHM_DISABLE=1 python t.py\n"),
         ("export NCCL_NET_GDR_LEVEL=pix\n", "export NCCL_NET_GDR_LEVEL=PIX\n"),
         ("export CUBLAS_WORKSPACE_CONFIG=16:8\n", "export CUBLAS_WORKSPACE_CONFIG=:16:8\n"),
+        ("export UCX_TLS=self, tcp\n", "export UCX_TLS=self,tcp\n"),
         ('export NCCL_IB_HCA="mlx5_0 mlx5_1"\n', 'export NCCL_IB_HCA="mlx5_0,mlx5_1"\n'),
     ],
 )
@@ -148,17 +163,33 @@ def test_a_repair_in_yaml_stays_in_its_line() -> None:
     assert mended == text.replace('"no"', '"0"')
 
 
-def test_sarif_has_what_the_format_requires() -> None:
-    findings = found("export NCCL_DEBUG=LOUD\nexport NCLL_DEBUG=1\npython t.py\n")
-    document = sarif([("a b/job.sh", findings), ("/x.sh", [])])
-    assert document["version"] == "2.1.0"
-    (run,) = document["runs"]
-    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    assert len(run["results"]) == len(findings) == 2
-    for result, finding in zip(run["results"], findings, strict=True):
-        assert rules[result["ruleIndex"]] == result["ruleId"] == finding.rule
-        assert result["level"] in ("error", "warning", "note")
-        assert finding.message in result["message"]["text"]
-        place = result["locations"][0]["physicalLocation"]
-        assert place["artifactLocation"]["uri"] == "a%20b/job.sh"
-        assert place["region"]["startLine"] == finding.line
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("FI_CXI_RDV_PROTO", True),
+        ("FI_EFA_USE_DEVICE_RDMAS", True),
+        ("FI_EFA_USE_DEVICE_RDMB", False),  # libfabric has more names than the catalogue
+        ("FI_MY_OWN", False),
+    ],
+)
+def test_a_letter_too_many_or_too_few_in_a_name_of_libfabric(name: str, told: bool) -> None:
+    assert ("unknown-name" in ids(f"export {name}=1\npython t.py\n")) is told
+
+
+@pytest.mark.parametrize(
+    "command",
+    ['[ -f "$X" ] || exit 3', 'if [[ "$X" == a ]]; then Y=b; fi', 'cd "$X"', 'mkdir -p "$X"'],
+)
+def test_tests_and_files_are_no_job_that_exports_could_be_behind(command: str) -> None:
+    assert ids(f"{command}\nexport NCCL_DEBUG=WARN\n") == set()
+
+
+def test_the_line_of_a_variable_in_a_quoted_command_that_goes_on() -> None:
+    text = 'srun bash -c "\n  export A=1 \\\n    NCLL_DEBUG=WARN \\\n    B=2\n  python t.py"\n'
+    assert [f.line for f in found(text) if f.rule == "unknown-name"] == [3]
+
+
+def test_what_a_script_writes_for_workers_of_ray_is_read() -> None:
+    text = 'cat > "$D/runtime_env.json" <<EOF\n{"env_vars":\n{"NCLL_DEBUG": "1", "A": "$B"}}\nEOF\n'
+    assert [f.line for f in found(text) if f.rule == "unknown-name"] == [3]
+    assert ids(text.replace("runtime_env", "model")) == set()

@@ -38,6 +38,8 @@ _CATALOGUE = "the catalogue"
 _NOT_POISON = frozenset({"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "NCCL_ALGO"})
 _BLANKS = re.compile(r"[\w:.-]+(?: +[\w:.-]+)+")
 _OF_SCRIPTS = ("build", "nccl-tests")
+# Where something lies, or what is to be built: a script's own, or a build's.
+_PLACES = re.compile(r".*_(?:HOME|ROOT|DIR|PREFIX|INCLUDE|LIB|REPO|BRANCH|COMMIT|TAG|URL|IMAGE)")
 _SWITCHES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 # Checks of words; a number may have spaces around it, a word may not.
 _WORDS = frozenset({"choices", "list_of", "words"})
@@ -89,8 +91,12 @@ def _unknown(setting: Setting, where: Circumstances) -> Iterator[LintFinding]:
     if not setting.exported or setting.expanded:  # what a script expands itself is its own
         return
     near = nearest_names(name) if is_covered(name) else _misspelt_prefix(name)
+    is_place = _PLACES.fullmatch(name) is not None
+    if is_place:
+        near = tuple(other for other in near if _is_slip_of(name, other))
     # plugins, and AMD's fork, read names that the catalogue does not have
-    if not near and (not is_covered(name) or is_of_plugin(name) or "rocm" in where.uses):
+    of_others = is_of_plugin(name) or is_place or "rocm" in where.uses
+    if not near and (not is_covered(name) or of_others):
         return
     meant = f"did you mean {' or '.join(near)}?" if near else "check its spelling"
     message = f"{name} is not known: nothing in the catalogue reads it"
@@ -106,9 +112,27 @@ def _misspelt_prefix(name: str) -> tuple[str, ...]:
         if name.startswith(wrong):
             meant = right + name.removeprefix(wrong)
             return (meant,) if meant in catalogue() else ()
+    if name.startswith("FI_"):
+        return _one_letter_off(name)
     upper = name.upper()
     variable = catalogue().get(upper) if name.islower() and is_covered(upper) else None
     return (upper,) if variable and variable.component not in _OF_SCRIPTS else ()
+
+
+def _one_letter_off(name: str) -> tuple[str, ...]:
+    """The libfabric variable that has one letter more or less than ``name``.
+
+    libfabric has more names than the catalogue; another letter may make another of them (TX, RX).
+    """
+    for other, variable in catalogue().items():
+        longer, shorter = sorted((name, other), key=len, reverse=True)
+        if (
+            variable.component == "libfabric"
+            and len(longer) == len(shorter) + 1
+            and any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+        ):
+            return (other,)
+    return ()
 
 
 def _is_slip_of(name: str, meant: str) -> bool:

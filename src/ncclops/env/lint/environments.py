@@ -125,6 +125,11 @@ class Scope:
             self._state.exported[name] = replace(plain, exported=True)
             self._state.changed = True
 
+    @property
+    def exports_all(self) -> bool:
+        """Whether what is assigned reaches programs without more (``set -a``)."""
+        return self._state.export_all
+
     def export_all(self) -> None:
         self._state.export_all = True
 

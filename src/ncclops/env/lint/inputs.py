@@ -30,11 +30,12 @@ _FILL = {"run_dir": "/run-dir", "rank_dir": "/run-dir/ranks/0"}
 
 @dataclass(frozen=True)
 class LintedFile:
-    """The text of a file (``-`` is standard input) and what kind of file it is."""
+    """The text of a file (``-`` is standard input), what kind of file it is, and its bytes."""
 
     name: str
     text: str
     kind: Format
+    raw: bytes
 
     def settings(self, text: str, where: Circumstances) -> Linted:
         """What ``text`` sets as a file of this kind, and what it says about its job."""
@@ -47,8 +48,9 @@ def open_file(name: str, kind: str | None) -> LintedFile:
     chosen = next((known for known in FORMATS if known == kind), None)
     if kind is not None and chosen is None:
         raise UsageError(f"--format {kind}: choose {', '.join(FORMATS)}")
-    text = _text(name, path)
-    return LintedFile(name, text, chosen or guess_format(path, text))
+    raw = _read(name, path)
+    text = raw.decode(errors="replace")
+    return LintedFile(name, text, chosen or guess_format(path, text), raw)
 
 
 def of_file(name: str, kind: str | None, where: Circumstances) -> Linted:
@@ -104,7 +106,7 @@ def under_profile(profile: Profile, where: Circumstances) -> Circumstances:
     )
 
 
-def _text(name: str, path: Path) -> str:
+def _read(name: str, path: Path) -> bytes:
     try:
         raw = read_stdin(_MOST_BYTES) if name == "-" else read_regular(path, _MOST_BYTES)
     except OSError as error:
@@ -113,4 +115,4 @@ def _text(name: str, path: Path) -> str:
         raise UsageError(
             f"{name}: cannot be read: it is not UTF-8 text; convert it (iconv -t UTF-8)"
         )
-    return raw.decode(errors="replace")
+    return raw

@@ -12,7 +12,8 @@ _MARKS = {
     "ucc": r"--(?:distributed|dist)[-_]backend[= ]+ucc\b",
     "torchrun": r"\btorchrun\b|torch\.distributed\.(?:run|launch)\b",
     "ras-polling": r"\bncclras\b|\b28028\b",
-    "rocm": r"\brocm\b|\brccl\b|\bRCCL_|\bHIP_VISIBLE_DEVICES\b|\bHSA_",
+    "rocm": r"(?i:rocm|librccl|\brccl)|\bRCCL_|\bHIP_[A-Z]|\bHSA_|\bROCR_VISIBLE_DEVICES\b"
+    r"|\bPYTORCH_HIP_ALLOC_CONF\b|\bMI[23]\d\d[AX]\b|\bgfx9\d\w\b",
     "net-plugin": r"\bFI_PROVIDER\b|\bFI_EFA_|\bOFI_NCCL_|\baws-ofi|\bgIB\b|fastrak|tcpx|\bcxi\b"
     r"|libfabric",
 }

@@ -135,6 +135,8 @@ def _embedded_format(name: str) -> Format | None:
         return "shell"
     if file.startswith("Dockerfile"):
         return "dockerfile"
+    if file.startswith("runtime_env") and suffix == ".json":
+        return "yaml"  # what Ray hands to its workers; other JSON that scripts write is anybody's
     return _SUFFIXES.get(suffix) if suffix not in (".conf", ".json") else None
 
 

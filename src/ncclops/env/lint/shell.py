@@ -20,7 +20,7 @@ from ncclops.env.lint.syntax import (
     Pipeline,
     parse_script,
 )
-from ncclops.env.lint.words import NAME, HereDocument, Word, words_of
+from ncclops.env.lint.words import NAME, HereDocument, Word, script_of, words_of
 
 _EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _PREFIXES = frozenset({"exec", "nohup", "time", "sudo", "command", "nice", "eval", "stdbuf", "-"})
@@ -33,6 +33,12 @@ _JOB = re.compile(
     r"|taskset|julia|flux|prterun|modal|sky|hydra|bash|sh|zsh|\S+\.(?:sh|py|bash|exe|x)"
 )
 _PRINTS = frozenset({"echo", "printf", "cat", "tee", "log", "info", "warn", "die", "grep", "sed"})
+# What needs no setting of ours, whatever its arguments are: it is no job.
+_HOUSEKEEPING = frozenset(
+    {"[", "[[", "test", "let", "read", "shift", "source", ".", "cd", "pushd", "popd", "mkdir", "rm"}
+    | {"cp", "mv", "ln", "ls", "touch", "chmod", "chown", "sleep", "wait", "kill", "module", "ml"}
+    | {"ulimit", "shopt", "which", "type", "hostname", "date", "wget", "curl", "git", "tar", "pip"}
+)
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "parallel-ssh", "pssh", "mpssh"})
 _BUNDLE_NAME = re.compile(rf"\$\{{?({NAME})(?:\[[@*]\])?[}}:+\-?@]?")
@@ -41,6 +47,8 @@ _HOLDS_COMMANDS = re.compile(
     rf"\s*(?:export|env|set|setenv)\s|\s*{NAME}=\S*[\s;]+\S|[^\n]*[;&|\n]\s*(?:export|env)\s"
 )
 _MOST_CALLS = 1000
+# Functions within functions, and calls within calls, that are followed.
+_DEEPEST = 8
 
 
 def read_shell(text: str, found: Found, begin: Iterable[Setting] = (), line: int = 1) -> None:
@@ -56,12 +64,22 @@ class _Reader:
         self.scope, self.depth = scope, depth
         self.functions: dict[str, Block] = {}
         self.called: set[str] = set()
+        # What ``APPTAINERENV_NAME=…`` sets for containers, until it is exported.
+        self.for_containers: dict[str, Setting] = {}
         self.calls = 0
 
     def read(self, text: str, line: int) -> None:
         self.block(parse_script(text, line))
+        self._uncalled()
+        self.scope.found.slips.extend(
+            slips.kept_from_container(name, setting.name, setting.line)
+            for name, setting in self.for_containers.items()
+            if is_setting_of_interest(setting.name)
+        )
+
+    def _uncalled(self) -> None:
         for name, body in list(self.functions.items()):
-            if name not in self.called:
+            if name not in self.called and self.depth < _DEEPEST:
                 self._alone(body)
 
     def _alone(self, body: Block) -> None:
@@ -71,6 +89,7 @@ class _Reader:
         choices = scope.alternatives(complete=True)
         with choices.branch():
             reader.block(body)
+        reader._uncalled()
 
     def block(self, block: Block) -> None:
         before: Node | None = None
@@ -176,7 +195,7 @@ class _Reader:
     def _call(self, name: str) -> None:
         self.called.add(name)
         self.calls += 1
-        if self.calls <= _MOST_CALLS and self.depth < 8:
+        if self.calls <= _MOST_CALLS and self.depth < _DEEPEST:
             self.depth += 1
             self.block(self.functions[name])
             # ``return`` ends the function, not the script; what it had set stays.
@@ -190,7 +209,11 @@ class _Reader:
         line = word.line + word.raw[: word.raw.find("=") + 1].count("\n")
         prefixed = re.fullmatch(rf"(?:APPTAINERENV|SINGULARITYENV)_({NAME})", name)
         if prefixed:
-            self.scope.bundle("apptainer", [Setting(prefixed[1], value, line)], more=True)
+            inner = Setting(prefixed[1], value, line)
+            if exported or self.scope.exports_all:
+                self.scope.bundle("apptainer", [inner], more=True)
+            else:
+                self.for_containers[name] = inner
             return
         if not exported and not plus and self._holds_more(name, text, word):
             return
@@ -237,6 +260,9 @@ class _Reader:
                 self._assign(match[1] + match[2], match[3], word, is_export)
             elif is_export and re.fullmatch(NAME, word.text):
                 self.scope.export(word.text)
+                if word.text in self.for_containers:
+                    setting = self.for_containers.pop(word.text)
+                    self.scope.bundle("apptainer", [setting], more=True)
 
     def _keep_or_set(self, words: Sequence[Word]) -> None:
         """``: ${NAME:=VALUE}``: what is there stays; otherwise this is the value."""
@@ -277,7 +303,10 @@ class _Reader:
         bundles = [m[1] for word in words for m in _BUNDLE_NAME.finditer(word.raw)]
         if name in ("apptainer", "singularity"):
             bundles.append("apptainer")
-        self.scope.late.clear()
+        if name in _HOUSEKEEPING and not given:
+            bundles = []
+        else:
+            self.scope.late.clear()
         if given or bundles or _JOB.fullmatch(name) or words[0].raw[:1] == "$":
             self._start(name, rest, given, bundles)
         for position, word in enumerate(rest[1:], start=1):
@@ -290,7 +319,7 @@ class _Reader:
         """A program starts; what Slurm does not hand on, or a container lacks, is not there."""
         alone = [word for word in rest if re.match(r"--export=(?!ALL\b|\$)", word.text)]
         cut_off = name in ("srun", "sbatch") and bool(alone)
-        if cut_off and name == "srun" and any(is_setting_of_interest(s.name) for s in given):
+        if cut_off and any(is_setting_of_interest(s.name) for s in given):
             named = [s for s in given if s.line == alone[0].line]
             self.scope.found.slips.append(slips.only_these(named, alone[0].line, "--export"))
         isolated = name in ("docker", "podman", "nerdctl", "qsub", "kubectl", "sbatch", "bsub")
@@ -302,11 +331,14 @@ class _Reader:
         """A command line in quotes, for a shell of its own."""
         if self.depth >= 4:
             return
+        if text == word.text:
+            text = script_of(word)
         with self.scope.part():
             reader = _Reader(self.scope, self.depth + 1)
             for setting in begin:
                 self.scope.assign_again(setting)
             reader.functions = dict(self.functions)
+            reader.called = set(self.functions)  # whoever defines them reads them
             reader.read(text, word.line)
 
     def _document(self, document: HereDocument, command: Command) -> None:

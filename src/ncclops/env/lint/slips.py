@@ -18,12 +18,16 @@ SLIP_IDS = (
     "set-after-job",
     "split-assignment",
 )
+# Variables whose values are lists, and what an entry of one looks like.
+_LISTS = re.compile(r".*(?:_HCA|_IFNAME|_TLS|_NET_DEVICES|_VISIBLE_DEVICES|_ALGO|_PROTO|_SUBSYS)")
+_ENTRY = re.compile(r"[\w.:^-]*[a-z0-9][\w.:-]*,?")
 _BASH = "POSIX shell"
+_APPTAINER = "Apptainer user guide, environment and metadata"
 _SLURM = "Slurm, sbatch and srun --export"
 
 
 def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
-    """``export A = 1``, ``export A= 1``, ``export $A=1``."""
+    """``export A = 1``, ``export A= 1``, ``export $A=1``, ``export A=x, y``."""
     for position, word in enumerate(words[1:], start=1):
         following = words[position + 1] if position + 1 < len(words) else None
         bare = word.text.removesuffix("=")
@@ -39,7 +43,34 @@ def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
         if split and following is not None and is_setting_of_interest(bare):
             third = words[position + 2].raw if position + 2 < len(words) else ""
             yield _split(bare, word, following, third)
+        elif following is not None:
+            yield from _cut_list(word, following)
         yield from _expanded(word)
+
+
+def _cut_list(word: Word, following: Word) -> Iterator[LintFinding]:
+    """``A=x, y`` and ``A=x y``: the list ends at the blank."""
+    match = ASSIGNMENT.fullmatch(word.text)
+    if match is None or not match[3] or word.quoted or following.quoted:
+        return
+    name, value = match[1], match[3]
+    goes_on = value.endswith(",") or not re.fullmatch(NAME, following.text)
+    if (
+        is_setting_of_interest(name)
+        and _LISTS.fullmatch(name)
+        and goes_on
+        and _ENTRY.fullmatch(following.raw)
+    ):
+        yield LintFinding(
+            "split-assignment",
+            "error",
+            (name,),
+            f"{name}: the blank ends the value, which is {value!r} then",
+            "write the list without blanks, with commas",
+            _BASH,
+            word.line,
+            (f"{word.raw} {following.raw}", f"{word.raw.removesuffix(',')},{following.raw}"),
+        )
 
 
 def of_command(words: Sequence[Word]) -> Iterator[LintFinding]:
@@ -82,6 +113,20 @@ def _expanded(word: Word) -> Iterator[LintFinding]:
             word.line,
             (match[0], f"{match[1]}="),
         )
+
+
+def kept_from_container(name: str, variable: str, line: int) -> LintFinding:
+    """``APPTAINERENV_A=1`` that no export follows."""
+    return LintFinding(
+        "not-exported",
+        "note",
+        (name, variable),
+        f"{name} is assigned and not exported here, so the container has no {variable} of it unless"
+        " it was exported before",
+        f"export {name}",
+        _APPTAINER,
+        line,
+    )
 
 
 def cut_off(words: Sequence[Word], names: Sequence[str]) -> LintFinding:

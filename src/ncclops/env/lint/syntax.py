@@ -257,11 +257,19 @@ class _Parser:
             if self._operator() == "(":
                 self.at += 2
             self._newlines()
-            body = self._compound()
-            if isinstance(body, Block):
-                return Function(word, body)
+            # any compound command is a body: what has been read once is never read again
+            body = self._body_of_function()
+            if body is not None:
+                return Function(word, body if isinstance(body, Block) else Block([body]))
         self.at = at
         return None
+
+    def _body_of_function(self) -> Node | None:
+        self.depth += 1
+        try:
+            return self._compound() if self.depth <= _DEEPEST else None
+        finally:
+            self.depth -= 1
 
     def _simple(self, only_redirections: bool = False) -> Command:
         command = Command()

@@ -296,6 +296,13 @@ def _in_double_quotes(inner: str) -> tuple[str, bool]:
     return re.sub(r"\\(\n|[\"\\$`])", lambda m: "" if m[1] == "\n" else m[1], value), known
 
 
+def script_of(word: Word) -> str:
+    """The text of a quoted word for a shell of its own; lines that go on stay lines."""
+    if "\\\n" not in word.raw or len(word.raw) < 2 or word.raw[0] + word.raw[-1] != '""':
+        return word.text
+    return re.sub(r"\\(\n|[\"\\$`])", lambda m: m[0] if m[1] == "\n" else m[1], word.raw[1:-1])
+
+
 def tokens_of(text: str, line: int = 1) -> list[Token]:
     """All tokens of ``text``, whose first line has the number ``line``. Comments are left out."""
     return list(_Lexer(text, line).tokens())

@@ -68,6 +68,8 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
         return
     if wanted is not None and found < wanted:
         yield check.bad(HOST, f"{found}{lost}, and the lane needs {wanted}")
+    elif listed > found and _is_given_some(node):
+        yield check.unknown(HOST, f"{found}{lost}; the job may have been given no more")
     elif listed > found and not in_container(node.files):
         yield check.bad(HOST, f"{found}{lost}")
     elif wanted is None and not listed:
@@ -357,10 +359,16 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     for line in node.log.lines:
         if (match := _NARROW.search(line.text)) and int(match[2]) < int(match[3]):
             narrow[match[1]] = f"x{match[2]} of x{match[3]} by the kernel log"
+    boards = tuple(check.words("boards"))
     for gpu in _answering(node):
         width, most = gpu.pcie_width, gpu.pcie_width_max
+        usual = max(o.pcie_width or 0 for o in _answering(node) if o.name == gpu.name)
         if width and most and width < most:
-            yield check.bad(_name(gpu), f"x{width} of x{most}")
+            said = f"x{width} of x{most}"
+            if width < usual or any(re.search(name, gpu.name or "") for name in boards):
+                yield check.bad(_name(gpu), said)
+            else:  # a slot, or two that share the lanes of one
+                yield check.warn(_name(gpu), f"{said}; perhaps its slot has no more")
         elif gpu.pci in narrow and not is_virtual(node.files):
             yield check.warn(_name(gpu), narrow[gpu.pci])
         elif width and most:
@@ -418,6 +426,15 @@ def _bound(node: Node) -> bool:
     """Whether a PCI function is in the driver's hands."""
     found = node.files.matching(r"sys/bus/pci/devices/[^/]+/driver")
     return any((text or "").endswith("/nvidia") for _, text in found)
+
+
+def _is_given_some(node: Node) -> bool:
+    """Whether this runs in a job of Slurm, which may show it some of the GPUs only.
+
+    ConstrainDevices in cgroup.conf; the driver's list has all of them nevertheless.
+    """
+    own = node.files.text("proc/self/cgroup") or ""
+    return "slurm" in own or "SLURM_JOB_ID" in node.environ
 
 
 def _may_lack(node: Node) -> bool:

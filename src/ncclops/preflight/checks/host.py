@@ -25,6 +25,7 @@ from ncclops.preflight.checks.look import (
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Node
 from ncclops.profiles.versions import release
+from ncclops.whole_numbers import whole_number
 
 _IPC_LOCK, _SYS_NICE = 14, 23  # of linux/capability.h
 
@@ -55,7 +56,10 @@ def shm(check: Check, node: Node) -> Iterator[Finding]:
     if not whole:
         yield check.unknown(HOST, "no mount of /dev/shm is to be seen")
     elif whole < least:
-        yield check.bad(HOST, size(whole))
+        # Half of a small machine's memory, as by default, is no mistake of whoever mounted it.
+        memory = _memory(node.files)
+        is_small = memory is not None and whole >= memory * 0.45 and not node.gpus
+        yield check.warn(HOST, size(whole)) if is_small else check.bad(HOST, size(whole))
     elif free is not None and free < least:
         yield check.bad(HOST, f"{size(free)} free of {size(whole)}")
     elif whole < check.limit("bytes"):
@@ -98,10 +102,10 @@ def pids(check: Check, node: Node) -> Iterator[Finding]:
     """The tightest of all limits on threads, by the room that it leaves."""
     files, rooms = node.files, list[tuple[int, str]]()
     for path, text in files.matching(r"sys/fs/cgroup/.*pids\.max|sys/fs/cgroup/pids\.max"):
-        if text is not None and text.isdecimal():
+        if text is not None and (most := whole_number(text)) is not None:
             used = files.number(path.removesuffix("max") + "current") or 0
-            used = used if used <= int(text) else 0
-            rooms.append((int(text) - used, f"/{path} {text}, {used} in use"))
+            used = used if used <= most else 0
+            rooms.append((most - used, f"/{path} {text}, {used} in use"))
     threads = re.match(r"\S+ \S+ \S+ \d+/(\d+)", files.text("proc/loadavg") or "")
     running = int(threads[1]) if threads else 0
     for name in ("pid_max", "threads-max"):
@@ -402,6 +406,12 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def _memory(files: Files) -> int | None:
+    """The machine's memory, in bytes."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", files.text("proc/meminfo") or "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
 def _mounted_size(files: Files) -> int | None:
     """What the list of mounts says of ``/dev/shm``; half of the memory where it says nothing."""
     mounts = files.text("proc/self/mounts") or files.text("proc/mounts") or ""
@@ -413,8 +423,7 @@ def _mounted_size(files: Files) -> int | None:
     if not options:
         return None
     match = re.search(r"(?:^|,)size=(\d+)([kmgKMG%]?)", options[-1])
-    memory = re.search(r"^MemTotal:\s+(\d+) kB", files.text("proc/meminfo") or "", re.MULTILINE)
-    total = int(memory[1]) * 1024 if memory else None
+    total = _memory(files)
     if match is None:
         return None if total is None else total // 2
     if match[2] == "%":

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Node
+from ncclops.whole_numbers import whole_number
 
 # A check's rule: what it finds on a node.
 Rule = Callable[[Check, Node], Iterator[Finding]]
 
 HOST = "host"
 UNLIMITED = 1 << 62
+_MOST_CPUS = 1 << 20  # the kernel has 8,192 at most
 
 
 def uses_rdma(node: Node) -> bool:
@@ -28,7 +30,7 @@ def soft_limit(files: Files, label: str) -> int | None:
         return None
     if match[1] == "unlimited":
         return UNLIMITED
-    return int(match[1]) if match[1].isdecimal() else None
+    return whole_number(match[1])
 
 
 def is_virtual(files: Files) -> bool:
@@ -52,9 +54,10 @@ def cpu_list(text: str | None) -> frozenset[int]:
     found: set[int] = set()
     for part in filter(None, (text or "").strip().split(",")):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or "0").isdecimal():
+        begin, end = whole_number(first, _MOST_CPUS), whole_number(last or first, _MOST_CPUS)
+        if begin is None or end is None:
             return frozenset()
-        found.update(range(int(first), int(last or first) + 1))
+        found.update(range(begin, end + 1))
     return frozenset(found)
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclops.preflight.catalogue import Check
-from ncclops.preflight.checks.look import HOST, Rule, some, uses_rdma
+from ncclops.preflight.checks.look import HOST, Rule, in_container, some, uses_rdma
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Nic, Node
+from ncclops.whole_numbers import whole_number
 
 # Below this probability chance does not explain what was counted: one false conviction in a
 # hundred thousand looks at a port that is exactly at its limit.
@@ -55,6 +56,10 @@ class Port:
     @property
     def layer(self) -> str:
         return self.text("link_layer") or ""
+
+    @property
+    def is_ethernet(self) -> bool:
+        return self.layer == "Ethernet"
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -129,12 +134,13 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
             yield check.unknown(each.name, "its state cannot be read")
         elif each.is_active and each.is_efa:
             yield check.unknown(each.name, "EFA says ACTIVE whatever the link does")
-        elif each.is_active and each.of_interface("operstate") == "down":
-            yield _graver(check, node, each.name, f"{state}, but its interface is down")
+        elif each.is_active and each.is_ethernet and each.of_interface("operstate") == "down":
+            # IP over InfiniBand may be off: RDMA does not need it.
+            yield _judged(check, node, each, f"{state}, but its interface is down")
         elif each.is_active:
             yield check.ok(each.name, f"{state}, {phys}")
         elif _meant_to_work(each, alike, node, check.limit("share")):
-            yield _graver(check, node, each.name, f"{state}, {phys}")
+            yield _judged(check, node, each, f"{state}, {phys}")
         elif "Disabled" in phys:
             yield check.unknown(each.name, f"{state}, {phys}: switched off, so perhaps not used")
         else:
@@ -145,16 +151,20 @@ def rate(check: Check, node: Node) -> Iterator[Finding]:
     """Against its kind, and what the lane needs."""
     active = [each for each in used(node) if each.is_active]
     kinds = _by_kind(active)
+    wanted = node.needs.rdma_gbps
     for each in active:
         speed, text = each.rate_gbps, each.text("rate") or ""
-        usual = _usual([o.rate_gbps for o in kinds[each.kind] if o.rate_gbps is not None])
-        wanted = node.needs.rdma_gbps
+        speeds = [o.rate_gbps for o in kinds[each.kind] if o.rate_gbps is not None]
+        usual = _usual(speeds)
         if speed is None:
             yield check.unknown(each.name, "the driver does not say")
         elif wanted is not None and speed < wanted:
-            yield _graver(check, node, each.name, f"{text}, and the lane needs {wanted} Gb/s")
+            yield _judged(check, node, each, f"{text}, and the lane needs {wanted} Gb/s")
         elif usual is not None and speed < usual:
-            yield _graver(check, node, each.name, f"{text}, others of its kind {usual:g} Gb/s")
+            said = f"{text}, others of its kind {usual:g} Gb/s"
+            # Of two that differ each may be as it is meant to be: two networks on one card.
+            is_odd = speeds.count(usual) > max(1, len(speeds) // 2)
+            yield _judged(check, node, each, said) if is_odd else check.warn(each.name, said)
         else:
             yield check.ok(each.name, text)
 
@@ -164,8 +174,10 @@ def number(check: Check, node: Node) -> Iterator[Finding]:
     wanted = node.needs.rdma_ports
     if wanted is None:
         return
-    active = sum(each.is_active for each in used(node))
-    said = f"{active} active, and the lane needs {wanted}"
+    least = node.needs.rdma_gbps or 0
+    active = sum(each.is_active and (each.rate_gbps or least) >= least for each in used(node))
+    fast = f" with {least} Gb/s" if least else ""
+    said = f"{active} active{fast}, and the lane needs {wanted}"
     yield check.ok(HOST, said) if active >= wanted else check.bad(HOST, said)
 
 
@@ -173,13 +185,13 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
     """Active RoCE ports; InfiniBand needs none of a type."""
     index = node.environ.get("NCCL_IB_GID_INDEX", "")
     for each in used(node):
-        if each.layer != "Ethernet" or not each.is_active:
+        if not each.is_ethernet or not each.is_active:
             continue
         top = f"{each.top}/gid_attrs/types"
         types = {name: each.nic.files.text(f"{top}/{name}") for name in each.nic.files.names(top)}
         if not any(types.values()):
             if f"{top}" in each.nic.files or types:
-                yield _graver(check, node, each.name, "no address")
+                yield _judged(check, node, each, "no address")
             else:
                 yield check.unknown(each.name, "the driver shows no types")
             continue
@@ -189,12 +201,12 @@ def gid(check: Check, node: Node) -> Iterator[Finding]:
             continue
         v2 = sorted(int(n) for n, t in types.items() if t and "v2" in t and n.isdecimal())
         if not v2:
-            yield _graver(check, node, each.name, "no address of type RoCE v2")
-        elif index.isdecimal() and int(index) not in v2:
+            yield _judged(check, node, each, "no address of type RoCE v2")
+        elif (number := whole_number(index)) is not None and number not in v2:
             said = types.get(index) or "nothing"
-            yield _graver(check, node, each.name, f"NCCL_IB_GID_INDEX={index} is {said}")
-        elif index.isdecimal() and each.text(f"gids/{index}") == _EMPTY_GID:
-            yield _graver(check, node, each.name, f"NCCL_IB_GID_INDEX={index} is empty")
+            yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is {said}")
+        elif number is not None and each.text(f"gids/{index}") == _EMPTY_GID:
+            yield _judged(check, node, each, f"NCCL_IB_GID_INDEX={index} is empty")
         else:
             yield check.ok(each.name, f"RoCE v2 at {', '.join(map(str, v2[:3]))}")
 
@@ -219,7 +231,7 @@ def counters(check: Check, node: Node) -> Iterator[Finding]:
         if uptime_s:
             odd += [f"{what} since boot" for what in _over(now, rare, uptime_s)]
         if bad:
-            yield _graver(check, node, each.name, f"{', '.join(bad)} in {seconds:.1f} s")
+            yield _judged(check, node, each, f"{', '.join(bad)} in {seconds:.1f} s")
         elif odd:
             yield check.warn(each.name, ", ".join(odd))
         else:
@@ -237,7 +249,7 @@ def carrier(check: Check, node: Node) -> Iterator[Finding]:
             continue
         if now > before:
             said = f"{now - before} changes in {each.nic.window_s:.1f} s"
-            yield _graver(check, node, each.name, said)
+            yield _judged(check, node, each, said)
         else:
             yield check.ok(each.name, f"{now} changes since boot, none now")
 
@@ -245,9 +257,9 @@ def carrier(check: Check, node: Node) -> Iterator[Finding]:
 def mtu(check: Check, node: Node) -> Iterator[Finding]:
     """Active RoCE ports of one kind."""
     found = [
-        (each, int(text))
+        (each, size)
         for each in used(node)
-        if each.is_active and (text := each.of_interface("mtu")) and text.isdecimal()
+        if each.is_active and (size := whole_number(each.of_interface("mtu") or ""))
     ]
     kinds = Counter(each.kind for each, _ in found)
     for each, size in found:
@@ -275,6 +287,8 @@ def verbs(check: Check, node: Node) -> Iterator[Finding]:
             yield _graver(check, node, nic.device, "no uverbs device")
         elif mine[0] in files:
             yield check.ok(nic.device, mine[0])
+        elif files and in_container(node.files):
+            yield check.warn(nic.device, f"/dev/infiniband/{mine[0]} is not in this container")
         elif files or node.real:
             yield _graver(check, node, nic.device, f"/dev/infiniband/{mine[0]} is not there")
         else:
@@ -313,7 +327,8 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     for each, width, most in known:
         usual = max(w for other, w, _ in known if other.kind == each.kind)
         if width < usual:
-            yield check.bad(each.nic.device, f"x{width}, others of its kind x{usual}")
+            said = f"x{width}, others of its kind x{usual}"
+            yield _judged(check, node, each, said, each.nic.device)
         elif width < most:
             yield check.warn(each.nic.device, f"x{width} of x{most}, like others of its kind")
         else:
@@ -372,6 +387,31 @@ def selects(setting: str, device: str, port: str) -> bool:
 def _graver(check: Check, node: Node, subject: str, read: str) -> Finding:
     """As grave as the catalogue has it; a warning where the lane makes no use of the ports."""
     return check.bad(subject, read) if uses_rdma(node) else check.warn(subject, read)
+
+
+def _judged(check: Check, node: Node, port: Port, read: str, subject: str = "") -> Finding:
+    """Likewise of one port; a warning also for one that the job may have no use for."""
+    if _is_aside(port, node):
+        return check.warn(subject or port.name, f"{read}; perhaps not meant for the job")
+    return _graver(check, node, subject or port.name, read)
+
+
+def _is_aside(port: Port, node: Node) -> bool:
+    """Whether a port is of another network than the job's: storage, or the front end.
+
+    One of Ethernet beside InfiniBand, or of a kind that is slower than another; not one that
+    somebody has named.
+    """
+    if node.environ.get("NCCL_IB_HCA"):
+        return False
+    others = used(node)
+    if port.is_ethernet and any(each.layer == "InfiniBand" for each in others):
+        return True
+    fastest: dict[tuple[str, ...], float] = {}
+    for each in others:
+        if each.is_active and each.rate_gbps:
+            fastest[each.kind] = max(fastest.get(each.kind, 0.0), each.rate_gbps)
+    return port.kind in fastest and fastest[port.kind] < max(fastest.values())
 
 
 def _by_kind(found: Sequence[Port]) -> dict[tuple[str, ...], list[Port]]:
@@ -446,7 +486,7 @@ def _usual(values: Sequence[float]) -> float | None:
 def _width(each: Port, name: str) -> int | None:
     text = each.device(f"device/{name}") or ""
     # 0 and 255 are what functions without a link of their own report.
-    return int(text) if text.isdecimal() and 0 < int(text) < 255 else None
+    return whole_number(text, 254) or None
 
 
 def _uptime_s(node: Node) -> float | None:

@@ -10,11 +10,14 @@
     probe      one connection, an exchange, and what the kernel said where that failed
     rounds     all edges of this host: the first round and, for suspects, the second
     machine    what this host tells the others of itself
+    relay      a way to the meeting past a firewall that drops answers
     meeting    how the hosts meet over the job's store: each speaks once a round, one answers all
     states     what became of each edge, from what all hosts saw; pure
     known      causes that need no probe: a host that did not come, two with one address; pure
+    replies    edges that fail for the rule of the opposite edge; pure
     explain    the smallest set of causes for all edges that failed; pure
     judge      all of it: what came of the meeting -> the verdict; pure
-    sentences  the verdict, for people
+    sentences  the causes of a verdict, for people
+    shown      the verdict as it is shown and handed over: table, JSON, reason, hosts
     run        from the first listener to the verdict, under one deadline
 """

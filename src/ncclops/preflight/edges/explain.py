@@ -22,6 +22,8 @@ _HOST_COST, _NAMED_COST, _FOUND_COST, _EDGE_COST = 1.0, 1.4, 2.2, 1.0
 # More edges than this without a common shape are one finding, not a list.
 MOST_EDGES = 8
 _MOST_GROUPS = 16
+# Of so many edges of one host that fail, while others work, the list is said in one.
+_STAR = 3
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,10 @@ def _candidates(
                     if max(len(first), len(second)) > 1:
                         label = f"{by}: {a}, {b}"
                         _group(consider, label, first, second, _NAMED_COST)
-    for first, second in _found_groups(hosts, out):
+                if len(first) > 1:
+                    _group(consider, f"{by}: {a}", first, everyone, _NAMED_COST)
+                    _group(consider, f"{by}: {a}", everyone, first, _NAMED_COST)
+    for first, second in (*_found_groups(hosts, out), *_stars(into, out)):
         _group(consider, "", first, second, _FOUND_COST)
     return made
 
@@ -176,6 +181,17 @@ def _found_groups(
         others = sorted(targets - set(members)) or sorted(targets)
         if len(members) >= 2 and len(others) >= 2:
             yield members, others
+
+
+def _stars(
+    into: Mapping[int, set[int]], out: Mapping[int, set[int]]
+) -> Iterable[tuple[list[int], list[int]]]:
+    """A host and some of the others: one finding, of which nobody is convicted."""
+    for host in sorted({*into, *out}):
+        if len(into.get(host, ())) >= _STAR:
+            yield sorted(into[host]), [host]
+        if len(out.get(host, ())) >= _STAR:
+            yield [host], sorted(out[host])
 
 
 def _between(first: Iterable[int], second: Iterable[int]) -> Iterable[Edge]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from ncclops.preflight.edges import known, schedule, states
+from ncclops.preflight.edges import known, replies, schedule, states, wire
 from ncclops.preflight.edges.explain import Claim, Edge, explain
 from ncclops.preflight.edges.interface import subnet
 from ncclops.preflight.edges.model import Cause, Facts, Outcome, Severity, Symptom, Verdict
-from ncclops.preflight.edges.rounds import NOTABLE_RTT_MS
+from ncclops.preflight.edges.rounds import NOTABLE_DATA_S, NOTABLE_RTT_MS
 from ncclops.preflight.edges.states import States
 
 # A round trip is slow at ten times the median of the cluster, if it is above what any network of
-# one building has; and always above this, which is another continent's, or a queue's.
-_SLOW_RATIO, _SLOW_MS = 10.0, 50.0
+# one building has. Where all of them are above this (a queue, another continent), all are slow.
+# And always by so many of the standard deviations that the hosts' medians have (by their MAD).
+_SLOW_RATIO, _SLOW_MS, _SLOW_SPREADS = 10.0, 50.0, 10.0
 _MATRIX_UP_TO = 64
 _NAMED = 16
+# Of all connections over the edges of a cause: above this a job would not come up.
+_MANY_LOST = 0.05
+_NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
 def judge(
@@ -31,7 +37,7 @@ def judge(
     seconds: float = 0.0,
 ) -> Verdict:
     """The verdict on ``hosts``, of which ``expected`` were to come and ``least`` are needed."""
-    out, causes = known.who_is_out(hosts, first)
+    out, causes = known.who_is_out(hosts, first, second)
     live = set(range(len(hosts))) - out
     found = states.settle(hosts, live, first, second)
     look = _Look(hosts, sorted(live), found, {n: each for n, each in first.items() if n in live})
@@ -66,8 +72,8 @@ def judge(
         missing=missing,
         expected=expected or len(hosts),
         edges=len(hosts) * (len(hosts) - 1),
-        failed_edges=len(found.dead | found.ports | found.large),
-        unknown_edges=len(found.unknown)
+        failed_edges=len(found.dead | found.ports | found.large | found.loss),
+        unknown_edges=len(found.unknown | (found.unsure - look.answers))
         + len(hosts) * (len(hosts) - 1)
         - len(live) * (len(live) - 1),
         rtt_ms=look.usual_ms,
@@ -90,27 +96,49 @@ class _Look:
         self._groups = _groups(hosts, live)
         usual = [each.rtt_ms for each in first.values() if each.rtt_ms >= 0]
         self.usual_ms = round(statistics.median(usual), 3) if usual else -1.0
-        limit = max(NOTABLE_RTT_MS, _SLOW_RATIO * max(0.0, self.usual_ms))
-        self._slow = {
-            edge
-            for edge, ms in found.rtt_ms.items()
-            if ms > min(limit, max(_SLOW_MS, NOTABLE_RTT_MS))
-        }
+        limit = _beyond(usual, NOTABLE_RTT_MS)
+        times = [found.rtt_ms.get(edge, -1.0) for edge in schedule.edges_between(live, live)]
+        if self.usual_ms > _SLOW_MS and min(times, default=0.0) > _SLOW_MS:
+            limit = _SLOW_MS
+        self._slow = {edge for edge, ms in found.rtt_ms.items() if ms > limit}
+        took = [each.data_s for each in first.values() if each.data_s >= 0]
+        self._usual_s = statistics.median(took) if took else 0.0
+        thin = _beyond(took, NOTABLE_DATA_S)
+        # Many round trips take long as well: what is slow is said to be, and no more.
+        slow = self._slow | {edge[::-1] for edge in self._slow}
+        self._thin = {edge for edge, took_s in found.data_s.items() if took_s > thin} - slow
+        self._answers = replies.answers(hosts, found)
+        self.answers = self._answers.keys()
 
     def causes(self) -> list[Cause]:
-        found = self._found
-        lost = found.dead | found.unknown
-        made = self._explained("dead", found.dead, lambda edge: edge in found.unknown)
-        made += self._explained("ports", found.ports, self._ports_unknown(found.ports, lost))
+        found, answers = self._found, self.answers
+        lost = found.dead | found.unknown | found.unsure | answers
+        doubtful = found.unknown | found.flaky | found.loss
+        dead, ports = found.dead - answers, found.ports - answers - found.unsure
+        made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
+        ports_doubtful = lost | found.flaky | found.loss
+        made += self._explained("ports", ports, self._ports_unknown(ports, ports_doubtful))
         stores = self._explained(
-            "ports", found.store_port, self._ports_unknown(found.store_port, lost), store=True
+            "ports",
+            found.store_port - found.unsure,
+            self._ports_unknown(found.store_port, lost),
+            store=True,
         )
         made += stores
         made += self._explained(
             "large", found.large, lambda edge: edge in found.unknown_large or edge in lost
         )
+        doubtful |= lost
+        unsure = found.unsure - answers  # beside one that is known to lose, it is the same
+        loss = found.loss | {
+            (src, dst)
+            for src, dst in unsure
+            if any(src == each[0] or dst == each[1] for each in found.loss)
+        }
+        made += self._explained("loss", loss, lambda edge: edge in doubtful)
+        made += self._explained("bandwidth", self._thin, lambda edge: edge in lost)
         made += self._explained("slow", self._slow, lambda edge: edge in lost)
-        if found.flaky:
+        if found.flaky and not found.loss:
             made += self._flaky(found.flaky)
         return made
 
@@ -163,7 +191,9 @@ class _Look:
         details = [self._found.seen[each] for each in edges if each in self._found.seen]
         hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
         facts = self._evidence(symptom, claim)
-        severity: Severity = "WARN" if symptom == "slow" else "FAIL"
+        severity: Severity = "WARN" if symptom in ("slow", "bandwidth") else "FAIL"
+        if symptom == "loss" and int(facts["lost"]) < _MANY_LOST * int(facts["tried"]):
+            severity = "WARN"
         blocked, open_ = self._ports(edges) if symptom == "ports" else ((), ())
         if store:
             named = any(self._hosts[dst].named_port for _, dst in edges)
@@ -175,12 +205,12 @@ class _Look:
             symptom=symptom,
             a=claim.a,
             b=claim.b,
-            edges=len(edges),
+            edges=len(edges) + int(facts.get("answers", "0")),
             how=hows.most_common(1)[0][0] if hows else "",
             both_ways=claim.both_ways,
             blocked=blocked,
             open=open_,
-            hosts=self._convicted(symptom, claim),
+            hosts=self._convicted(claim) if severity == "FAIL" else (),
             facts=facts,
         )
 
@@ -193,15 +223,18 @@ class _Look:
                 return "address-everywhere"
             if "better" in facts:
                 return "wrong-interface"
+            if "lacks" in facts:
+                return "interface-missing"
             return "unreachable"
-        kinds = {"ports": "ports", "large": "mtu", "slow": "slow"}
+        kinds = {"ports": "ports", "large": "mtu", "loss": "loss", "bandwidth": "bandwidth"}
+        kinds |= {"slow": "slow"}
         return "store-port" if store else kinds[symptom]
 
     @staticmethod
-    def _convicted(symptom: Symptom, claim: Claim) -> tuple[int, ...]:
+    def _convicted(claim: Claim) -> tuple[int, ...]:
         """Hosts that a scheduler should leave out: only where it is the host, whoever asks."""
         one = claim.shape in ("host", "host-in", "host-out")
-        return claim.a if one and symptom != "slow" else ()
+        return claim.a if one else ()
 
     def _evidence(self, symptom: Symptom, claim: Claim) -> dict[str, str]:
         facts: dict[str, str] = {}
@@ -210,23 +243,38 @@ class _Look:
         if symptom == "dead":
             facts |= self._other_answers(claim)
             facts |= self._better_interface(claim)
+            facts |= self._lacking_interface(claim)
             facts |= self._ways_out(claim)
+        if symptom == "ports":
+            own = [each for each in self._answers.values() if each in claim.explained]
+            facts |= {"answers": str(len(own))} if own else {}
+        if symptom == "loss":
+            looked = [self._found.seen[each] for each in claim.explained]
+            tried = sum(len(each.failed) + len(each.passed) for each in looked)
+            facts["lost"], facts["tried"] = str(sum(each.lost for each in looked)), str(tried)
         if symptom == "large":
             facts |= self._sizes(claim)
+        if symptom == "bandwidth":
+            middle_s = statistics.median(self._found.data_s[each] for each in claim.explained)
+            facts["mbit"] = f"{_megabits(middle_s):.1f}"
+            facts["usual_mbit"] = f"{_megabits(self._usual_s):.0f}"
         if symptom == "slow":
             times = [self._found.rtt_ms[each] for each in claim.explained]
             facts["ms"] = f"{statistics.median(times):.1f}"
             facts["usual_ms"] = f"{self.usual_ms:.2f}"
         if symptom == "dead":
-            words, forbidding = set[str](), set[str]()
+            words, forbidding, routeless = set[str](), set[str](), set[str]()
             for edge in claim.explained:
                 seen, name = self._found.seen.get(edge), self._hosts[edge[0]].name
                 if seen is None:
                     continue
                 words |= {f"{name} is told: {seen.says}"} if seen.says else set()
+                routeless |= {name} if seen.says == _NO_ROUTE else set()
                 forbidding |= {name} if "forbidden" in seen.failed.values() else set()
             if words:
                 facts["says"] = "; ".join(sorted(words)[:2])
+            if routeless:
+                facts["routeless"] = ", ".join(sorted(routeless)[:4])
             if forbidding:
                 facts["forbidding"] = ", ".join(sorted(forbidding)[:4])
         return facts
@@ -258,6 +306,8 @@ class _Look:
                     continue
                 agree = self._first[edge[0]].macs_agree if edge[0] in self._first else 0
                 if seen.mac and host.macs and seen.mac not in host.macs and agree:
+                    if len(into) < 2 and not host.conflict:  # one host's table: of nobody's address
+                        return {"at_mac": seen.mac, "at": self._hosts[edge[0]].name, **whose}
                     return {"their_mac": seen.mac, "mac": place.mac, **whose}
                 if seen.other >= 0:
                     return {"other": self._hosts[seen.other].name, **whose}
@@ -289,7 +339,9 @@ class _Look:
                 if str(subnet(each)) == usual
             ]
             if len(better) >= len(side) and places[0] is not None:
+                same = better[0].interface == places[0].interface
                 return {
+                    **({"family": str(better[0].family)} if same else {}),
                     "better": better[0].interface,
                     "better_address": better[0].address,
                     "interface": places[0].interface,
@@ -299,6 +351,35 @@ class _Look:
                     "whose": ", ".join(self._hosts[each].name for each in side),
                 }
         return {}
+
+    def _lacking_interface(self, claim: Claim) -> dict[str, str]:
+        """Whether one side has no address in the network where all others listen, and they have one
+        where it listens, or its kernel knows no way to theirs."""
+        if claim.shape not in ("host", "host-out", "group"):
+            return {}
+        side, others = claim.a, [each for each in self._live if each not in claim.a]
+        places = [place for each in others if (place := self._hosts[each].place)]
+        own = [place for each in side if (place := self._hosts[each].place)]
+        nets = {str(subnet(each)) for each in places}
+        if len(others) < 2 or len(nets) != 1 or len(own) < len(side):
+            return {}
+        wanted = next(iter(nets))
+        here = [str(subnet(a)) for each in side for a in self._hosts[each].addresses]
+        if wanted in here or {each.interface for each in own} & {p.interface for p in places}:
+            return {}
+        common = all(
+            {str(subnet(a)) for a in self._hosts[each].addresses} & {str(subnet(p)) for p in own}
+            for each in others
+        )
+        seen = [self._found.seen[each] for each in claim.explained if each in self._found.seen]
+        if not common and not all(each.says == _NO_ROUTE for each in seen):
+            return {}
+        return {
+            "lacks": wanted,
+            "theirs": places[0].interface,
+            "own": ", ".join(sorted({each.interface for each in own})),
+            **({"common": own[0].interface} if common else {}),
+        }
 
     def _ways_out(self, claim: Claim) -> dict[str, str]:
         """The interface that connections leave by, where that is not the one NCCL listens on."""
@@ -315,14 +396,12 @@ class _Look:
     def _sizes(self, claim: Claim) -> dict[str, str]:
         either = {edge for src, dst in claim.explained for edge in ((src, dst), (dst, src))}
         found = [seen for edge in either if (seen := self._found.seen.get(edge)) is not None]
-        passed = [each.passed_mtu for each in found if each.passed_mtu]
-        beyond = [each.beyond_mtu for each in found if each.beyond_mtu]
+        ends_of = Counter((each.passed_mtu, each.beyond_mtu) for each in found if each.beyond_mtu)
         ends = [place for edge in either for each in edge if (place := self._hosts[each].place)]
         facts = {"mtu": str(min(each.mtu for each in ends))} if ends else {}
-        if passed:
-            facts["passes"] = str(min(passed))
-        if beyond:
-            facts["lost"] = str(min(beyond))
+        if ends_of:
+            passes, lost = ends_of.most_common(1)[0][0]
+            facts["passes"], facts["lost"] = str(passes), str(lost)
         return facts
 
     def _ports(self, edges: frozenset[Edge]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -348,11 +427,24 @@ class _Look:
                     ("x", edge in found.dead),
                     ("m", edge in found.large),
                     ("p", edge in found.ports or edge in found.store_port),
+                    ("l", edge in found.loss),
                     ("s", edge in self._slow),
+                    ("b", edge in self._thin),
                 )
                 row += next((mark for mark, holds in marks if holds), ".")
             rows.append(row)
         return tuple(rows)
+
+
+def _beyond(usual: Sequence[float], least: float) -> float:
+    """Above this a figure is an outlier among the hosts' medians; never below ``least``."""
+    middle = statistics.median(usual) if usual else 0.0
+    spread = 1.4826 * statistics.median(abs(each - middle) for each in usual or (0.0,))
+    return max(least, _SLOW_RATIO * middle, middle + _SLOW_SPREADS * spread)
+
+
+def _megabits(took_s: float) -> float:
+    return 8e-6 * wire.DATA_BYTES / max(took_s, 1e-6)
 
 
 def _of(symptom: Symptom, how: str) -> bool:

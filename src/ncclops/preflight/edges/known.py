@@ -6,32 +6,76 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ncclops.preflight.edges.interface import is_loopback, subnet
-from ncclops.preflight.edges.model import Cause, Facts, Outcome, Severity, Shape
+from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity, Shape
 
 
 def who_is_out(
-    hosts: Sequence[Facts], first: Mapping[int, Outcome]
+    hosts: Sequence[Facts], first: Mapping[int, Outcome], second: Mapping[int, Outcome]
 ) -> tuple[set[int], list[Cause]]:
     """The hosts whose edges are explained by what they are, and the causes.
 
-    Those that fell silent, that listen nowhere or where only they can reach it, and those that
-    share an address.
+    Those that fell silent, that listen nowhere or where only they can reach it, that may open too
+    few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
-    silent = [each for each in range(len(hosts)) if each not in first]
+    silent = [n for n in range(len(hosts)) if n not in first or (second and n not in second)]
+    files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
-    for kind, found in (("silent", silent), ("no-interface", nowhere), ("loopback", loopback)):
+    kinds = {"silent": silent, "files": files, "loopback": loopback, "no-interface": nowhere}
+    for kind, found in kinds.items():
         causes += [_of_host(kind, each, hosts[each]) for each in found if each not in out]
         out |= set(found)
     for address, sharing in _shared(hosts, lambda each: each.place.address if each.place else ""):
         numbers = tuple(each for each in sharing if each not in out)
-        if len(numbers) > 1:
+        if len(numbers) < 2:
+            continue
+        if _each_its_own(hosts, numbers):
+            causes.append(_everywhere(hosts, numbers, address))
+        else:
             causes.append(
                 _cause("duplicate-address", "FAIL", numbers, hosts=numbers[1:], address=address)
             )
+        out |= set(numbers)
+    for mac, sharing in _shared(hosts, _link):
+        numbers = tuple(each for each in sharing if each not in out)
+        if len(numbers) > 1 and _fail(numbers, first):
+            causes.append(_cause("duplicate-mac", "FAIL", numbers, hosts=numbers[1:], mac=mac[:17]))
             out |= set(numbers)
     return out, causes
+
+
+def _each_its_own(hosts: Sequence[Facts], sharing: tuple[int, ...]) -> bool:
+    """Whether ``sharing`` have one address on interfaces within each of them, as of bridges: nobody
+    claims it from another, and they have other addresses in one network, each its own."""
+    if any(hosts[each].conflict for each in sharing):
+        return False
+    nets: dict[str, list[str]] = defaultdict(list)
+    for number in sharing:
+        own = hosts[number].place
+        for each in hosts[number].addresses:
+            if own and each.interface != own.interface and not is_loopback(each.address):
+                nets[str(subnet(each))].append(each.address)
+    return any(len(found) == len({*found}) == len(sharing) for found in nets.values())
+
+
+def _everywhere(hosts: Sequence[Facts], sharing: tuple[int, ...], address: str) -> Cause:
+    names = ", ".join(hosts[each].name for each in sharing[:4])
+    return _cause(
+        "address-everywhere", "FAIL", sharing, address=address, whose=names, everywhere=names
+    )
+
+
+def _link(host: Facts) -> str:
+    """The hardware address by which others of one network find the host."""
+    place = host.place
+    return f"{place.mac} in {subnet(place)}" if place and place.mac.strip("0:") else ""
+
+
+def _fail(numbers: Collection[int], first: Mapping[int, Outcome]) -> bool:
+    """Whether something is wrong with an edge of ``numbers``: some share an address by design."""
+    edges = ((src, each) for src, outcome in first.items() for each in outcome.seen)
+    return any(each.failed and {src, each.dst} & {*numbers} for src, each in edges)
 
 
 def remarks(hosts: Sequence[Facts], first: Mapping[int, Outcome]) -> list[Cause]:
@@ -149,6 +193,8 @@ def _of_host(kind: str, number: int, host: Facts) -> Cause:
         interface=place.interface if place else "",
         address=place.address if place else "",
         rule=host.rule,
+        files=str(host.files),
+        least=str(FILES),
     )
 
 

@@ -16,6 +16,8 @@ _SERVED_FOR_S = 30.0
 _BACKLOG = 1024
 # Where a port is taken, the next ones are tried: so many.
 _NEXT_PORTS = 16
+# Of the range, one port in so many is listened on at most.
+_OF_RANGE = 8
 
 
 class Listener:
@@ -34,7 +36,9 @@ class Listener:
         Raises ``OSError`` where that address cannot be listened on at all.
         """
         ports = [await self._listen(place, store_port, 1)]
-        wanted = spread(*port_range, count)
+        low, high = port_range
+        # This host's own connections need ports of the range, too.
+        wanted = spread(low, high, min(count, 1 + (high - low) // _OF_RANGE))
         for number, port in enumerate(wanted):
             end = wanted[number + 1] if number + 1 < len(wanted) else port + 1
             ports.append(await self._listen(place, port, min(_NEXT_PORTS, max(1, end - port))))
@@ -66,7 +70,9 @@ class Listener:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        # Cancelled at the end of the run: Python 3.11 would print that as an error of the server.
+        ended = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ended):
             async with asyncio.timeout(_SERVED_FOR_S):
                 await self._answer(reader, writer)
         writer.transport.abort() if writer.is_closing() else writer.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import resource
 import secrets
 import socket
 import struct
@@ -12,8 +14,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ncclops.preflight.edges import interface
-from ncclops.preflight.edges.model import Facts, Place
+from ncclops.preflight.edges.model import FILES, Facts, Place
 from ncclops.preflight.model import Finding
+from ncclops.whole_numbers import MOST_PORT, whole_number
 
 # Two tries of the usual resolver take 10 s: a name that is not needed does not hold up the others.
 NAME_WITHIN_S = 3.0
@@ -26,9 +29,20 @@ _COMPLETE = 0x2  # a flag of an entry in /proc/net/arp
 
 def own_place(facts: Facts) -> Place | None:
     """Where NCCL listens on the host of ``facts``, if others can reach it there."""
-    if facts.place is None or interface.is_loopback(facts.place.address):
+    if facts.place is None or interface.is_loopback(facts.place.address) or facts.too_few_files:
         return None
     return facts.place
+
+
+def _files() -> int:
+    """How many descriptors this process may have, after taking as many as it needs and may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return 0 if soft == resource.RLIM_INFINITY else soft
 
 
 def leads_here(address: str) -> bool:
@@ -64,6 +78,7 @@ async def read_facts(
         conflict=conflict,
         gloo=bool(environ.get("GLOO_SOCKET_IFNAME")),
         named_port=environ.get("MASTER_PORT", "").isdecimal(),
+        files=_files(),
         findings=findings,
         nccl={each: environ[each] for each in _TOLD if each in environ},
     )
@@ -75,8 +90,7 @@ _TOLD = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_COMM_ID")
 def store_port(environ: Mapping[str, str]) -> int:
     """The port of torch's store, as MASTER_PORT has it."""
     text = environ.get("MASTER_PORT", "")
-    port = int(text) if text.isdecimal() else STORE_PORT
-    return port if 0 < port < 65536 else STORE_PORT
+    return whole_number(text, MOST_PORT) or STORE_PORT
 
 
 async def lookup(name: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ import msgspec
 
 from ncclops.errors import PreflightRefused
 from ncclops.host import interfaces
-from ncclops.preflight.edges import machine
+from ncclops.preflight.edges import machine, relay
 from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
 from ncclops.restart import store_server
 from ncclops.restart._addresses import one_short_query
@@ -53,6 +53,7 @@ class Where:
     """Where hosts meet. ``host`` and ``port`` are the store's; ``count`` hosts are expected, of
     which ``least`` have to come; ``expected`` are their names, where a scheduler says them;
     ``rank`` is this host's place, if it has one. ``external``: no host of the job serves it.
+    ``gathers``: whether this host gathers for all; None: that is settled when they meet.
     """
 
     host: str
@@ -63,6 +64,7 @@ class Where:
     rank: int | None = None
     external: bool = False
     serves: bool | None = None
+    gathers: bool | None = None
     expected: tuple[str, ...] = ()
 
     @property
@@ -79,8 +81,10 @@ class Meeting:
     """One host's part in it. Every call ends within the seconds that it is given, or raises
     ``Unmet``."""
 
-    def __init__(self, where: Where, store: Any, number: int) -> None:
-        self._where = where
+    def __init__(
+        self, where: Where, store: Any, number: int, way: contextlib.AsyncExitStack
+    ) -> None:
+        self._where, self._way = where, way
         self._store = store
         self._prefix = f"ncclops-preflight/{where.job_id}/{number // where.count}/"
         self.number = number % where.count
@@ -99,12 +103,13 @@ class Meeting:
         if here is None:
             here = not where.external and interfaces.is_here(where.host)
         serving = here and _serve(where.port, tcp_store)
-        address = await _reached(where, deadline)
+        way = contextlib.AsyncExitStack()
+        address, port = await _reached(where, deadline, way)
 
         def connect() -> Any:
             limit = timedelta(seconds=_CONNECT_S)
             with one_short_query():
-                return tcp_store(address, where.port, None, False, limit, wait_for_workers=False)
+                return tcp_store(address, port, None, False, limit, wait_for_workers=False)
 
         store = await _call(connect, _CONNECT_S + _ANSWER_S, f"no store answers at {where.address}")
         came = await _call(
@@ -112,10 +117,16 @@ class Meeting:
             _ANSWER_S,
             f"the store at {where.address} does not answer",
         )
-        meeting = cls(where, store, came - 1)
-        if serving or meeting.number == 0:
+        meeting = cls(where, store, came - 1, way)
+        if where.gathers is not None:
+            meeting.gathers = where.gathers
+        elif serving or meeting.number == 0:
             await meeting._claim(at_once=serving or where.external)
         return meeting
+
+    async def aclose(self) -> None:
+        """Give up the way to the store."""
+        await self._way.aclose()
 
     async def _claim(self, *, at_once: bool) -> None:
         """Gather for all, unless another host does: the one that serves the store, without which
@@ -149,10 +160,13 @@ class Meeting:
             )
         return msgspec.json.decode(data, type=kind)
 
-    async def gather(self, topic: str, kind: type[M], count: int, within_s: float) -> dict[int, M]:
-        """What hosts 0 to ``count`` have published of ``topic``; without those that are late."""
+    async def gather(
+        self, topic: str, kind: type[M], numbers: Iterable[int], within_s: float
+    ) -> dict[int, M]:
+        """What the hosts ``numbers`` (by their arrival) have published of ``topic``; without those
+        that are late."""
         deadline, found = time.monotonic() + within_s, dict[int, M]()
-        for number in range(count):
+        for number in numbers:
             left_s = deadline - time.monotonic()
             data = await self._wait(f"{topic}/{number}", max(0.0, left_s))
             if data is not None:
@@ -188,20 +202,30 @@ class Meeting:
         return await _call(read, within_s + _ANSWER_S, lost)
 
 
+def ask_for_small_packets(listener: socket.socket) -> None:
+    """Have those that connect to ``listener`` send packets that every path takes, and be sent such.
+
+    So hosts can meet also where large packets are lost.
+    """
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+
+
 def _serve(port: int, tcp_store: Any) -> bool:
     listener = store_server.bind(port)
     if listener is None:
         return False  # a store serves there already; if it is none, connecting to it says so
     with listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+        ask_for_small_packets(listener)
         # A process of its own: it answers until the last host has read the verdict.
         reap = store_server.start(listener, tcp_store)
     threading.Thread(target=reap, name="ncclops-store", daemon=True).start()
     return True
 
 
-async def _reached(where: Where, deadline: float) -> str:
-    """The store's address, once it accepts a connection."""
+async def _reached(
+    where: Where, deadline: float, way: contextlib.AsyncExitStack
+) -> tuple[str, int]:
+    """The store's address and port, once it accepts a connection. ``way`` is what leads there."""
     says = ""
     while True:
         for address in await machine.lookup(where.host):
@@ -213,10 +237,13 @@ async def _reached(where: Where, deadline: float) -> str:
                         await loop.sock_connect(sock, (address, where.port))
                 except TimeoutError:
                     says = f"{address} does not answer: packets are dropped on the way or back"
+                    if passing := await relay.ports_that_pass(address, where.port, _CONNECT_S):
+                        made = relay.relay(address, where.port, passing)
+                        return "127.0.0.1", await way.enter_async_context(made)
                 except OSError as error:
-                    says = f"{address}: {error.strerror or error}"
+                    says = f"{address}: {os.strerror(error.errno or 0)}"
                 else:
-                    return address
+                    return address, where.port
         if time.monotonic() > deadline:
             says = says or f"this host knows no address of {where.host}"
             raise Unmet(

@@ -34,10 +34,14 @@ How = Literal[
     "own",
 ]
 # What is wrong with an edge, or with all edges of a cause.
-Symptom = Literal["dead", "ports", "large", "slow", "flaky"]
+Symptom = Literal["dead", "ports", "large", "loss", "bandwidth", "slow", "flaky"]
 # Which edges a cause is about. ``in`` and ``out``: connections that the host accepts, opens.
 Shape = Literal["everything", "host", "host-in", "host-out", "group", "pair", "edge", "several"]
 Severity = Literal["FAIL", "WARN", "CANNOT-TELL"]
+
+
+# Descriptors that the listener and the probes of one host take at most, with what Python has open.
+FILES = 256
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +74,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     its interfaces: any of them may answer for any of its addresses. ``conflict`` is the hardware
     address of another machine that claims ``place``'s address. ``gloo``: a variable
     names Gloo's interface. ``findings`` are those of
-    its own checks that are not well. ``named_port``: MASTER_PORT names slot 0's port.
+    its own checks that are not well. ``named_port``: MASTER_PORT names slot 0's port. ``files``:
+    how many descriptors a process of it may have (0: not known). ``gpus``: how many it offers for a
+    collective with another host.
     """
 
     name: str
@@ -87,8 +93,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     conflict: str = ""
     gloo: bool = False
     named_port: bool = False
+    files: int = 0
     nccl: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
+    gpus: int = 0
+
+    @property
+    def too_few_files(self) -> bool:
+        """Whether the host cannot take part in connecting, for lack of descriptors."""
+        return 0 < self.files < FILES
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,29 +114,40 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What a host saw of its edge to ``dst``. Hosts report these where something is not as it
     should be, and no others.
 
-    ``failed`` and ``passed`` are slots, the failed ones with how. ``out_mtu`` and ``in_mtu``:
+    ``failed`` and ``passed`` are slots, the failed ones with how; ``sources`` are the local ports
+    of both, by slot, where one timed out. ``passed_mtu``:
     the largest packet, in bytes, that arrived (0: not looked at) and ``beyond_mtu`` the next size
-    that did not. ``rtt_ms`` is the smallest round trip, -1 if there was none. ``source`` is the
+    that did not. ``rtt_ms`` is the smallest round trip, -1 if there was none; ``out_s``
+    and ``in_s`` how long the data took each way, -1 if it did not arrive. ``source`` is the
     address from which it connected, ``mac`` what the link gave for ``dst``, ``other`` which
-    host answered instead, ``says`` the kernel's words.
+    host answered instead, ``says`` the kernel's words. ``lost``: how many connections, of all
+    slots, failed and passed when they were repeated, from and to the same ports (``repeated``: all
+    of them were); with ``stalled``, data did not arrive though packets of each size do.
     """
 
     dst: int
     failed: dict[int, How] = {}
     passed: tuple[int, ...] = ()
+    sources: dict[int, int] = {}
     rtt_ms: float = -1.0
+    out_s: float = -1.0
+    in_s: float = -1.0
     passed_mtu: int = 0
     beyond_mtu: int = 0
     source: str = ""
     mac: str = ""
     other: int = -1
     says: str = ""
+    lost: int = 0
+    repeated: bool = False
+    stalled: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What host ``src`` reports of a round.
 
-    ``skipped``: not tried, for lack of time. ``rtt_ms`` is its median round trip, ``rate``
+    ``skipped``: not tried, for lack of time. ``rtt_ms`` is its median round trip, ``data_s`` the
+    median of the time that the data took, either way, ``rate``
     its connections per second. ``names`` are the hosts whose names stand for other addresses
     here: which. ``macs_agree``: how many hosts' hardware addresses here are those that
     they told.
@@ -133,6 +157,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[Seen, ...] = ()
     skipped: tuple[int, ...] = ()
     rtt_ms: float = -1.0
+    data_s: float = -1.0
     rate: float = 0.0
     names: dict[int, tuple[str, ...]] = {}
     macs_agree: int = 0

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import time
 from dataclasses import dataclass
 
@@ -31,6 +32,29 @@ _HOWS: dict[int, How] = {
     errno.ENOBUFS: "own",
     errno.ENOMEM: "own",
     errno.EADDRNOTAVAIL: "own",
+    errno.EADDRINUSE: "own",
+}
+
+
+# linux/in.h, in6.h, errqueue.h: struct sock_extended_err and, after it, the offender's address.
+_IP_RECVERR, _IPV6_RECVERR = 11, 25
+_ERROR = struct.Struct("=IBBBxII")
+_BY_ICMP, _BY_ICMP6 = 2, 3
+# Codes of "destination unreachable": RFC 792, RFC 1812; RFC 4443.
+_UNREACHABLE = {
+    0: "no route to that network",
+    1: "no such host there",
+    2: "protocol unreachable",
+    3: "port unreachable",
+    9: "network prohibited",
+    10: "host prohibited",
+    13: "prohibited by an administrator",
+}
+_UNREACHABLE6 = {
+    0: "no route there",
+    1: "prohibited by an administrator",
+    3: "no such host there",
+    4: "port unreachable",
 }
 
 
@@ -59,16 +83,19 @@ SIZE = Patience(connect=4.0, answer=4.0, data=2.0)
 class Probe:
     """What became of one connection. ``how`` is None where all of it passed.
 
-    ``uid`` is who answered, ``rtt_ms`` the smallest round trip (-1: none), ``source`` the
-    address that we connected from, ``says`` the kernel's words.
+    ``uid`` is who answered, ``rtt_ms`` the smallest round trip (-1: none), ``source`` and
+    ``source_port`` where we connected from (0: not known any more), ``says`` the kernel's words,
+    with who told it. ``out_s`` and ``in_s``: how long the data took each way (-1: not arrived).
     """
 
     how: How | None = None
     uid: str = ""
     rtt_ms: float = -1.0
     source: str = ""
+    source_port: int = 0
     says: str = ""
-    data_s: float = -1.0
+    out_s: float = -1.0
+    in_s: float = -1.0
 
 
 @dataclass
@@ -79,7 +106,8 @@ class _Progress:
     uid: str = ""
     rtt_ms: float = -1.0
     source: str = ""
-    data_s: float = -1.0
+    out_s: float = -1.0
+    in_s: float = -1.0
 
 
 async def probe(
@@ -92,10 +120,12 @@ async def probe(
     pings: int = 0,
     data_bytes: int = 0,
     segment: int = 0,
+    source_port: int = 0,
 ) -> Probe:
     """Connect to ``address`` as NCCL does: from wherever the routes lead.
 
     ``segment``: the largest payload of a packet, both ways, in bytes; 0 leaves it to the kernel.
+    ``source_port``: the local port; 0 leaves that to the kernel, too.
     Never raises for what the network does.
     """
     progress = _Progress()
@@ -108,6 +138,9 @@ async def probe(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if segment:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+        if source_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("", source_port))
         await _exchange(
             sock,
             sockaddr(address, port, place),
@@ -123,20 +156,24 @@ async def probe(
         how, says = "foreign", ""
     except OSError as error:
         how, says = _how(error), os.strerror(error.errno) if error.errno else str(error)
+        says += _told_by(sock)
         # After the connection stands, that it ends is all that is known.
         if progress.stage != "timeout" and how in ("timeout", "refused"):
             how = "silent" if how == "timeout" else "reset"
         if progress.stage in ("large-out", "large-in") and how != "own":
             how = progress.stage
     finally:
+        source_port = _source_port(sock)
         sock.close()
     return Probe(
         how=how,
         uid=progress.uid,
         rtt_ms=progress.rtt_ms,
         source=progress.source,
+        source_port=source_port,
         says=says,
-        data_s=progress.data_s,
+        out_s=progress.out_s,
+        in_s=progress.in_s,
     )
 
 
@@ -154,8 +191,10 @@ async def _exchange(
 ) -> None:
     loop = asyncio.get_running_loop()
     pings, size = amounts
+    _hear_icmp(sock, on=True)
     async with asyncio.timeout(patience.connect):
         await loop.sock_connect(sock, target)
+    _hear_icmp(sock, on=False)  # what NCCL would not notice on a connection that stands
     with contextlib.suppress(OSError):
         progress.source = str(sock.getsockname()[0]).partition("%")[0]
     progress.stage = "silent"
@@ -178,10 +217,11 @@ async def _exchange(
     async with asyncio.timeout(patience.data):
         await loop.sock_sendall(sock, bytes(size))
         await _receive(sock, 1)
-    progress.stage = "large-in"
+    progress.out_s = time.perf_counter() - began
+    progress.stage, began = "large-in", time.perf_counter()
     async with asyncio.timeout(patience.data):
         await _receive(sock, size)
-    progress.data_s = time.perf_counter() - began
+    progress.in_s = time.perf_counter() - began
 
 
 async def _receive(sock: socket.socket, size: int) -> bytes:
@@ -193,6 +233,44 @@ async def _receive(sock: socket.socket, size: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
+
+
+def _source_port(sock: socket.socket) -> int:
+    try:
+        return int(sock.getsockname()[1])
+    except OSError:
+        return 0
+
+
+def _hear_icmp(sock: socket.socket, *, on: bool) -> None:
+    """Whether the kernel keeps who refused a connection, for ``_told_by`` (Linux 5.11, for TCP)."""
+    six = sock.family == socket.AF_INET6
+    with contextlib.suppress(OSError):
+        sock.setsockopt(
+            socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP,
+            _IPV6_RECVERR if six else _IP_RECVERR,
+            int(on),
+        )
+
+
+def _told_by(sock: socket.socket) -> str:
+    """Which machine refused a connection by ICMP, and its words; empty where none did."""
+    try:
+        *_, ancillary, _, _ = sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
+    except OSError:
+        return ""
+    for _, _, data in ancillary:
+        if len(data) < _ERROR.size + 8:
+            continue
+        _, origin, kind, code, _, _ = _ERROR.unpack(data[: _ERROR.size])
+        offender = data[_ERROR.size :]
+        if origin == _BY_ICMP:
+            words = _UNREACHABLE.get(code, f"code {code}") if kind == 3 else f"type {kind}"
+            return f" ({socket.inet_ntop(socket.AF_INET, offender[4:8])} says: {words})"
+        if origin == _BY_ICMP6 and len(offender) >= 24:
+            words = _UNREACHABLE6.get(code, f"code {code}") if kind == 1 else f"type {kind}"
+            return f" ({socket.inet_ntop(socket.AF_INET6, offender[8:24])} says: {words})"
+    return ""
 
 
 def _how(error: OSError) -> How:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ncclops.preflight.edges import machine, schedule, wire
 from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
 from ncclops.preflight.edges.probe import FIRST, SECOND, SIZE, Patience, Probe, probe
+from ncclops.preflight.edges.states import LOST, doubtful
 
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
@@ -24,11 +25,18 @@ _SPREAD = 5
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
+# Likewise of the time for 64 KiB: 5 Mbit/s. Faster links cannot be told apart by so little data.
+NOTABLE_DATA_S = 0.1
 # Sizes of packets that links are set to, in bytes: IPv6's least, tunnels of several kinds, cloud
 # networks, Ethernet, IP over InfiniBand, jumbo frames.
 SIZES = (576, 1280, 1350, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4092, 8500, 8900, 9000)
-_TIMES = 2  # a size is tried, before it is said not to pass
+_TIMES = 3  # a size is tried, before it is said not to pass
 _HEADERS = {4: 40, 6: 60}  # of IP and TCP, in bytes
+_TIMESTAMPS = 12  # of which Linux's TCP puts into every packet so many bytes more
+_ETHERNET = 1500
+
+
+_LARGE = ("large-out", "large-in")
 
 
 @dataclass
@@ -38,25 +46,37 @@ class _Edge:
     dst: int
     failed: dict[int, How] = field(default_factory=dict)
     passed: list[int] = field(default_factory=list)
+    sources: dict[int, int] = field(default_factory=dict)
     rtt_ms: float = -1.0
+    out_s: float = -1.0
+    in_s: float = -1.0
     source: str = ""
     other: int = -1
     says: str = ""
     passed_mtu: int = 0
     beyond_mtu: int = 0
+    lost: int = 0
+    repeated: bool = False
+    stalled: bool = False
 
     def seen(self, mac: str) -> Seen:
         return Seen(
             dst=self.dst,
             failed=self.failed,
             passed=tuple(self.passed),
+            sources=self.sources if "timeout" in self.failed.values() else {},
             rtt_ms=round(self.rtt_ms, 3),
+            out_s=round(self.out_s, 3),
+            in_s=round(self.in_s, 3),
             source=self.source,
             mac=mac,
             other=self.other,
             says=self.says,
             passed_mtu=self.passed_mtu,
             beyond_mtu=self.beyond_mtu,
+            lost=self.lost,
+            repeated=self.repeated,
+            stalled=self.stalled,
         )
 
 
@@ -79,6 +99,7 @@ class Rounds:
         tried = sum(len(each.failed) + len(each.passed) for each in edges.values())
         took_s = time.perf_counter() - began
         rtts = [each.rtt_ms for each in edges.values() if each.rtt_ms >= 0]
+        took = [s for each in edges.values() for s in (each.out_s, each.in_s) if s >= 0]
         macs = machine.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
         return Outcome(
@@ -86,6 +107,7 @@ class Rounds:
             seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
             skipped=tuple(dst for dst in edges if dst not in done),
             rtt_ms=round(statistics.median(rtts), 3) if rtts else -1.0,
+            data_s=round(statistics.median(took), 4) if took else -1.0,
             rate=round(tried / took_s, 1) if took_s > 0 else 0.0,
             macs_agree=self._macs_agree(macs),
         )
@@ -111,13 +133,17 @@ class Rounds:
         if not wanted:
             return
         slot, *waiting = wanted
-        self._note(edge, slot, await self._probe(edge.dst, slot, FIRST, _PINGS, whole=True))
+        found = await self._probe(edge.dst, slot, FIRST, _PINGS, wire.DATA_BYTES)
+        edge.out_s, edge.in_s = found.out_s, found.in_s
+        self._note(edge, slot, found)
         if edge.failed and slot not in edge.passed and not _lost_data(edge):
             await self._ports(edge, waiting[:_DEAD_AFTER], FIRST)
             waiting = waiting[_DEAD_AFTER:]
             if not edge.passed:
                 return
             await self._whole(edge, FIRST, _PINGS)
+        if edge.passed and not _lost_data(edge):
+            await self._packet(edge, FIRST)
         await self._ports(edge, waiting, FIRST)
 
     async def _second_edge(self, edge: _Edge) -> None:
@@ -130,15 +156,45 @@ class Rounds:
         if not edge.passed:
             return
         slot = await self._whole(edge, SECOND, _PINGS_AGAIN)
+        if edge.passed and not _lost_data(edge):
+            await self._packet(edge, SECOND)
         if _lost_data(edge) or edge.dst in self._lost_data:
             await self._sizes(edge, slot)
         await self._ports(edge, rest, FIRST)
+        await self._repeated(edge)
 
     async def _whole(self, edge: _Edge, patience: Patience, pings: int) -> int:
-        """Data of every size over a port that passes, which is returned."""
-        slot = min(edge.passed, key=lambda each: (each == 0, each))
-        self._note(edge, slot, await self._probe(edge.dst, slot, patience, pings, whole=True))
+        """Much data over a port that passes, which is returned."""
+        slot = self._passing(edge)
+        found = await self._probe(edge.dst, slot, patience, pings, wire.DATA_BYTES)
+        edge.out_s, edge.in_s = found.out_s, found.in_s
+        self._note(edge, slot, found)
         return slot
+
+    async def _packet(self, edge: _Edge, patience: Patience) -> None:
+        """One packet of the largest size: much data may pass in others where a card cuts it up."""
+        slot, size = self._passing(edge), self._largest(edge.dst)
+        self._note(edge, slot, await self._probe(edge.dst, slot, patience, 0, self._payload(size)))
+
+    async def _repeated(self, edge: _Edge) -> None:
+        """What failed here and there, from and to the same ports: what passes now was lost."""
+        if not doubtful(edge.failed, edge.passed):
+            return
+        unsure = [slot for slot, how in edge.failed.items() if how in LOST]
+
+        async def one(slot: int) -> None:
+            async with self._connections:
+                port = edge.sources.get(slot, 0)
+                found = await self._probe(edge.dst, slot, FIRST, source_port=port)
+            if found.how is None:
+                edge.lost += 1
+                del edge.failed[slot]
+                edge.passed.append(slot)
+
+        async with asyncio.TaskGroup() as group:
+            for slot in unsure:
+                group.create_task(one(slot))
+        edge.repeated = True
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
         async def one(slot: int) -> None:
@@ -151,14 +207,16 @@ class Rounds:
 
     async def _sizes(self, edge: _Edge, slot: int) -> None:
         """The largest packet that passes both ways, and the next size, which does not."""
-        other, own = self._hosts[edge.dst].place, self._own.place
-        if other is None or own is None:
+        other = self._hosts[edge.dst].place
+        if other is None:
             return
-        largest = min(own.mtu or SIZES[-1], other.mtu or SIZES[-1])
+        largest = self._largest(edge.dst)
         for size in sorted({*(each for each in SIZES if each < largest), largest}):
             segment = size - _HEADERS[other.family]
             for _ in range(_TIMES):
-                found = await self._probe(edge.dst, slot, SIZE, whole=True, segment=segment)
+                found = await self._probe(
+                    edge.dst, slot, SIZE, 0, self._payload(size), segment=segment
+                )
                 if found.how is None:
                     edge.passed_mtu = size
                     break
@@ -168,6 +226,25 @@ class Rounds:
                     # Even if the kernel got all of it through, later and in smaller packets.
                     self._note(edge, slot, found)
                 return
+        for each, how in list(edge.failed.items()):
+            if how in _LARGE:  # not for its size
+                edge.stalled = True
+                del edge.failed[each]
+                edge.passed.append(each)
+
+    @staticmethod
+    def _passing(edge: _Edge) -> int:
+        return min(edge.passed, key=lambda each: (each == 0, each))
+
+    def _largest(self, dst: int) -> int:
+        """The largest packet that both ends are set to, in bytes."""
+        ends = (self._own.place, self._hosts[dst].place)
+        return min((each.mtu for each in ends if each and each.mtu), default=_ETHERNET)
+
+    def _payload(self, size: int) -> int:
+        """What one packet of ``size`` bytes carries."""
+        family = self._own.place.family if self._own.place else 6
+        return max(1, size - _HEADERS[family] - _TIMESTAMPS)
 
     async def _probe(
         self,
@@ -175,9 +252,10 @@ class Rounds:
         slot: int,
         patience: Patience,
         pings: int = 0,
+        data_bytes: int = 0,
         *,
-        whole: bool = False,
         segment: int = 0,
+        source_port: int = 0,
     ) -> Probe:
         other, own = self._hosts[dst], self._own
         assert other.place is not None  # see _can_be_tried
@@ -189,12 +267,15 @@ class Rounds:
             place=own.place,
             patience=patience,
             pings=pings,
-            data_bytes=wire.DATA_BYTES if whole else 0,
+            data_bytes=data_bytes,
             segment=segment,
+            source_port=source_port,
         )
 
     def _note(self, edge: _Edge, slot: int, found: Probe) -> None:
         how = found.how
+        if found.source_port:
+            edge.sources[slot] = found.source_port
         who = self._numbers.get(found.uid)
         if found.uid and who != edge.dst:
             how = "foreign" if who is None else "other"
@@ -210,7 +291,7 @@ class Rounds:
         edge.failed[slot] = how
         edge.source = edge.source or found.source or machine.source_towards(self._address(edge.dst))
         edge.says = edge.says or found.says
-        if how in ("large-out", "large-in"):
+        if how in _LARGE:
             edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
 
     # --- what is around them --------------------------------------------------------------------
@@ -267,8 +348,9 @@ def _tried(edge: _Edge) -> bool:
 
 
 def _lost_data(edge: _Edge) -> bool:
-    return any(how in ("large-out", "large-in") for how in edge.failed.values())
+    return any(how in _LARGE for how in edge.failed.values())
 
 
 def _notable(edge: _Edge) -> bool:
-    return bool(edge.failed) or edge.rtt_ms > NOTABLE_RTT_MS
+    slow = edge.rtt_ms > NOTABLE_RTT_MS or max(edge.out_s, edge.in_s) > NOTABLE_DATA_S
+    return bool(edge.failed) or slow

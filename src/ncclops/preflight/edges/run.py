@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -49,18 +50,20 @@ def run(
     limits: Limits | None = None,
     name: str | None = None,
     findings: tuple[Finding, ...] = (),
+    gpus: int = 0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Meet the other hosts at ``where``, try all edges, and return the verdict that all get.
 
     ``environ`` is what NCCL will be given; ``name`` this host's for the others, and
-    ``findings`` what its own checks have found. ``note`` is told
+    ``findings`` what its own checks have found, ``gpus`` how many it offers for a collective with
+    another host. ``note`` is told
     how far it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
     """
     limits = limits or Limits()
     given = os.environ if environ is None else environ
     return asyncio.run(
-        _within(_Part(where, given, limits, name, findings, note).verdict(), limits.all)
+        _within(_Part(where, given, limits, name, findings, gpus, note).verdict(), limits.all)
     )
 
 
@@ -81,16 +84,19 @@ class _Part:
         limits: Limits,
         name: str | None,
         findings: tuple[Finding, ...],
+        gpus: int,
         note: Callable[[str], None],
     ) -> None:
         self._where, self._environ, self._limits = where, environ, limits
         self._name, self._findings, self._note = name, findings, note
+        self._gpus = gpus
         self._began = time.monotonic()
 
     async def verdict(self) -> Verdict:
         facts = await machine.read_facts(
             self._environ, rank=self._where.rank, name=self._name, findings=self._findings
         )
+        facts = msgspec.structs.replace(facts, gpus=self._gpus)
         listener = Listener(facts.uid)
         place = machine.own_place(facts)
         if place is not None:
@@ -117,11 +123,16 @@ class _Part:
         limits = self._limits
         deadline = time.monotonic() + limits.join
         meeting = await Meeting.join(self._where, limits.join)
+        async with contextlib.aclosing(meeting):
+            return await self._met(meeting, facts, deadline)
+
+    async def _met(self, meeting: Meeting, facts: Facts, deadline: float) -> Verdict:
+        limits = self._limits
         await meeting.say("facts", facts)
         self._note(f"met at {self._where.address}; waiting for {self._where.count} hosts")
-        left = max(1.0, deadline - time.monotonic())
+        left, came = max(1.0, deadline - time.monotonic()), dict[int, Facts]()
         if meeting.gathers:
-            came = await meeting.gather("facts", Facts, self._where.count, left)
+            came = await meeting.gather("facts", Facts, range(self._where.count), left)
             plan = Plan(hosts=_ordered(came.values()))
             await meeting.answer("plan", plan)
         else:
@@ -129,9 +140,12 @@ class _Part:
         me = next((n for n, each in enumerate(plan.hosts) if each.uid == facts.uid), None)
         if me is None:
             raise Unmet("this host came too late: the others had begun without it")
-        return await self._rounds(meeting, plan, me)
+        return await self._rounds(meeting, plan, me, came)
 
-    async def _rounds(self, meeting: Meeting, plan: Plan, me: int) -> Verdict:
+    async def _rounds(
+        self, meeting: Meeting, plan: Plan, me: int, came: Collection[int]
+    ) -> Verdict:
+        """``came``: who has come, as the meeting counts them, where this host gathers."""
         limits, count = self._limits, self._where.count
         rounds = Rounds(plan, me)
         self._note(f"{len(plan.hosts)} hosts; each connects to each")
@@ -144,7 +158,8 @@ class _Part:
         first: dict[int, Outcome] = {}
         if meeting.gathers:
             left = max(1.0, began + patience - time.monotonic())
-            first = _by_host(await meeting.gather("first", Outcome, count, left))
+            heard = await meeting.gather("first", Outcome, came, left)
+            came, first = heard.keys(), _by_host(heard)
             again = Again(edges=schedule.again(len(plan.hosts), first))
             await meeting.answer("again", again)
         else:
@@ -159,7 +174,7 @@ class _Part:
         second: dict[int, Outcome] = {}
         if again.edges:
             left = max(1.0, began + patience - time.monotonic())
-            second = _by_host(await meeting.gather("second", Outcome, count, left))
+            second = _by_host(await meeting.gather("second", Outcome, came, left))
         verdict = judge(
             plan.hosts,
             first,

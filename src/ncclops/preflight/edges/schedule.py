@@ -49,10 +49,16 @@ def slots(n: int, src: int, dst: int, count: int) -> list[int]:
 def again(n: int, outcomes: Mapping[int, Outcome]) -> dict[int, tuple[int, ...]]:
     """The edges of the second round, by the host that tries them.
 
-    All that failed, as long as they are few. Of a host with which most edges failed, some with
+    All that failed, as long as they are few, but for those to hosts that have fallen silent.
+    Of a host with which most edges failed, some with
     hosts that are good otherwise: these tell whether it is that host.
     """
-    failed = [(src, seen.dst) for src, each in outcomes.items() for seen in each.seen]
+    failed = [
+        (src, seen.dst)
+        for src, each in outcomes.items()
+        for seen in each.seen
+        if seen.dst in outcomes
+    ]
     touching = Counter(host for edge in failed for host in set(edge))
     suspects = {host for host, count in touching.items() if count > _SUSPECT * (n - 1)}
     per_host: Counter[int] = Counter()

@@ -18,7 +18,9 @@ _HOW = {
     "other": "another host answers there",
 }
 _NAMED = 6
-LEGEND = ". passes   x dead   p ports   m large packets   s slow   ? unknown"
+LEGEND = (
+    ". passes   x dead   p ports   m large packets   l losses   b bandwidth   s slow   ? unknown"
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ def _edges(hosts: Sequence[Facts], cause: Cause) -> str:
         return f"on {cause.edges} edges without a common shape (from {a} to {b})"
     if cause.a == cause.b:
         return f"among {a}"
+    if len(cause.b) > len(cause.a) and {*cause.a} < {*cause.b}:
+        b = "every other host" if len(cause.b) == len(hosts) else b
+    if len(cause.a) > len(cause.b) and {*cause.b} < {*cause.a}:
+        a = "every other host" if len(cause.a) == len(hosts) else a
     return f"between {a} and {b}" if cause.both_ways else f"from {a} to {b}"
 
 
@@ -90,13 +96,23 @@ def _unreachable(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     way = _HOW.get(cause.how, "they fail")
     if "forbidding" in cause.facts:
         way = f"a firewall or a route of {cause.facts['forbidding']} itself forbids it"
+    if "routeless" in cause.facts:
+        way = f"{cause.facts['routeless']} has no route there"
     text = f"no connection passes {_edges(hosts, cause)}: {way}"
+    if "routeless" in cause.facts:
+        return text, "look at the routes and the netmask of that host (ip route get ADDRESS)"
+    if "at_mac" in cause.facts:
+        told = cause.facts
+        text += f"; {told['at']} sends to {told['at_mac']}, which is not {told['whose']}"
+        return text, f"look at the neighbour table there (ip neigh show {told['address']})"
+    if cause.how == "silent":
+        return text, "look at what accepts connections there: a proxy, or a host that hangs"
     if cause.shape in ("host", "host-in", "host-out"):
-        if cause.how == "silent":
-            return text, "look at what accepts connections there: a proxy, or a host that hangs"
         return text, "leave the host out; look at its link, its routes and its firewall"
     if cause.how == "refused":
         return text, "look for a firewall rule that rejects, on both ends and between"
+    if "forbidding" in cause.facts:
+        return text, "look at the routes and the firewall there (ip route get, nft list ruleset)"
     one_way = cause.shape == "edge" or (cause.shape == "group" and not cause.both_ways)
     if one_way and cause.how in ("timeout", "silent"):
         text += "; the other direction opens connections without trouble"
@@ -121,6 +137,8 @@ def _ports(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     how = _HOW.get(cause.how, "they fail")
     ranges = {hosts[each].port_range for each in (cause.b or cause.a)}
     wanted = " or ".join(f"{first}-{last}" for first, last in sorted(ranges)[:2])
+    if "answers" in cause.facts:
+        how += "; it keeps no state, so answers to what is opened from such a port are lost as well"
     return (
         f"a firewall's rule for ports {_edges(hosts, cause)}: {shape} fail: {how}",
         f"open the ports that the kernel gives to NCCL ({wanted},"
@@ -150,6 +168,24 @@ def _mtu(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
         f" set to {mtu}",
         f"set the MTU of what is between them to {mtu} or more, or that of the hosts to"
         f' {passes or "what passes"}; and let ICMP "fragmentation needed" pass',
+    )
+
+
+def _loss(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    lost, tried = cause.facts.get("lost"), cause.facts.get("tried")
+    return (
+        f"connections fail at random {_edges(hosts, cause)}: {lost} of {tried} failed, and passed"
+        " when they were repeated",
+        "look for loss on the way (ethtool -S, ip -s link), and for rules that count connections",
+    )
+
+
+def _bandwidth(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    facts = cause.facts
+    return (
+        f"{facts.get('mbit')} Mbit/s over TCP {_edges(hosts, cause)}; usual here, for as little"
+        f" data: {facts.get('usual_mbit')} Mbit/s",
+        "look at the link's speed there (ethtool), for a shaper (tc qdisc) and for losses",
     )
 
 
@@ -191,11 +227,42 @@ def _everywhere(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
 
 def _wrong_interface(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:  # noqa: ARG001
     facts = cause.facts
+    remedy = f"set NCCL_SOCKET_IFNAME={facts['better']} there"
+    if "family" in facts:
+        remedy = f"set NCCL_SOCKET_FAMILY=AF_INET{'6' if facts['family'] == '6' else ''} there"
     return (
         f"NCCL would listen on {facts['interface']} ({facts['address']}, {facts['rule']}) of"
         f" {facts['whose']}; the other hosts are in {facts['subnet']}, where it has"
         f" {facts['better']} ({facts['better_address']})",
-        f"set NCCL_SOCKET_IFNAME={facts['better']} there",
+        remedy,
+    )
+
+
+def _interface_missing(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    facts, whose = cause.facts, _names(hosts, cause.a)
+    remedy = f"bring {facts['theirs']} up on {whose}"
+    if "common" in facts:
+        remedy += f", or set NCCL_SOCKET_IFNAME={facts['common']} on all hosts"
+    return (
+        f"the other hosts listen on {facts['theirs']} in {facts['lacks']}, where {whose} has no"
+        f" address: NCCL takes {facts['own']} there",
+        remedy,
+    )
+
+
+def _files(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    return (
+        f"{_names(hosts, cause.a)} may open {cause.facts['files']} files, and preflight alone needs"
+        f" {cause.facts['least']}",
+        "raise the limit there (ulimit -n, LimitNOFILE): NCCL wants 131072",
+    )
+
+
+def _duplicate_mac(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    return (
+        f"{_names(hosts, cause.a)} have the same hardware address, {cause.facts['mac']}, in one"
+        " network, and connections with them fail",
+        "give each interface a hardware address of its own: it was cloned, or set by hand",
     )
 
 
@@ -291,10 +358,15 @@ _KINDS = {
     "ports": _ports,
     "store-port": _store_port,
     "mtu": _mtu,
+    "loss": _loss,
+    "bandwidth": _bandwidth,
     "slow": _slow,
     "duplicate-address": _duplicate_address,
     "address-everywhere": _everywhere,
     "wrong-interface": _wrong_interface,
+    "interface-missing": _interface_missing,
+    "duplicate-mac": _duplicate_mac,
+    "files": _files,
     "no-interface": _no_interface,
     "loopback": _loopback,
     "silent": _silent,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,9 +11,14 @@ import msgspec
 from ncclops.preflight.edges import schedule
 from ncclops.preflight.edges.explain import Edge
 from ncclops.preflight.edges.interface import is_loopback
-from ncclops.preflight.edges.model import Facts, Outcome, Seen
+from ncclops.preflight.edges.model import Facts, How, Outcome, Seen
 
 _LARGE = ("large-out", "large-in")
+# So many connections over an edge have to be lost at random: each has sent its SYN three times.
+_LOST = 2
+# What a lost packet looks like; and so many of them may be chance.
+LOST = ("timeout", "silent")
+_FEW = 3
 
 
 @dataclass
@@ -22,7 +27,8 @@ class States:
 
     ``unknown``: not tried, or failed once and not tried again while others recovered. ``large``:
     data from the first to the second is lost. ``unknown_large``: not looked at. ``flaky``: failed
-    once, then passed. ``seen`` is what was seen last.
+    once, then passed. ``loss``: connections fail at random. ``unsure``: of those whose ports fail,
+    where it may be chance and was not looked into. ``seen`` is what was seen last.
     """
 
     dead: set[Edge] = field(default_factory=set)
@@ -31,8 +37,11 @@ class States:
     large: set[Edge] = field(default_factory=set)
     unknown: set[Edge] = field(default_factory=set)
     unknown_large: set[Edge] = field(default_factory=set)
+    unsure: set[Edge] = field(default_factory=set)
+    loss: set[Edge] = field(default_factory=set)
     flaky: set[Edge] = field(default_factory=set)
     rtt_ms: dict[Edge, float] = field(default_factory=dict)
+    data_s: dict[Edge, float] = field(default_factory=dict)
     seen: dict[Edge, Seen] = field(default_factory=dict)
     tested: dict[Edge, frozenset[int]] = field(default_factory=dict)
 
@@ -47,10 +56,13 @@ def settle(
     states = States()
     again = {(src, each.dst): each for src, one in second.items() for each in one.seen}
     recovered: Counter[int] = Counter()
+    first = {src: each for src, each in first.items() if src in live}
     for src, outcome in first.items():
         for seen in outcome.seen:
             once_more = again.get((src, seen.dst))
-            if once_more is not None and seen.failed and not once_more.failed:
+            if once_more is None or not seen.failed:
+                continue
+            if once_more.lost or not once_more.failed:
                 recovered.update((src, seen.dst))
     for src in live:
         if src not in first:
@@ -59,19 +71,25 @@ def settle(
             states.unknown_large |= missed | schedule.edges_between(live, (src,))
             continue
         outcome = first[src]
-        for dst in outcome.skipped:
+        for dst in live.intersection(outcome.skipped):
             states.unknown.add((src, dst))
             states.unknown_large.add((src, dst))
         for seen in outcome.seen:
             edge = (src, seen.dst)
+            if seen.dst not in live:
+                continue
             last = _both(seen, again.get(edge))
             if seen.failed and edge not in again and (recovered[src] or recovered[seen.dst]):
                 states.unknown.add(edge)
                 states.unknown_large.add(edge)
                 continue
-            if seen.failed and not last.failed:
+            if last.lost >= _LOST:
+                states.loss.add(edge)
+            elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
             _place(states, edge, last)
+            if edge in states.ports | states.store_port and not last.repeated:
+                states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
         for each in hosts[host].addresses:
@@ -85,12 +103,38 @@ def settle(
     return states
 
 
+def _doubtful(seen: Seen) -> bool:
+    return bool(seen.lost) or seen.stalled
+
+
+def scattered(failed: Iterable[int], passed: Iterable[int]) -> bool:
+    """Whether something between those that failed passes: no rule for a range of ports."""
+    ends = sorted(failed)
+    return bool(ends) and any(ends[0] < each < ends[-1] for each in passed)
+
+
+def doubtful(failed: Mapping[int, How], passed: Collection[int]) -> bool:
+    """Whether these slots may have failed by chance: few of them, or here and there."""
+    slots = [slot for slot, how in failed.items() if how in LOST]
+    return bool(slots and passed) and (len(slots) <= _FEW or scattered(slots, passed))
+
+
 def _both(seen: Seen, again: Seen | None) -> Seen:
     """What the second look says, and which ports passed at the first."""
     if again is None:
         return seen
     passed = {*again.passed, *seen.passed} - again.failed.keys()
-    return msgspec.structs.replace(again, passed=tuple(sorted(passed)))
+    return msgspec.structs.replace(
+        again,
+        passed=tuple(sorted(passed)),
+        rtt_ms=_least(seen.rtt_ms, again.rtt_ms),
+        out_s=_least(seen.out_s, again.out_s),
+        in_s=_least(seen.in_s, again.in_s),
+    )
+
+
+def _least(*times: float) -> float:
+    return min((each for each in times if each >= 0), default=-1.0)
 
 
 def _place(states: States, edge: Edge, seen: Seen) -> None:
@@ -102,12 +146,17 @@ def _place(states: States, edge: Edge, seen: Seen) -> None:
         states.dead.add(edge)
         states.unknown_large.add(edge)
         return
+    if edge in states.loss or edge in states.flaky:
+        blocked = set()  # of the ports nothing is known
     if blocked == {0}:
         states.store_port.add(edge)
     elif blocked:
         states.ports.add(edge)
     if seen.rtt_ms >= 0:
         states.rtt_ms[edge] = seen.rtt_ms
+    for way, took_s in ((edge, seen.out_s), (edge[::-1], seen.in_s)):
+        if took_s >= 0:  # each way is measured from both ends
+            states.data_s[way] = min(took_s, states.data_s.get(way, took_s))
     if "large-out" in large:
         states.large.add(edge)
     if "large-in" in large:

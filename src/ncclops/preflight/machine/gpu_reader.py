@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.host import nvml
+from ncclops.preflight.machine import files
 from ncclops.preflight.readings import Driver, Fabric, Gpu, ThrottleSample
 
 _LOST = 15  # NVML_ERROR_GPU_IS_LOST
@@ -195,10 +196,11 @@ def _first_fabric(device: nvml.Device) -> Fabric | None:
 def _preload(root: Path) -> None:
     """Have the library of ``root`` found: the loader knows it by its name from then on."""
     for place in _PLACES:
-        library = root / place / _LIBRARY
-        if library.is_file():
-            try:
-                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-            except OSError:
+        try:
+            library = files.below(root, f"{place}/{_LIBRARY}")
+            if not library.is_file():
                 continue
-            return
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return

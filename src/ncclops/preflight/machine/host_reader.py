@@ -50,7 +50,7 @@ _BRIDGE = 0x0604
 def read_host(root: Path) -> Host:
     """The host below ``root``."""
     found = files.read(root, _PATTERNS)
-    found["proc/cpuinfo"] = files.read_text(root / "proc/cpuinfo", _CPUINFO_BYTES)
+    found["proc/cpuinfo"] = files.read_text(root, "proc/cpuinfo", _CPUINFO_BYTES)
     found |= files.read(root, _pids_files(found.get("proc/self/cgroup") or ""))
     found |= _package_versions(root)
     real = root == Path("/")
@@ -64,7 +64,7 @@ def read_host(root: Path) -> Host:
         shm=read_space("/dev/shm") if real and "dev/shm" in found else None,
         stale_shm=stale,
         unseen_processes=unseen,
-        imex_writable=tuple(os.access(root / name, os.R_OK | os.W_OK) for name in channels),
+        imex_writable=tuple(_is_writable(root, name) for name in channels),
         acs_redirects=_acs(root, Files(found)),
     )
 
@@ -100,9 +100,9 @@ def read_name(root: Path) -> Name:
         except (OSError, UnicodeError):
             return Name(host=own, addresses=())
         return Name(host=own, addresses=tuple(dict.fromkeys(str(e[4][0]) for e in found)))
-    known_as = [files.read_text(root / each) for each in _NAME_FILES]
+    known_as = [files.read_text(root, each) for each in _NAME_FILES]
     host = next(filter(None, known_as), None)
-    lines = (files.read_text(root / "etc/hosts") or "").splitlines()
+    lines = (files.read_text(root, "etc/hosts") or "").splitlines()
     known = [words[0] for line in lines if host in (words := line.partition("#")[0].split())[1:]]
     return Name(host=host, addresses=tuple(known) or None)
 
@@ -127,11 +127,11 @@ def _pids_files(cgroup: str) -> list[str]:
 def _package_versions(root: Path) -> dict[str, str | None]:
     """Versions of the fabric manager as the package manager and its own log have them."""
     found: dict[str, str | None] = {}
-    log = files.tail_text(root / "var/log/fabricmanager.log", files.MOST_BYTES)
+    log = files.tail_text(root, "var/log/fabricmanager.log", files.MOST_BYTES)
     said = re.findall(r"Fabric Manager version\s*(?:is)?\s*:?\s*(\d[\d.]+)", log or "")
     if said:
         found["var/log/fabricmanager.log"] = said[-1]
-    text = files.read_text(root / "var/lib/dpkg/status", 16 << 20) or ""
+    text = files.read_text(root, "var/lib/dpkg/status", 16 << 20) or ""
     for block in text.split("\n\n"):
         name = re.match(r"Package: (\S+)", block)
         if name and _SELECTED.fullmatch(name[1]) and "Status: install ok installed" in block:
@@ -141,14 +141,10 @@ def _package_versions(root: Path) -> dict[str, str | None]:
 
 
 def _processes(root: Path) -> Iterator[Process]:
-    try:
-        entries = sorted(int(name) for name in os.listdir(root / "proc") if name.isdecimal())  # noqa: PTH208
-    except OSError:
-        return
-    for pid in entries:
-        text = files.read_text(root / f"proc/{pid}/stat", 4096)
+    for pid in sorted(int(name) for name in files.names(root, "proc") if name.isdecimal()):
+        text = files.read_text(root, f"proc/{pid}/stat", 4096)
         if text is None:
-            if name := files.read_text(root / f"proc/{pid}/comm", 256):
+            if name := files.read_text(root, f"proc/{pid}/comm", 256):
                 yield Process(pid, name, "?")
             continue
         head, _, rest = text.rpartition(")")
@@ -160,11 +156,21 @@ def _unmapped(root: Path, segments: list[str]) -> tuple[tuple[str, ...], bool]:
     if not segments:
         return (), False
     left, unseen = {f"/{name}" for name in segments}, False
-    for path in (root / "proc").glob("[0-9]*/maps"):
-        text = files.read_text(path, 16 << 20)
+    for pid in filter(str.isdecimal, files.names(root, "proc")):
+        name = f"proc/{pid}/maps"
+        if not os.path.lexists(root / name):
+            continue
+        text = files.read_text(root, name, 16 << 20)
         unseen |= text is None
         left -= {name for name in left if name in (text or "")}
     return tuple(sorted(name.lstrip("/") for name in left)), unseen
+
+
+def _is_writable(root: Path, name: str) -> bool:
+    try:
+        return os.access(files.below(root, name), os.R_OK | os.W_OK)
+    except OSError:
+        return False
 
 
 def _clock_synchronised() -> bool | None:
@@ -187,7 +193,7 @@ def _acs(root: Path, found: Files) -> tuple[str, ...] | None:
         kind = found.number(f"sys/bus/pci/devices/{name}/class")
         if kind is None or kind >> 8 != _BRIDGE:
             continue
-        config = _bytes(root / f"sys/bus/pci/devices/{name}/config")
+        config = _bytes(root, f"sys/bus/pci/devices/{name}/config")
         if len(config) <= 0x100:  # the rest is for root alone
             continue
         seen = True
@@ -208,9 +214,9 @@ def _acs_control(config: bytes) -> int | None:
     return None
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(root: Path, name: str) -> bytes:
     try:
-        with open_regular(path) as file:
+        with open_regular(files.below(root, name)) as file:
             return file.read(4096) or b""
     except OSError:
         return b""

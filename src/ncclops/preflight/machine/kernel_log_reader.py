@@ -31,13 +31,13 @@ _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\
 
 def read_log(root: Path) -> KernelLog:
     """What there is of the log below ``root``."""
-    uptime = _number(files.read_text(root / "proc/uptime"))
+    uptime = _number(files.read_text(root, "proc/uptime"))
     now = time.time()
     if root == Path("/") and (text := _kmsg()) is not None:
         return KernelLog(source="/dev/kmsg", lines=tuple(_lines(text, uptime, now)))
     first = None
     for name in _KEPT:  # one may be there and empty, as after its rotation
-        text = files.tail_text(root / name, _MOST_BYTES)
+        text = files.tail_text(root, name, _MOST_BYTES)
         if text is None:
             continue
         first = first or f"/{name}"

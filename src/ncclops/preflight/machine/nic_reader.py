@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ncclops.preflight.machine import files
@@ -14,10 +13,7 @@ _USUAL_GIDS = 16
 
 def devices(root: Path) -> list[str]:
     """The RDMA devices below ``root``, by name."""
-    try:
-        return sorted(os.listdir(root / "sys/class/infiniband"))  # noqa: PTH208 - names
-    except OSError:
-        return []
+    return files.names(root, "sys/class/infiniband")
 
 
 def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""How long a job takes until its last rank trains: after the launch, and after a rank was killed.
+
+    python scripts/bench_start.py [--ranks 8] [--repeat 5]
+
+Side by side, in turns, in one run: torchrun, ``ncclops launch`` with every worker started afresh,
+and with workers forked from one process that has imported torch. The script is a minimal training
+script, DDP and an optimizer over Gloo. What is measured ends with the first step of the last rank.
+After a kill all ranks start in new processes, which is what torchrun does. Where the job does not
+come up again within four restarts, the table says nan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = """
+import os, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 8)).sum().backward()
+optimizer.step()
+attempt = min(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), 1)
+path = f"{attempt}-{dist.get_rank()}"
+with open(path + ".part", "w") as file:
+    file.write(f"{os.getpid()} {time.time()}")
+os.rename(path + ".part", path)
+if attempt == 0:
+    time.sleep(600)
+dist.barrier()
+dist.destroy_process_group()
+"""
+BIN = Path(sys.executable).parent
+WAYS = {
+    "torchrun": [str(BIN / "torchrun"), "--standalone"],
+    "ncclops, afresh": [str(BIN / "ncclops"), "launch", "--no-warm-start"],
+    "ncclops, forked": [str(BIN / "ncclops"), "launch", "--warm-start"],
+}
+OURS = ["--profile", "local-cpu", "--restart", "process", "--timeout", "stop_grace=1s"]
+
+
+def measure(way: str, ranks: int) -> tuple[float, float, float]:
+    """Seconds from the launch to the first step of the last rank, the same from the kill of one
+    rank to its successors' first step, and of CPU of all processes."""
+    common = [f"--nproc-per-node={ranks}", "--max-restarts=4"]
+    command = [*WAYS[way], *(OURS if way.startswith("ncclops") else []), *common, "train.py"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "train.py").write_text(SCRIPT)
+        output = (directory / "output").open("wb")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.time()
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environ,
+            stdout=output,
+            stderr=output,
+        )
+        first = ends(directory, 0, ranks, process)
+        killed = time.time()
+        os.kill(first[ranks - 1][0], signal.SIGKILL)
+        came_up = process.wait() == 0
+        second = ends(directory, 1, ranks, process) if came_up else [(0, math.nan)]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return max(at for _, at in first) - began, max(at for _, at in second) - killed, cpu
+
+
+def ends(
+    directory: Path, attempt: int, ranks: int, process: subprocess.Popen[bytes]
+) -> list[tuple[int, float]]:
+    """Each rank's PID and the time of its first step, once all have written theirs."""
+    paths = [directory / f"{attempt}-{rank}" for rank in range(ranks)]
+    while not all(path.exists() for path in paths):
+        if process.poll() not in (None, 0):
+            said = (directory / "output").read_text()
+            raise SystemExit(f"{process.args!r}: exit code {process.returncode}\n{said}")
+        time.sleep(0.02)  # the launchers have no event for it, and it is on neither's account
+    written = [path.read_text().split() for path in paths]
+    return [(int(pid), float(at)) for pid, at in written]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
+    for _ in range(options.repeat):
+        for way, values in found.items():
+            values.append(measure(way, options.ranks))
+    median = {
+        way: [statistics.median(each) for each in zip(*found[way], strict=True)] for way in WAYS
+    }
+    base = median["torchrun"]
+    print(
+        f"{options.ranks} ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
+        f" medians of {options.repeat}, in seconds (share of torchrun's)"
+    )
+    print("| | start | after a kill | CPU of all processes |\n|---|---|---|---|")
+    for way, values in median.items():
+        cells = (f"{value:.1f} ({value / of:.2f})" for value, of in zip(values, base, strict=True))
+        print(f"| {way} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

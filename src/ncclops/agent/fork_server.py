@@ -1,0 +1,204 @@
+"""Workers that are forked on this node instead of started afresh: the agent's side.
+
+The process itself is ``ncclops.worker.fork_server``, which says when a fork is safe. Whatever
+comes between, workers are started afresh, and the log of the agent says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ncclops.agent import workers
+from ncclops.agent.condition import Condition
+from ncclops.agent.job import Job
+from ncclops.exhausted import described
+from ncclops.record import fork_messages, variables
+from ncclops.record.fork_messages import (
+    FORK_SERVER_FD,
+    FORK_SERVER_IMPORTS,
+    Forked,
+    ForkMessage,
+    Ready,
+    Unfit,
+)
+from ncclops.record.regular_file import append_regular
+
+log = logging.getLogger(__name__)
+
+# A fork takes milliseconds, or some tenths of a second where memory is short.
+_FORK_LIMIT_S = 5.0
+# Read when process groups and devices are made: the imports of the server do not depend on them.
+_READ_LATER = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES")
+
+
+class ForkServers:
+    """The fork server of this node, made anew where the environment of workers changes.
+
+    Made and used in the agent's event loop.
+    """
+
+    def __init__(self, job: Job, condition: Condition) -> None:
+        self._job, self._condition = job, condition
+        self._server: ForkServer | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes that outlive an attempt."""
+        return set() if self._server is None else {self._server.pid}
+
+    def begin(self, environ: Mapping[str, str]) -> None:
+        """Start a server for workers with ``environ``, unless they are to be started afresh."""
+        if self._job.warm_imports is None:
+            return
+        self.close()
+        try:
+            self._server = ForkServer(self._job, environ, self._condition.notify)
+        except OSError as error:
+            log.warning("workers are started afresh: no fork server: %s", described(error))
+
+    async def for_workers(
+        self, environs: Iterable[Mapping[str, str]], give_up: Callable[[], object]
+    ) -> ForkServer | None:
+        """A server that can fork workers with each of ``environs``; None: start them afresh.
+
+        Waits until it has imported, as the workers would have to themselves, or ``give_up()``.
+        """
+        first, *others = environs
+        if self._server is not None and not self._server.fits(first):
+            self.begin(first)
+        server = self._server
+        if server is None or not all(server.fits(each) for each in others):
+            return None
+        await self._condition.until(lambda: server.is_ready is not None or give_up())
+        return server if server.is_ready else None
+
+    def close(self) -> None:
+        """End the server; its workers go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class ForkServer:
+    """A running server, started with the command line and (mostly) the ``environ`` of a worker.
+
+    ``is_ready`` is None while it imports, and False once it can fork no more. Raises ``OSError``.
+    """
+
+    def __init__(self, job: Job, environ: Mapping[str, str], changed: Callable[[], None]) -> None:
+        self.is_ready: bool | None = None
+        self._environ = _at_import(environ)
+        self._changed = changed
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started = {
+            variables.AGENT_PID: str(os.getpid()),
+            FORK_SERVER_FD: str(theirs.fileno()),
+            FORK_SERVER_IMPORTS: json.dumps(job.warm_imports),
+        }
+        try:
+            with theirs, append_regular(job.run.paths.fork_server_log) as output:
+                self._process = subprocess.Popen(
+                    job.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**environ, **started},
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.settimeout(_FORK_LIMIT_S)
+        asyncio.get_running_loop().add_reader(self._socket, self._on_message)
+
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._process.pid
+
+    def fits(self, environ: Mapping[str, str]) -> bool:
+        """Whether the imports of a worker with ``environ`` would see what the server's saw."""
+        return _at_import(environ) == self._environ
+
+    def fork(self, environ: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """A new worker with ``environ``, a child of this process: its PID.
+
+        ``descriptors`` are its standard input, output and error, and its end of the socket for
+        commands. Raises ``OSError`` where there is none; the server may be of no more use then.
+        """
+        with os.fdopen(os.memfd_create("environ"), "w+b", buffering=0) as file:
+            file.write(json.dumps(dict(environ)).encode())
+            sent = [file.fileno(), *descriptors]
+            try:
+                socket.send_fds(self._socket, [fork_messages.REQUEST], sent)
+                answer = self._answer()
+            except OSError as error:
+                self._end(described(error))
+                raise
+        if not isinstance(answer, Forked):
+            raise OSError(errno.EAGAIN, f"the fork server: {answer}")
+        try:
+            os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            self._end("its workers do not become children of the agent")
+            os.kill(answer.pid, signal.SIGKILL)
+            raise
+        return answer.pid
+
+    def _answer(self) -> ForkMessage | None:
+        try:
+            message = self._socket.recv(fork_messages.MOST_BYTES)
+        except TimeoutError:
+            # It may just have forked: what it has said by its end counts.
+            self._end(f"it did not answer within {_FORK_LIMIT_S:g} s")
+            self._process.kill()
+            self._process.wait()
+            message = self._socket.recv(fork_messages.MOST_BYTES)
+        if not message:
+            self._end("it has ended")
+        return fork_messages.decode(message)
+
+    def close(self) -> None:
+        """End the process; its workers go on."""
+        self._end(None)
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _on_message(self) -> None:
+        message = fork_messages.decode(self._socket.recv(fork_messages.MOST_BYTES))
+        if isinstance(message, Ready):
+            self.is_ready = True
+            log.info("the fork server (pid %d) is ready after %.1f s", self.pid, message.seconds)
+            for name, why in message.not_imported.items():
+                log.warning("the fork server cannot import %s: %s", name, why)
+        else:
+            self._end(message.why if isinstance(message, Unfit) else "it has ended")
+        self._changed()
+
+    def _end(self, why: str | None) -> None:
+        if self.is_ready is False:
+            return
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self.is_ready = False
+        if why is not None:
+            log.warning("workers are started afresh: the fork server: %s", why)
+
+
+def _at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of ``environ``, what the code of an imported module, or its library, may have read."""
+    later = workers.identity_names().union(variables.OURS)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in later and not name.startswith(_READ_LATER)
+    }

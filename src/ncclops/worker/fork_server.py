@@ -1,0 +1,191 @@
+"""Workers forked from one process that has imported torch: the fork server of a node.
+
+``import torch`` takes seconds of a core, in every rank, at every start. The agent starts this
+process once, with the command line of a worker (so that its workers look like others in ``ps``)
+and before it meets the other nodes. It imports, and forks a worker for each request.
+
+A fork copies what the kernel sees of a process and one thread of it. So it is done only where
+nothing else is there to be copied: no second thread, whose locks would stay locked, and no device
+of CUDA, whose driver does not survive a fork. A server that has either says so and ends; its
+workers are then started as usual.
+
+A worker is to be the agent's own child, as one that is started afresh: what a parent alone may do
+is wait for it, and have the kernel end it with the parent. So it is forked twice. The process
+between ends at once, and the kernel gives its child to the next ancestor that asked for orphans
+(``host.prctl.become_subreaper``), which is the agent.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclops.receipts import recorder
+from ncclops.record import fork_messages
+from ncclops.record.fork_messages import (
+    FORK_SERVER_FD,
+    FORK_SERVER_IMPORTS,
+    Forked,
+    ForkMessage,
+    Ready,
+    Refused,
+    Unfit,
+)
+from ncclops.record.variables import COMMANDS_FD
+from ncclops.worker import parent_death
+
+# Files that a process has open once CUDA or ROCm is in use in it.
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+def serve_if_asked() -> None:
+    """Be the fork server, if the agent has started this process as one; else do nothing.
+
+    Returns in workers alone, each with its own environment and standard streams.
+    """
+    descriptor = os.environ.pop(FORK_SERVER_FD, None)
+    if descriptor is None:
+        return
+    imports = json.loads(os.environ.pop(FORK_SERVER_IMPORTS))
+    parent_death.tie_to_agent()
+    os.set_inheritable(int(descriptor), False)
+    _Server(socket.socket(fileno=int(descriptor))).serve(imports)
+
+
+class _Server:
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+
+    def serve(self, imports: Sequence[str]) -> None:
+        """Import, then fork until the agent hangs up. Returns in workers alone."""
+        began, failed = time.monotonic(), _import(imports)
+        _end_threads_that_are_prepared()
+        if (why := unfit()) is not None:
+            self._say(Unfit(why=why))
+            sys.exit(0)
+        gc.collect()
+        gc.freeze()  # a collection in a worker would otherwise write to, so copy, all pages
+        self._say(Ready(seconds=time.monotonic() - began, not_imported=failed))
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(
+                self._agent, fork_messages.MOST_BYTES, fork_messages.DESCRIPTORS
+            )
+            if not message:
+                sys.exit(0)  # the agent has ended, or needs no more workers
+            if len(descriptors) != fork_messages.DESCRIPTORS:
+                self._say(Refused(why=f"{len(descriptors)} descriptors came with the request"))
+            elif self._fork(descriptors):
+                return
+            for each in descriptors:
+                os.close(each)
+
+    def _fork(self, descriptors: Sequence[int]) -> bool:
+        """Whether this is the worker."""
+        pid_read, pid_write = os.pipe()
+        go_read, go_write = os.pipe()
+        try:
+            between = os.fork()
+        except OSError as error:
+            self._say(Refused(why=f"fork: {error.strerror}"))
+            between = -1
+        if between == 0 and _fork_again(pid_write):
+            for each in (pid_read, pid_write, go_write):
+                os.close(each)
+            self._agent.close()
+            _become_worker(go_read, descriptors)
+            return True
+        if between > 0:
+            os.close(pid_write)
+            pid_write = -1
+            os.waitpid(between, 0)  # from here on the worker is the agent's child
+            said = os.read(pid_read, 32).decode()
+            if said.isdecimal():
+                self._say(Forked(pid=int(said)))
+                os.write(go_write, b"g")
+            else:
+                self._say(Refused(why=f"fork: {said or 'it ended'}"))
+        for each in (pid_read, pid_write, go_read, go_write):
+            if each >= 0:
+                os.close(each)
+        return False
+
+    def _say(self, message: ForkMessage) -> None:
+        try:
+            self._agent.send(fork_messages.encode(message))
+        except OSError:
+            os._exit(0)  # the agent has ended
+
+
+def _fork_again(pid_write: int) -> bool:
+    """In the process between: whether this is the worker. The other one ends here."""
+    try:
+        if (pid := os.fork()) == 0:
+            return True
+        os.write(pid_write, str(pid).encode())
+    except OSError as error:
+        os.write(pid_write, str(error.strerror).encode()[:32])
+    os._exit(0)
+
+
+def _become_worker(go_read: int, descriptors: Sequence[int]) -> None:
+    """What an interpreter that is started afresh has: its own streams, session, environment."""
+    if os.read(go_read, 1) != b"g":
+        os._exit(1)  # the server has ended in between: nobody waits for this worker
+    os.close(go_read)
+    environment, *streams, commands = descriptors
+    os.setsid()
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+        os.close(each)
+    with os.fdopen(environment, "rb") as file:
+        file.seek(0)
+        environ: dict[str, str] = json.load(file)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.environ[COMMANDS_FD] = str(commands)
+    recorder.begin_as_worker()
+    # `random` seeds itself anew in a fork. numpy does not, and all ranks would draw the same.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def _import(names: Sequence[str]) -> dict[str, str]:
+    """Import ``names``; of those that cannot be, why."""
+    failed = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - whatever a module's own code raises
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _end_threads_that_are_prepared() -> None:
+    """OpenBLAS, which numpy loads, ends its threads before a fork and starts them on demand."""
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def unfit(proc: Path = Path("/proc/self")) -> str | None:
+    """Why a fork of the process under ``proc`` would not be safe; None if it is."""
+    main = (proc / "task").resolve().parent.name  # a thread has the number of its process
+    others = [task for task in (proc / "task").iterdir() if task.name != main]
+    if others:
+        names = sorted((task / "comm").read_text().strip() for task in others)
+        return f"the imports have started threads: {', '.join(names)}"
+    for descriptor in (proc / "fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith(_GPU_DEVICES):
+            return f"the imports have opened {target}"
+    return None

@@ -1,0 +1,241 @@
+"""Healthy machines as people have shown theirs: made after public listings, each with its source.
+
+What they have in common with those of ``machines`` is taken from there. Nothing is wrong with any
+of them, however odd some look: a tool that convicts one of them is not used a second time.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ncclops.profiles.model import PreflightNeeds
+from tests.preflight.machines import GIB, KINDS, Machine, add_device, make
+
+HGX = PreflightNeeds(nodes="many", rdma=True)
+
+
+def bare_infiniband(chance: random.Random) -> Machine:
+    """IP over InfiniBand is off; a card for Ethernet with one port of two in use.
+
+    imbue-ai/cluster-health#4: the eight ibp*s0 are Down, their ports ACTIVE.
+    """
+    machine = _of("hgx-ib", chance)
+    for index in range(8):
+        net = f"sys/class/infiniband/mlx5_{index}/device/net/ibp{index}s0"
+        machine.files |= {
+            f"{net}/operstate": "down",
+            f"{net}/mtu": "4092",
+            f"{net}/flags": "0x1002",
+        }
+    for index in (10, 11, 12, 13):
+        _ethernet(machine, index, speed="100 Gb/sec (4X EDR)", board="MT_0000000359")
+        if index % 2:
+            _no_cable(machine, index)
+            # Its link came up once, while somebody tried the cable.
+            port = f"sys/class/infiniband/mlx5_{index}/ports/1"
+            machine.files[f"{port}/counters/link_downed"] = "1"
+    machine.needs = replace(HGX, rdma_ports=8, rdma_gbps=400)
+    return machine
+
+
+def azure_nd(chance: random.Random) -> Machine:
+    """A virtual machine whose front end is an RDMA device as well, of 40 Gb/s and without address.
+
+    Azure/azhpc-diagnostics#59 (mlx5_an0), Azure/azhpc-images#154 (40, not a fault).
+    """
+    machine = _of("cloud-vm", chance)
+    _ethernet(machine, 8, speed="40 Gb/sec (4X QDR)", board="MT_0000000010")
+    top = "sys/class/infiniband/mlx5_8/ports/1"
+    for path in [p for p in machine.files if p.startswith((f"{top}/gid", f"{top}/gids"))]:
+        del machine.files[path]
+    machine.files[f"{top}/gids/0"] = "0000:0000:0000:0000:0000:0000:0000:0000"
+    machine.files[f"{top}/gid_attrs/types/0"] = ""
+    machine.needs = replace(HGX, rdma_ports=8, rdma_gbps=400)
+    return machine
+
+
+def two_networks_on_one_card(chance: random.Random) -> Machine:
+    """Storage at 200 Gb/s on one port, the front end at 25 on the other, of one board."""
+    machine = _of("hgx-roce", chance)
+    _ethernet(machine, 8, speed="200 Gb/sec (4X HDR)", board="MT_0000000540")
+    _ethernet(machine, 9, speed="25 Gb/sec (1X EDR)", board="MT_0000000540")
+    machine.files["sys/class/infiniband/mlx5_9/device/net/eth9/mtu"] = "9000"
+    machine.needs = replace(HGX, rdma_gbps=400)
+    return machine
+
+
+def aws_p5(chance: random.Random) -> Machine:
+    """Thirty-two EFA devices of 100 Gb/s; no umad, no addresses with types, few counters."""
+    machine = _of("efa", chance)
+    for index in range(8, 32):
+        add_device(machine, chance, index, f"rdmap{index}s0", efa=True, roce=False, virtual=True)
+    machine.needs = HGX
+    return machine
+
+
+def gcp_a3(chance: random.Random) -> Machine:
+    """No RDMA device: GPUDirect-TCPX goes over gVNIC."""
+    machine = _of("cloud-vm", chance)
+    for path in [p for p in machine.files if "infiniband" in p]:
+        del machine.files[path]
+    machine.needs = PreflightNeeds(nodes="many", rdma=False)
+    return machine
+
+
+def grace_hopper(chance: random.Random) -> Machine:
+    """One GPU beside an ARM processor: no NVLink to others, no fabric, no x86 flags.
+
+    leptonai/gpud#1206: GH200 has two forms, and its name holds that of another GPU.
+    """
+    machine = _grace(chance, "NVIDIA GH200 480GB", 1)
+    machine.gpus[0] |= {"links": [False] * 18, "fabric": {"state": 0, "status": 0}}
+    machine.gpus[0] |= {"pcie_width": 1, "pcie_width_max": 16}
+    return machine
+
+
+def grace_blackwell(chance: random.Random) -> Machine:
+    """Four GPUs of a rack: one cluster and clique, no fabric manager here (leptonai/gpud#1106)."""
+    machine = _grace(chance, "NVIDIA GB200", 4)
+    fabric = {
+        "state": 3,
+        "status": 0,
+        "cluster": "9c6f5af353bf49b5a436b66766c413c3",
+        "clique": 4026,
+    }
+    for gpu in machine.gpus:
+        gpu |= {"links": [True] * 18, "fabric": fabric}
+    machine.files["dev/nvidia-caps-imex-channels/channel0"] = ""
+    machine.imex = (True,)
+    return machine
+
+
+def workstation(chance: random.Random) -> Machine:
+    """Two cards that share the lanes of one slot, a screen, no ECC, no persistence, few files."""
+    machine = _of("pcie", chance, count=2)
+    for gpu in machine.gpus:
+        gpu |= {
+            "name": "NVIDIA GeForce RTX 4090",
+            "links": None,
+            "fabric": None,
+            "ecc_enabled": None,
+            "ecc_uncorrected": None,
+            "sram_uncorrected": None,
+            "sram_corrected": None,
+            "dram_corrected": None,
+            "rows_uncorrected": None,
+            "rows_pending": None,
+            "rows_failed": None,
+            "persistence": False,
+            "pcie_width": 8,
+            "pcie_width_max": 16,
+            "processes": [1733],
+        }
+    limits = machine.files["proc/self/limits"]
+    machine.files["proc/self/limits"] = re.sub(
+        r"Max open files\s+\d+", f"{'Max open files':25} 1024", limits
+    )
+    machine.needs = PreflightNeeds()
+    return machine
+
+
+def small_vm(chance: random.Random) -> Machine:
+    """2 GiB, one processor, nothing of NVIDIA, half of the memory for /dev/shm."""
+    machine = _of("cpu", chance)
+    machine.files |= {
+        "proc/meminfo": "MemTotal:        1970376 kB\nMemAvailable: 1500000 kB\n"
+        "HugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB",
+        "proc/mounts": "tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64 0 0",
+        "proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu hypervisor",
+        "proc/sys/fs/file-max": "196041",
+        "proc/sys/kernel/pid_max": "32768",
+        "proc/sys/kernel/threads-max": "15219",
+        "proc/self/limits": machine.files["proc/self/limits"].replace("4125423", "7609"),
+    }
+    machine.needs = PreflightNeeds()
+    return machine
+
+
+def pod_with_one_port(chance: random.Random) -> Machine:
+    """A pod that was given one device: /sys shows those of the host nevertheless."""
+    machine = _of("hgx-roce", chance)
+    machine.files[".dockerenv"] = ""
+    for index in range(1, 8):
+        del machine.files[f"dev/infiniband/uverbs{index}"]
+    machine.addresses = ("10.2.0.7",)
+    return machine
+
+
+def part_of_a_node(chance: random.Random) -> Machine:
+    """A Slurm job with two of eight GPUs: the others are in the driver's list all the same."""
+    machine = _of("hgx-ib", chance)
+    machine.gpus = machine.gpus[:2]
+    machine.driver["count"] = 2
+    machine.files["proc/self/cgroup"] = "0::/system.slice/slurmstepd.scope/job_812/step_0/user"
+    return machine
+
+
+MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
+    made.__name__.replace("_", " "): made
+    for made in (
+        bare_infiniband,
+        azure_nd,
+        two_networks_on_one_card,
+        aws_p5,
+        gcp_a3,
+        grace_hopper,
+        grace_blackwell,
+        workstation,
+        small_vm,
+        pod_with_one_port,
+        part_of_a_node,
+    )
+}
+
+
+def _of(kind: str, chance: random.Random, count: int | None = None) -> Machine:
+    """A machine of ``kind``, of ``machines``; with so many GPUs."""
+    while True:
+        machine = make(KINDS.index(kind) + len(KINDS) * chance.randrange(1000))
+        if count is None or len(machine.gpus) == count:
+            return machine
+
+
+def _grace(chance: random.Random, name: str, count: int) -> Machine:
+    """GPUs beside ARM processors."""
+    machine = _of("pcie", chance, 4)
+    machine.gpus = machine.gpus[:count]
+    machine.driver |= {"version": "580.95.05", "cuda": 13000, "count": count}
+    machine.files |= {
+        "proc/cpuinfo": "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve\n"
+        "CPU implementer\t: 0x41\nCPU part\t: 0xd4f",
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64"
+        "  580.95.05  Release Build",
+    }
+    listed = sorted(p for p in machine.files if p.startswith("proc/driver/nvidia/gpus/"))
+    for path in listed[count:]:
+        del machine.files[path]
+    for gpu in machine.gpus:
+        gpu |= {"name": name, "memory_total_bytes": 186 * GIB}
+    machine.needs = PreflightNeeds()
+    return machine
+
+
+def _ethernet(machine: Machine, index: int, *, speed: str, board: str) -> None:
+    add_device(
+        machine, random.Random(index), index, f"mlx5_{index}", efa=False, roce=True, virtual=False
+    )
+    top = f"sys/class/infiniband/mlx5_{index}"
+    machine.files |= {f"{top}/board_id": board, f"{top}/ports/1/rate": speed}
+
+
+def _no_cable(machine: Machine, index: int) -> None:
+    top = f"sys/class/infiniband/mlx5_{index}"
+    machine.files |= {
+        f"{top}/ports/1/state": "1: DOWN",
+        f"{top}/ports/1/phys_state": "2: Polling",
+        f"{top}/device/net/eth{index}/operstate": "down",
+    }
+    machine.files.pop(f"{top}/device/net/eth{index}/carrier", None)

@@ -1,0 +1,320 @@
+"""From what hosts have told and seen to the verdict: the cause is the smallest, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from ncclops.preflight.edges import schedule
+from ncclops.preflight.edges.explain import Edge, explain
+from ncclops.preflight.edges.judge import judge
+from ncclops.preflight.edges.model import Address, Cause, Facts, How, Outcome, Place, Seen, Verdict
+from ncclops.preflight.edges.schedule import edges_between
+from ncclops.preflight.edges.sentences import tell
+
+PORTS = tuple(range(33000, 60000, 1000))
+N = 6
+
+
+def host(number: int, *, net: int = 0, interface: str = "eth0", **more: Any) -> Facts:
+    """A host with one interface, and what ``more`` says."""
+    address = f"10.0.{net}.{number + 1}"
+    place = Place(
+        interface=interface,
+        address=address,
+        prefix=24,
+        family=4,
+        mtu=1500,
+        mac=f"02:00:00:00:00:{number:02x}",
+    )
+    given: dict[str, Any] = {
+        "name": f"n{number}",
+        "uid": f"{number:032x}",
+        "rank": number,
+        "boot_id": str(number),
+        "place": place,
+        "addresses": (Address(interface=interface, address=address, prefix=24, family=4),),
+        "ports": (29500, *PORTS),
+        "port_range": (32768, 60999),
+    }
+    return Facts(**(given | more))
+
+
+def with_address(facts: Facts, interface: str, address: str) -> Facts:
+    more = Address(interface=interface, address=address, prefix=24, family=4)
+    return msgspec.structs.replace(facts, addresses=(*facts.addresses, more))
+
+
+def dead(dst: int, how: How = "timeout", **more: Any) -> Seen:
+    return Seen(dst=dst, failed=dict.fromkeys((0, 1, 9, 18), how), **more)
+
+
+def outcomes(seen: dict[Edge, Seen], n: int = N, **more: Any) -> dict[int, Outcome]:
+    by_src: dict[int, list[Seen]] = {number: [] for number in range(n)}
+    for (src, _), each in seen.items():
+        by_src[src].append(each)
+    return {
+        src: Outcome(src=src, seen=tuple(each), rtt_ms=0.2, **more) for src, each in by_src.items()
+    }
+
+
+def judged(
+    hosts: Iterable[Facts], seen: dict[Edge, Seen], again: dict[Edge, Seen] | None = None
+) -> Verdict:
+    given = tuple(hosts)
+    first = outcomes(seen, len(given))
+    second = outcomes(seen if again is None else again, len(given))
+    verdict = judge(given, first, second, expected=len(given), least=len(given))
+    assert all(each.what and each.remedy for each in tell(verdict))
+    return verdict
+
+
+def failures(verdict: Verdict) -> list[Cause]:
+    return [each for each in verdict.causes if each.severity == "FAIL"]
+
+
+def ports_seen(dst: int, failed: Iterable[int], sources: dict[int, int]) -> Seen:
+    lost = set(failed)
+    passed = tuple(slot for slot in range(1, len(PORTS) + 1) if slot not in lost)
+    return Seen(
+        dst=dst,
+        failed=dict.fromkeys(lost, "timeout"),
+        passed=passed,
+        sources=sources,
+        repeated=True,
+    )
+
+
+def test_a_firewall_without_state_is_one_cause() -> None:
+    """Host 2 drops what comes to its ports 40000 to 49999: what is opened there, and answers."""
+    blocked = [slot for slot, port in enumerate(PORTS, 1) if 40000 <= port < 50000]
+    seen = {(src, 2): ports_seen(2, blocked, {}) for src in range(N) if src != 2}
+    for dst in range(N):
+        if dst != 2:
+            sources = {slot: 33000 + (slot * 7919 + dst * 613) % 27000 for slot in range(1, 28)}
+            lost = [slot for slot, port in sources.items() if 40000 <= port < 50000]
+            seen[2, dst] = ports_seen(dst, lost, sources)
+    (cause,) = failures(judged(map(host, range(N)), seen))
+    assert (cause.kind, cause.shape, cause.a, cause.edges) == ("ports", "host-in", (2,), 10)
+    assert (cause.blocked[0], cause.blocked[-1]) == (40000, 49000)
+    (told,) = tell(judged(map(host, range(N)), seen))
+    assert "keeps no state" in told.what
+
+
+def test_ports_that_fail_both_ways_for_themselves_are_both_said() -> None:
+    """Two rules, one for each direction: local ports do not explain what fails."""
+    seen = {}
+    for other in (0, 1, 3, 4, 5):
+        seen[other, 2] = ports_seen(2, (5, 6, 7), dict.fromkeys(range(1, 28), 58000))
+        seen[2, other] = ports_seen(other, (20, 21), dict.fromkeys(range(1, 28), 33000))
+    causes = failures(judged(map(host, range(N)), seen))
+    assert {cause.kind for cause in causes} == {"ports"}
+    assert sum(cause.edges for cause in causes) == 10
+
+
+def test_losses_are_no_rule_for_ports() -> None:
+    """What failed here and there passed when it was repeated."""
+    seen, again = {}, {}
+    for other in (0, 1, 3, 4):
+        for src, dst in ((2, other), (other, 2)):
+            seen[src, dst] = ports_seen(dst, (3 + src, 9, 14 + dst), {})
+            left = ports_seen(dst, (9,), {})
+            again[src, dst] = msgspec.structs.replace(left, lost=4)
+    again[2, 5] = seen[2, 5] = ports_seen(5, (), {})  # the sixth host was lucky, the first time
+    verdict = judged(map(host, range(5)), {e: s for e, s in seen.items() if 5 not in e}, again)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.shape, cause.a) == ("loss", "host", (2,))
+
+
+def test_ports_that_may_have_failed_by_chance_are_unknown() -> None:
+    """For lack of time they were not repeated."""
+    seen = {
+        edge: msgspec.structs.replace(ports_seen(edge[1], (5,), {}), repeated=False)
+        for edge in ((0, 1), (2, 1), (3, 1))
+    }
+    verdict = judged(map(host, range(N)), seen)
+    assert not verdict.causes
+    assert verdict.unknown_edges == 3
+
+
+def test_what_there_was_no_time_to_repeat_is_lost_like_the_rest() -> None:
+    """Three hosts lose connections to host 1 here and there; one had time to repeat them."""
+    seen = {(src, 1): ports_seen(1, (5, 9, 14), {}) for src in (0, 2, 3)}
+    again = {
+        edge: msgspec.structs.replace(each, repeated=edge == (0, 1), lost=4 * (edge == (0, 1)))
+        for edge, each in seen.items()
+    }
+    verdict = judged(map(host, range(4)), seen, again)
+    assert [(each.kind, each.shape, each.a) for each in verdict.causes] == [
+        ("loss", "host-in", (1,))
+    ]
+
+
+def test_one_connection_that_was_lost_convicts_nobody() -> None:
+    once = ports_seen(1, (4,), {})
+    again = msgspec.structs.replace(ports_seen(1, (), {}), lost=1)
+    verdict = judged(map(host, range(N)), {(0, 1): once}, {(0, 1): again})
+    assert [(each.kind, each.severity) for each in verdict.causes] == [("flaky", "CANNOT-TELL")]
+
+
+def test_an_interface_that_one_host_lacks() -> None:
+    """The others listen on ib0, and all of them have an address where the one listens."""
+    hosts = [
+        with_address(host(number, net=9, interface="ib0"), "eth0", f"10.0.0.{number + 1}")
+        for number in range(N)
+    ]
+    hosts[2] = host(2)
+    seen = {(2, dst): dead(dst) for dst in range(N) if dst != 2}
+    verdict = judged(hosts, seen)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.hosts) == ("interface-missing", (2,))
+    assert "NCCL_SOCKET_IFNAME=eth0" in tell(verdict)[0].remedy
+
+
+def test_another_family_is_named_as_such() -> None:
+    """Two hosts have IPv6 alone; the others would listen on their IPv4 addresses."""
+    hosts = []
+    for number in range(N):
+        six = Address(interface="eth0", address=f"fd00::{number + 1}", prefix=64, family=6)
+        facts = msgspec.structs.replace(
+            host(number), addresses=(*host(number).addresses[: number < 4], six)
+        )
+        if number >= 4:
+            place = Place(interface="eth0", address=six.address, prefix=64, family=6, mtu=1500)
+            facts = msgspec.structs.replace(facts, place=place)
+        hosts.append(facts)
+    seen = {(src, dst): dead(dst, "unreachable") for src in (4, 5) for dst in range(4)}
+    verdict = judged(hosts, seen)
+    (cause,) = failures(verdict)
+    assert cause.kind == "wrong-interface"
+    assert "NCCL_SOCKET_FAMILY=AF_INET6" in tell(verdict)[0].remedy
+
+
+def test_a_bridge_with_one_address_on_every_host_excludes_nobody() -> None:
+    hosts = []
+    for number in range(N):
+        place = Place(interface="cni0", address="10.244.0.1", prefix=24, family=4, mtu=1500)
+        facts = with_address(host(number), "cni0", "10.244.0.1")
+        hosts.append(msgspec.structs.replace(facts, place=place))
+    verdict = judged(hosts, {})
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.hosts) == ("address-everywhere", ())
+    hosts[0] = msgspec.structs.replace(hosts[0], conflict="02:00:00:00:00:99")
+    (cause,) = (each for each in failures(judged(hosts, {})) if not each.facts.get("their_mac"))
+    assert cause.kind == "duplicate-address"
+
+
+def test_two_hosts_with_one_hardware_address() -> None:
+    """Said where connections with them fail: containers of one machine may share it well."""
+    hosts = [host(number) for number in range(N)]
+    place = hosts[2].place
+    assert place is not None
+    mac = "02:00:00:00:00:03"
+    hosts[2] = msgspec.structs.replace(hosts[2], place=msgspec.structs.replace(place, mac=mac))
+    assert not judged(hosts, {}).causes
+    seen = {(0, 2): ports_seen(2, (3, 4, 17), {}), (3, 2): dead(2)}
+    (cause,) = failures(judged(hosts, seen))
+    assert (cause.kind, cause.a) == ("duplicate-mac", (2, 3))
+
+
+def test_a_host_with_few_descriptors_convicts_no_edge() -> None:
+    hosts = [host(number) for number in range(N)]
+    hosts[3] = host(3, files=64, ports=())
+    seen = {(0, 3): dead(3, "silent"), (1, 3): dead(3, "silent")}
+    (cause,) = failures(judged(hosts, seen))
+    assert (cause.kind, cause.hosts) == ("files", (3,))
+
+
+def test_one_host_with_a_wrong_neighbour_convicts_no_address() -> None:
+    """The others find host 3 where it is: it is one host's table."""
+    seen = {
+        (1, 3): dead(3, "unreachable", mac="02:00:00:00:00:99"),
+        (3, 1): dead(1),
+    }
+    hosts = [host(number, macs=(f"02:00:00:00:00:{number:02x}",)) for number in range(N)]
+    first = {
+        src: msgspec.structs.replace(each, macs_agree=4) for src, each in outcomes(seen).items()
+    }
+    verdict = judge(tuple(hosts), first, first, expected=N, least=N)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.shape) == ("unreachable", "pair")
+    assert "ip neigh" in tell(verdict)[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("usual", "edges", "slow"),
+    [
+        (0.2, {(0, 1)}, True),
+        (20.0, {(0, 1)}, False),
+        (80.0, {(0, 1)}, False),
+        (80.0, edges_between(range(N), range(N)), True),
+    ],
+)
+def test_what_is_slow_goes_by_what_is_usual(usual: float, edges: set[Edge], slow: bool) -> None:
+    """60 ms among hosts that are 20 ms apart are no finding; if all edges take that, they are."""
+    seen = {edge: Seen(dst=edge[1], passed=(1,), rtt_ms=60.0) for edge in edges}
+    first = {
+        src: msgspec.structs.replace(each, rtt_ms=usual) for src, each in outcomes(seen).items()
+    }
+    verdict = judge(tuple(map(host, range(N))), first, {}, expected=N, least=N)
+    assert [each.kind for each in verdict.causes] == (["slow"] if slow else [])
+
+
+def test_a_host_with_little_bandwidth_is_said_and_not_convicted() -> None:
+    """1 Mbit/s out of host 2, seen from both ends; where all are so slow, nobody is an outlier."""
+    seen = {(2, dst): Seen(dst=dst, passed=(1,), out_s=0.5, in_s=0.01) for dst in (0, 1, 3, 4, 5)}
+    seen |= {(src, 2): Seen(dst=2, passed=(1,), out_s=0.01, in_s=0.5) for src in (0, 1, 3, 4, 5)}
+    for usual, kinds in ((0.001, ["bandwidth"]), (0.4, [])):
+        first = {
+            src: msgspec.structs.replace(each, data_s=usual) for src, each in outcomes(seen).items()
+        }
+        verdict = judge(tuple(map(host, range(N))), first, {}, expected=N, least=N)
+        assert [each.kind for each in verdict.causes] == kinds
+        for cause in verdict.causes:
+            assert (cause.severity, cause.shape, cause.a) == ("WARN", "host-out", (2,))
+            assert not cause.hosts
+        assert all("1.0 Mbit/s" in each.what for each in tell(verdict))
+
+
+def test_of_a_host_that_has_fallen_silent_nothing_is_counted() -> None:
+    """Neither its edges nor another round of them: the others need not wait for it."""
+    seen = {(src, 3): dead(3, "silent") for src in (0, 1, 2, 4, 5)}
+    first = {src: each for src, each in outcomes(seen).items() if src != 3}
+    assert schedule.again(N, first) == {}
+    verdict = judge(tuple(map(host, range(N))), first, {}, expected=N, least=N)
+    assert [each.kind for each in failures(verdict)] == ["silent"]
+    assert (verdict.failed_edges, verdict.unknown_edges) == (0, 10)
+
+
+def test_a_host_that_dies_between_the_rounds_is_silent() -> None:
+    """What refuses connections then is no firewall."""
+    seen = {(src, 3): ports_seen(3, (4, 5, 6, 7), {}) for src in (0, 1, 2, 4, 5)}
+    refused = {edge: dead(3, "refused") for edge in seen}
+    first, second = outcomes(seen), outcomes(refused)
+    del second[3]
+    verdict = judge(tuple(map(host, range(N))), first, second, expected=N, least=N)
+    assert [each.kind for each in failures(verdict)] == ["silent"]
+
+
+def never(edge: Edge) -> bool:
+    return False
+
+
+def test_a_host_and_some_of_the_others_are_one_finding() -> None:
+    """Without a conviction: host 5 works with hosts 0 and 4."""
+    failed = edges_between((1, 2, 3), (5,)) | edges_between((5,), (1, 2, 3))
+    (claim,) = explain(range(N), failed, never)
+    assert claim.shape == "group"
+    assert claim.both_ways
+    assert {claim.a, claim.b} == {(1, 2, 3), (5,)}
+
+
+def test_a_subnet_that_reaches_nobody_is_one_finding() -> None:
+    """Not its own hosts either: one claim, not one for each network."""
+    failed = edges_between((0, 1, 2), range(N))
+    groups = {"subnet": {"10.0.1.0/24": [0, 1, 2], "10.0.2.0/24": [3, 4, 5]}}
+    (claim,) = explain(range(N), failed, never, groups)
+    assert (claim.shape, claim.a, claim.by) == ("group", (0, 1, 2), "subnet: 10.0.1.0/24")
