@@ -139,24 +139,30 @@ class Monitor:
         self._selector.register(self._link, selectors.EVENT_READ, self._on_link)
         self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
         self._need_addresses(self._rank)
-        next_tick = time.monotonic()
+        # When the main process started this one: the machine may have been stopped since then.
+        next_tick = self._page.monitor_tick
         while not self._done:
-            for key, _ in self._selector.select(max(0.0, next_tick - time.monotonic())):
+            ready = self._selector.select(max(0.0, next_tick - time.monotonic()))
+            self._forgive_if_overslept(next_tick)
+            for key, _ in ready:
                 if key in self._selector.get_map().values():  # an earlier one may have ended it
                     key.data()
             now = time.monotonic()
             if now >= next_tick:
-                self._tick(now, late_s=now - next_tick)
+                self._tick(now)
                 next_tick = now + min(self._interval_s, CONFIRM_WITHIN_S)
         self._ring.leave()
 
     # --- time ---------------------------------------------------------------------------------
 
-    def _tick(self, now: float, late_s: float) -> None:
-        self._page.monitor_tick = now
-        if late_s > _OVERSLEPT_S:
+    def _forgive_if_overslept(self, tick_due: float) -> None:
+        now = time.monotonic()
+        if now - tick_due > _OVERSLEPT_S:
             self._forgive_until = now
             self._ring.postpone(now)
+
+    def _tick(self, now: float) -> None:
+        self._page.monitor_tick = now
         self._ring.tick(now)
         if not self._reports.main_is_gone and self._main.has_ended_unannounced():
             self._on_main_death()
