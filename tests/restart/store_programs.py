@@ -12,13 +12,17 @@ from scenarios import FAST, Worker, seconds
 
 from ncclops import restart as inprocess
 
-TIMING = {
-    **FAST,
-    "soft_timeout": seconds(20),
-    "hard_timeout": seconds(30),
-    "heartbeat_timeout": seconds(10),
-    "barrier_timeout": seconds(60),
-}
+
+def timing(worker: Worker) -> dict[str, Any]:
+    """A rank waits for an answer of the store for 0.4 of the barrier's timeout."""
+    barrier_s = worker.parameters.get("barrier_s", 60)
+    return {
+        **FAST,
+        "soft_timeout": seconds(barrier_s / 3),
+        "hard_timeout": seconds(barrier_s / 2),
+        "heartbeat_timeout": seconds(barrier_s / 6),
+        "barrier_timeout": seconds(barrier_s),
+    }
 
 
 def working(worker: Worker) -> Any:
@@ -40,7 +44,7 @@ def working(worker: Worker) -> Any:
         return worker.finish(call)
 
     try:
-        return worker.wrap(main, **TIMING)()
+        return worker.wrap(main, **timing(worker))()
     except inprocess.exception.StoreGone as error:
         worker.note("cut off", error=str(error))
         while worker.parameters.get("lingers") and not (worker.directory / "end").exists():
@@ -50,7 +54,7 @@ def working(worker: Worker) -> Any:
 
 def waiting_in_the_barrier(worker: Worker) -> Any:
     """The one of fault_programs, with time for a connection to be made again."""
-    return fault_programs.waiting_in_the_barrier(worker, TIMING)
+    return fault_programs.waiting_in_the_barrier(worker, timing(worker))
 
 
 def finishing(worker: Worker) -> Any:
@@ -64,4 +68,4 @@ def finishing(worker: Worker) -> Any:
             time.sleep(0.02)
         return f"iteration {call.iteration}"
 
-    return worker.wrap(main, **TIMING)()
+    return worker.wrap(main, **timing(worker))()

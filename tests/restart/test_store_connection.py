@@ -19,6 +19,8 @@ from .conftest import Job, wait_until
 from .test_faults import returned_from
 
 ALL_WELL = {0: 0, 1: 0, 2: 0}
+# Of the barrier: long enough for an answer that does not come, and for a new connection.
+SILENT_S = 25
 
 
 @pytest.fixture
@@ -98,7 +100,9 @@ def test_connections_that_break_just_before_a_fault(
 def test_connections_that_break_while_the_rank_waits_in_the_barrier(
     job: Job, proxy: StoreProxies, silent: bool
 ) -> None:
-    job.start(3, "store_programs:waiting_in_the_barrier").wait_for("finalize", count=3)
+    limit_s = SILENT_S if silent else 60
+    program = "store_programs:waiting_in_the_barrier"
+    job.start(3, program, barrier_s=limit_s).wait_for("finalize", count=3)
     time.sleep(0.5)  # nothing shows from outside that a rank waits in the barrier
     proxy.lose_connections(1, silent=silent)
     (job.directory / "go").touch()
@@ -122,7 +126,8 @@ def test_connections_that_are_dropped_without_a_sign(
     job: Job, proxy: StoreProxies, faulty: int
 ) -> None:
     """Nothing comes back on them any more; what is sent is even acknowledged."""
-    job.start(3, "store_programs:working", faulty=faulty).wait_for("entered", count=3)
+    program = "store_programs:working"
+    job.start(3, program, faulty=faulty, barrier_s=SILENT_S).wait_for("entered", count=3)
     proxy.lose_connections(1, silent=True)
     (job.directory / "go").touch()
     assert job.wait() == ALL_WELL
@@ -152,7 +157,8 @@ def test_the_others_go_on_without_a_rank_that_stays_cut_off(
 def test_the_others_go_on_without_a_rank_whose_path_to_the_store_swallows_everything(
     job: Job, proxy: StoreProxies
 ) -> None:
-    job.start(3, "store_programs:working", faulty=0).wait_for("entered", count=3)
+    program = "store_programs:working"
+    job.start(3, program, faulty=0, barrier_s=SILENT_S).wait_for("entered", count=3)
     proxy.cut_off(1, silent=True)
     (job.directory / "go").touch()
     assert job.wait() == {0: 0, 1: 1, 2: 0}
