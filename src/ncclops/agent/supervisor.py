@@ -44,7 +44,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 # What an agent that died leaves behind gets this long after SIGTERM: its workers are dead by
 # then, so only their helpers (loggers, uploaders) are left to flush something.
-_LEFTOVER_GRACE = timedelta(seconds=3)
+_LEFTOVER_GRACE = timedelta(seconds=6)
 _LOOK_EVERY_S = 1.0
 
 

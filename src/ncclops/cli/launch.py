@@ -137,7 +137,7 @@ def launch(
             rich_help_panel=_OURS,
             show_default=False,
             help="Fork workers from one process that has imported torch. Default: as the profile"
-            " says, else no.",
+            " says, else where the restart is in process.",
         ),
     ] = None,
     require_receipt: Annotated[

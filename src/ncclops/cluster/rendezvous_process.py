@@ -32,7 +32,7 @@ from ncclops.cluster.store_values import JobClaim, NodeFacts
 log = logging.getLogger("ncclops.cluster.rendezvous_process")  # it is __main__
 
 # How long recording that the agent has ended may take, before this process ends anyway.
-_RECORD_END_WITHIN_S = 3.0
+_RECORD_END_WITHIN_S = 6.0
 
 
 class RendezvousProcess:

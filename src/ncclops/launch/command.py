@@ -331,7 +331,8 @@ def _warm_imports(request: Resolved) -> tuple[str, ...] | None:
     warm = request.profile.warm_start
     # A wrapper of the interpreter may do something of its own for each rank, such as bind it.
     afresh = request.target.kind == "program" or "PYTHON_EXEC" in os.environ
-    return warm.imports if warm.enabled and not afresh else None
+    enabled = request.mode == "in-process" if warm.enabled is None else warm.enabled
+    return warm.imports if enabled and not afresh else None
 
 
 def _watch_rules(prepared: Prepared) -> WatchRules:

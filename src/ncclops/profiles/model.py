@@ -136,11 +136,12 @@ class Restarts:
 class WarmStart:
     """``[warm_start]``: workers forked from a process of the node that has imported ``imports``.
 
+    ``enabled`` None: where the restart is in process, whose workers import torch in any case.
     torch imports sympy with the first optimizer; ``torch._dynamo``, which comes with it, reads at
     import what a script may set before.
     """
 
-    enabled: bool = False
+    enabled: bool | None = None
     imports: tuple[str, ...] = ("torch", "torch.distributed", "sympy")
 
 
