@@ -86,11 +86,11 @@ class Job:
         return int(step), float(weight)
 
     def agent_pid(self, host: str) -> int:
-        """The agent under the launcher that holds the run."""
-        launcher = next(
-            p for p in map(psutil.Process, self.hosts.pids(host)) if p.name() != "unshare"
-        )
-        return launcher.children()[0].pid
+        """The agent under the launcher that holds the run, which nothing on the host started."""
+        found = self.hosts.pids(host)  # by number, which says nothing of what started first
+        (launcher,) = [p for p in map(psutil.Process, found) if p.ppid() not in found]
+        (agent,) = launcher.children()
+        return agent.pid
 
 
 def until(condition: Callable[[], object], job: Job) -> None:
