@@ -1,23 +1,33 @@
 """How long preflight takes for hundreds and thousands of hosts, from parts measured here.
 
-    python scripts/simulate_preflight.py [--hosts 512 4096]
+    .venv/bin/python scripts/simulate_preflight.py [--hosts 512 4096]
+    .venv/bin/python scripts/simulate_preflight.py --faults 1000 [--from 0]
 
 No machine of a developer has 512 hosts. Measured: what one host's process does a second (open
 probes and answer as many), what the store's process does, and the judging of the whole matrix, with
 faults planted. Computed from these: each host has its own CPU, all of them one store, and rounds
 end when the slowest edge has, or at their limit. Waiting for packets that are dropped is what the
 limits of ``probe`` say it is.
+
+With ``--faults``: so many clusters made up by seed, of 4 to 64 hosts with one to three faults at
+once (``tests/preflight/made_edges.py``), and how many verdicts were right. Prints each that was
+not, and exits with 1 if one convicted what had no fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ncclops.preflight.edges import schedule, wire
 from ncclops.preflight.edges.judge import judge
@@ -26,6 +36,7 @@ from ncclops.preflight.edges.model import Facts, Outcome, Place, Plan, Seen, Ver
 from ncclops.preflight.edges.probe import FIRST, SECOND, probe
 from ncclops.preflight.edges.run import Limits
 from ncclops.restart import store_server
+from tests.preflight.made_edges import judged
 
 _PROBES = 1500
 _AT_ONCE, _HOSTS_AT_ONCE = 16, 8
@@ -200,10 +211,29 @@ def check(verdict: Verdict, failed: set[tuple[int, int]]) -> None:
     assert bool(convicted) == bool(failed)
 
 
-def main() -> None:
+def faults_at_once(seeds: range) -> int:
+    """Print what became of them; 1 if a host or an edge without a fault was convicted."""
+    seen, began = Counter[str](), time.perf_counter()
+    for seed, made, wrong, lacking in judged(seeds):
+        word = "wrong" if wrong else "incomplete" if lacking else "right"
+        seen[word] += 1
+        if word != "right":
+            planted = ", ".join(each.name for each in made.faults)
+            print(f"seed {seed}, {made.n} hosts, {word}: {planted}: {(wrong or lacking)[0]}")
+    counts = ", ".join(f"{count} {word}" for word, count in sorted(seen.items()))
+    print(f"{len(seeds)} clusters: {counts} ({time.perf_counter() - began:.0f} s)")
+    return int(bool(seen["wrong"]))
+
+
+def main() -> int:
+    """Measure and print, or try faults."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[512, 4096])
+    parser.add_argument("--faults", type=int, default=0, metavar="SEEDS")
+    parser.add_argument("--from", type=int, default=0, dest="start", metavar="SEED")
     chosen = parser.parse_args()
+    if chosen.faults:
+        return faults_at_once(range(chosen.start, chosen.start + chosen.faults))
     parts = measure()
     print(f"probes a second, 64 KiB each way: {parts.whole:.0f}; without data: {parts.small:.0f}")
     print(f"store: {parts.requests:.0f} requests a second, {parts.bytes / 1e6:.0f} MB/s")
@@ -211,7 +241,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for n in chosen.hosts:
         simulate(n, parts)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -289,6 +289,19 @@ def test_of_a_host_that_has_fallen_silent_nothing_is_counted() -> None:
     assert (verdict.failed_edges, verdict.unknown_edges) == (0, 10)
 
 
+def test_a_host_whose_words_are_lost_loses_packets() -> None:
+    """Others reach it now and then: it lives, so it is not said to be silent."""
+    lossy = {}
+    for src in (0, 1, 2, 4, 5):
+        left = ports_seen(3, (2 + src, 9, 21 - src), {})
+        lossy[src, 3] = msgspec.structs.replace(left, lost=4)
+    first = {src: each for src, each in outcomes(lossy).items() if src != 3}
+    assert set(schedule.again(N, first).values()) == {(3,)}
+    verdict = judge(tuple(map(host, range(N))), first, first, expected=N, least=N)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.a, cause.hosts) == ("loss", (3,), (3,))
+
+
 def test_a_host_that_dies_between_the_rounds_is_silent() -> None:
     """What refuses connections then is no firewall."""
     seen = {(src, 3): ports_seen(3, (4, 5, 6, 7), {}) for src in (0, 1, 2, 4, 5)}

@@ -9,6 +9,7 @@ its cost, and then dropping what the others explain as well.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def explain(
         chosen.append((best[0], best[2] & wanted))
         left -= best[1]
     chosen += _pairs_and_edges(left)
-    return _several(_without_superfluous(chosen, wanted))
+    return _several(_without_superfluous(_merged(chosen, wanted, unknown), wanted))
 
 
 def _worth(claim: Claim, new: set[Edge], edges: set[Edge]) -> float:
@@ -206,6 +207,30 @@ def _pairs_and_edges(left: set[Edge]) -> list[tuple[Claim, set[Edge]]]:
             made.append((Claim("edge", (src,), (dst,)), {(src, dst)}))
         elif src < dst:
             made.append((Claim("pair", (src,), (dst,), both_ways=True), {(src, dst), (dst, src)}))
+    return made
+
+
+def _merged(
+    chosen: list[tuple[Claim, set[Edge]]], failed: set[Edge], unknown: Callable[[Edge], bool]
+) -> list[tuple[Claim, set[Edge]]]:
+    """Groups that fail towards the same hosts are one group, if that costs less."""
+    made = list(chosen)
+    for one, two in itertools.combinations(
+        [each for each, _ in chosen if each.shape == "group"], 2
+    ):
+        there = {claim for claim, _ in made}
+        if not {one, two} <= there or one.both_ways != two.both_ways:
+            continue
+        if {*one.b} == {*two.b}:
+            a, b = tuple(sorted({*one.a, *two.a})), one.b
+        elif {*one.a} == {*two.a}:
+            a, b = one.a, tuple(sorted({*one.b, *two.b}))
+        else:
+            continue
+        edges = {*_between(a, b)} | ({*_between(b, a)} if one.both_ways else set())
+        if one.cost + two.cost > _FOUND_COST and all(e in failed or unknown(e) for e in edges):
+            made = [each for each in made if each[0] not in (one, two)]
+            made.append((Claim("group", a, b, one.both_ways, cost=_FOUND_COST), edges & failed))
     return made
 
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
-from ncclops.preflight.edges.explain import Claim, Edge, explain
+from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, explain
 from ncclops.preflight.edges.interface import subnet
-from ncclops.preflight.edges.model import Cause, Facts, Outcome, Severity, Symptom, Verdict
+from ncclops.preflight.edges.model import (
+    Cause,
+    Facts,
+    Outcome,
+    Severity,
+    Shape,
+    Symptom,
+    Verdict,
+)
 from ncclops.preflight.edges.rounds import NOTABLE_DATA_S, NOTABLE_RTT_MS
 from ncclops.preflight.edges.states import States
 
@@ -23,6 +35,10 @@ _MATRIX_UP_TO = 64
 _NAMED = 16
 # Of all connections over the edges of a cause: above this a job would not come up.
 _MANY_LOST = 0.05
+# Edges that have failed once, of one host: so many are no chance.
+_FLAKY = 3
+# So many of the edges of a group show its losses; everywhere only among so many hosts.
+_WIDE, _MANY_HOSTS = 0.2, 5
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -41,7 +57,11 @@ def judge(
     live = set(range(len(hosts))) - out
     found = states.settle(hosts, live, first, second)
     look = _Look(hosts, sorted(live), found, {n: each for n, each in first.items() if n in live})
-    causes += look.causes()
+    made = look.causes()
+    # Those that answer others: what they say is lost, unless nothing else shows that.
+    named = {each for cause in made if cause.kind == "loss" for each in (*cause.a, *cause.b)}
+    unheard = [n for n in known.unheard(hosts, first, second) if n in live - named]
+    causes += [*made, *known.silent(hosts, unheard)]
     causes += known.remarks(hosts, first)
     told = {cause.facts.get("address") for cause in causes if cause.kind == "duplicate-address"}
     trouble = bool(found.dead) or len(hosts) < expected
@@ -111,36 +131,96 @@ class _Look:
         self.answers = self._answers.keys()
 
     def causes(self) -> list[Cause]:
+        """Losses first: what is within them may be chance."""
         found, answers = self._found, self.answers
         lost = found.dead | found.unknown | found.unsure | answers
-        doubtful = found.unknown | found.flaky | found.loss
-        dead, ports = found.dead - answers, found.ports - answers - found.unsure
+        losses = self._losses(lost)
+        chance = self._within(losses)
+        ending = [self._cause("loss", claim) for claim in losses]
+        by_chance = {edge for edge in chance if self._may_be_chance(edge)}
+        doubtful = found.unknown | found.flaky | found.loss | by_chance
+        dead = found.dead - answers - by_chance
+        ports = found.ports - answers - found.unsure - by_chance
         made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
-        ports_doubtful = lost | found.flaky | found.loss
+        made = _one_a_machine(made)
+        ports_doubtful = lost | found.flaky | found.loss | by_chance
         made += self._explained("ports", ports, self._ports_unknown(ports, ports_doubtful))
-        stores = self._explained(
+        made += self._explained(
             "ports",
             found.store_port - found.unsure,
             self._ports_unknown(found.store_port, lost),
             store=True,
         )
-        made += stores
+        large = found.large - chance
         made += self._explained(
-            "large", found.large, lambda edge: edge in found.unknown_large or edge in lost
+            "large", large, lambda edge: edge in found.unknown_large or edge in lost | chance
         )
-        doubtful |= lost
-        unsure = found.unsure - answers  # beside one that is known to lose, it is the same
-        loss = found.loss | {
-            (src, dst)
-            for src, dst in unsure
-            if any(src == each[0] or dst == each[1] for each in found.loss)
-        }
-        made += self._explained("loss", loss, lambda edge: edge in doubtful)
-        made += self._explained("bandwidth", self._thin, lambda edge: edge in lost)
-        made += self._explained("slow", self._slow, lambda edge: edge in lost)
-        if found.flaky and not found.loss:
-            made += self._flaky(found.flaky)
+        made += ending
+        thin = self._claims(self._thin - chance, lambda edge: edge in lost | chance)
+        made += [self._cause("bandwidth", claim) for claim in thin]
+        made += self._explained("slow", self._slow - chance, lambda edge: edge in lost | chance)
+        flaky = found.flaky - chance - self._within(thin)
+        if flaky and not losses:
+            made += self._flaky(flaky)
         return made
+
+    def _losses(self, lost: set[Edge]) -> list[Claim]:
+        """What loses connections at random. It takes luck to see it on every edge of a group."""
+        found, losing = self._found, self._losing()
+        claims = list[Claim]()
+        for by, first, second in self._wide():
+            edges = schedule.edges_between(first, second)
+            edges |= {edge[::-1] for edge in edges}
+            hits = edges & losing
+            if not _everywhere(hits, edges, first, second):
+                continue
+            shape: Shape = "group" if by else "everything"
+            claim = Claim(shape, first, second, both_ways=bool(by), by=by)
+            claims.append(replace(claim, explained=frozenset(hits)))
+            losing -= hits
+        return _both_ways(
+            [
+                *claims,
+                *self._claims(losing, lambda edge: edge in lost or edge in found.flaky),
+            ]
+        )
+
+    def _wide(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """Between groups, and everywhere: what may lose so much that many edges show it."""
+        for by, named in self._groups.items():
+            for (a, first), (b, second) in itertools.combinations(named.items(), 2):
+                if min(len(first), len(second)) >= 2:
+                    yield f"{by}: {a}, {b}", tuple(first), tuple(second)
+        if len(self._live) >= _MANY_HOSTS:
+            yield "", tuple(self._live), tuple(self._live)
+
+    def _losing(self) -> set[Edge]:
+        """Edges that lose connections; beside a host that does, what is doubtful is the same."""
+        found = self._found
+        often = Counter(end for edge in found.loss | found.flaky for end in edge)
+        many = {end for end, count in often.items() if count >= _FLAKY}
+        sure = found.loss | {edge for edge in found.flaky if many.intersection(edge)}
+        ends = {
+            end for a, b in sure for end, other in ((a, b), (b, a)) if often[end] >= often[other]
+        }
+        beside = (found.unsure - self.answers) | found.flaky | self._thin
+        return sure | {edge for edge in beside if ends.intersection(edge)}
+
+    def _may_be_chance(self, edge: Edge) -> bool:
+        """Whether ``edge`` fails as one does that loses packets."""
+        seen = self._found.seen.get(edge)
+        return seen is None or all(how in states.LOST for how in seen.failed.values())
+
+    def _within(self, claims: Sequence[Claim]) -> set[Edge]:
+        """All edges that ``claims`` are about, both ways."""
+        edges = set[Edge]()
+        for claim in claims:
+            others = self._live if claim.shape.startswith("host") else claim.b
+            edges |= schedule.edges_between(claim.a, others)
+        return edges | {edge[::-1] for edge in edges}
+
+    def _claims(self, edges: set[Edge], unknown: Callable[[Edge], bool]) -> list[Claim]:
+        return explain(self._live, edges, unknown, self._groups)
 
     def _explained(
         self,
@@ -150,8 +230,7 @@ class _Look:
         *,
         store: bool = False,
     ) -> list[Cause]:
-        claims = explain(self._live, edges, unknown, self._groups)
-        return [self._cause(symptom, claim, store=store) for claim in claims]
+        return [self._cause(symptom, claim, store=store) for claim in self._claims(edges, unknown)]
 
     def _ports_unknown(self, edges: set[Edge], lost: set[Edge]) -> Callable[[Edge], bool]:
         """Whether an edge that works has not tried any port that failed elsewhere."""
@@ -186,7 +265,7 @@ class _Look:
 
     # --- one cause ------------------------------------------------------------------------------
 
-    def _cause(self, symptom: Symptom, claim: Claim, *, store: bool) -> Cause:
+    def _cause(self, symptom: Symptom, claim: Claim, *, store: bool = False) -> Cause:
         edges = claim.explained
         details = [self._found.seen[each] for each in edges if each in self._found.seen]
         hows = Counter(how for each in details for how in each.failed.values() if _of(symptom, how))
@@ -249,9 +328,9 @@ class _Look:
             own = [each for each in self._answers.values() if each in claim.explained]
             facts |= {"answers": str(len(own))} if own else {}
         if symptom == "loss":
-            looked = [self._found.seen[each] for each in claim.explained]
+            looked = [self._found.seen[each] for each in claim.explained & self._found.seen.keys()]
             tried = sum(len(each.failed) + len(each.passed) for each in looked)
-            facts["lost"], facts["tried"] = str(sum(each.lost for each in looked)), str(tried)
+            facts["lost"], facts["tried"] = str(sum(map(states.losses, looked))), str(tried)
         if symptom == "large":
             facts |= self._sizes(claim)
         if symptom == "bandwidth":
@@ -281,9 +360,12 @@ class _Look:
 
     def _other_answers(self, claim: Claim) -> dict[str, str]:
         """Whether another machine answers at the address of the host that ``claim`` is about."""
-        if claim.shape not in ("host", "host-in", "host-out", "edge", "pair"):
-            return {}
-        targets = set(claim.a) if claim.shape.startswith("host") else {*claim.a, *claim.b}
+        if claim.shape.startswith("host"):
+            targets = set(claim.a)
+        elif claim.shape == "group":
+            targets = {each[0] for each in (claim.a, claim.b) if len(each) == 1}
+        else:
+            targets = {*claim.a, *claim.b} if claim.shape in ("edge", "pair") else set()
         for target in sorted(targets):
             host = self._hosts[target]
             place = host.place
@@ -434,6 +516,82 @@ class _Look:
                 row += next((mark for mark, holds in marks if holds), ".")
             rows.append(row)
         return tuple(rows)
+
+
+def _everywhere(
+    hits: set[Edge], edges: set[Edge], first: Sequence[int], second: Sequence[int]
+) -> bool:
+    """Whether ``hits`` are many of ``edges``, and still are without the worst host of each side."""
+    touched = Counter(end for edge in hits for end in edge)
+    worst = {max(side, key=lambda each: touched[each]) for side in (first, second)}
+    rest = {edge for edge in edges if not worst.intersection(edge)}
+    return all(part and len(hits & part) >= _WIDE * len(part) for part in (edges, rest))
+
+
+def _both_ways(losses: Sequence[Claim]) -> list[Claim]:
+    """A lost packet ends connections that either side opens: claims that are about one host, or
+    that mirror each other, are one. Many without a common shape are one as well."""
+    made = list[Claim]()
+    for claim in sorted(losses, key=lambda each: (not _hub(each), -len(each.explained))):
+        mirrored = {edge[::-1] for edge in claim.explained}
+        for place, before in enumerate(made):
+            hub, about = _hub(before), _about(before)
+            if mirrored <= about or (hub and all(hub & {*edge} for edge in claim.explained)):
+                made[place] = _joined(before, claim)
+                break
+        else:
+            made.append(claim)
+    loose = [each for each in made if not each.shape.startswith("host")]
+    if len(loose) <= MOST_EDGES:
+        return made
+    edges = frozenset(edge for each in loose for edge in each.explained)
+    ends = tuple(sorted({src for src, _ in edges})), tuple(sorted({dst for _, dst in edges}))
+    rest = [each for each in made if each.shape.startswith("host")]
+    return [*rest, Claim("several", *ends, explained=edges)]
+
+
+def _hub(claim: Claim) -> set[int]:
+    """The one host that all edges of a claim have in common; empty where there is none, or two."""
+    if claim.shape.startswith("host"):
+        return {*claim.a}
+    sides = [each for each in (claim.a, claim.b) if len(each) == 1]
+    return {*sides[0]} if claim.shape == "group" and sides else set()
+
+
+def _about(claim: Claim) -> set[Edge]:
+    return set() if claim.shape == "several" else schedule.edges_between(claim.a, claim.b)
+
+
+def _joined(one: Claim, other: Claim) -> Claim:
+    """``one``, with what ``other`` explains."""
+    explained, hub = one.explained | other.explained, _hub(one)
+    if not hub or one.shape.startswith("host"):
+        return replace(one, both_ways=bool(one.b), explained=explained)
+    others = {end for edge in explained for end in edge} - hub
+    a, b = tuple(hub), tuple(sorted(others))
+    return replace(one, a=a, b=b, both_ways=True, explained=explained)
+
+
+def _one_a_machine(causes: list[Cause]) -> list[Cause]:
+    """Edges that fail because another machine has a host's address are one cause, that address."""
+    made, by_address = list[Cause](), dict[str, int]()
+    for cause in causes:
+        address = cause.facts.get("address", "") if cause.kind == "duplicate-address" else ""
+        if address not in by_address:
+            by_address |= {address: len(made)} if address else {}
+            made.append(cause)
+            continue
+        place = by_address[address]
+        before = made[place]
+        made[place] = msgspec.structs.replace(
+            before,
+            shape="several",
+            a=tuple(sorted({*before.a, *cause.a})),
+            b=tuple(sorted({*before.b, *cause.b})),
+            edges=before.edges + cause.edges,
+            hosts=tuple(sorted({*before.hosts, *cause.hosts})),
+        )
+    return made
 
 
 def _beyond(usual: Sequence[float], least: float) -> float:

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ncclops.preflight.edges.interface import is_loopback, subnet
 from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity, Shape
+from ncclops.preflight.edges.states import LOST
+
+_WITNESSES = 2
 
 
 def who_is_out(
@@ -18,7 +21,7 @@ def who_is_out(
     few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
-    silent = [n for n in range(len(hosts)) if n not in first or (second and n not in second)]
+    silent = [n for n in unheard(hosts, first, second) if not _answers(n, first, second)]
     files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
@@ -43,6 +46,34 @@ def who_is_out(
             causes.append(_cause("duplicate-mac", "FAIL", numbers, hosts=numbers[1:], mac=mac[:17]))
             out |= set(numbers)
     return out, causes
+
+
+def unheard(
+    hosts: Sequence[Facts], first: Mapping[int, Outcome], second: Mapping[int, Outcome]
+) -> list[int]:
+    """The hosts that came, and have said nothing more."""
+    return [n for n in range(len(hosts)) if n not in first or (second and n not in second)]
+
+
+def _answers(host: int, first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> bool:
+    """Whether two others still reach ``host`` now and then: it lives, and what it says is lost."""
+    last = {
+        (src, each.dst): each
+        for one in (first, second)
+        for src, of in one.items()
+        for each in of.seen
+    }
+    found = {
+        src
+        for (src, dst), seen in last.items()
+        if dst == host and seen.passed and (seen.lost or {*seen.failed.values()} & {*LOST})
+    }
+    return len(found) >= _WITNESSES
+
+
+def silent(hosts: Sequence[Facts], numbers: Iterable[int]) -> list[Cause]:
+    """One for each host that has fallen silent."""
+    return [_of_host("silent", each, hosts[each]) for each in numbers]
 
 
 def _each_its_own(hosts: Sequence[Facts], sharing: tuple[int, ...]) -> bool:

@@ -79,6 +79,10 @@ SECOND = Patience(connect=8.0, answer=8.0, data=8.0)
 SIZE = Patience(connect=4.0, answer=4.0, data=2.0)
 
 
+# Beyond ``answer``, for each round trip: no detour on Earth takes longer.
+PING_S = 0.5
+
+
 @dataclass(frozen=True, kw_only=True)
 class Probe:
     """What became of one connection. ``how`` is None where all of it passed.
@@ -204,7 +208,7 @@ async def _exchange(
         if uid is None:
             raise _Foreign
         progress.uid = uid
-    async with asyncio.timeout(patience.answer):
+    async with asyncio.timeout(patience.answer + pings * PING_S):
         for _ in range(pings):
             began = time.perf_counter()
             await loop.sock_sendall(sock, wire.PING)

@@ -38,18 +38,33 @@ def answers(hosts: Sequence[Facts], states: States) -> dict[Edge, Edge]:
     """The edges whose failures are those of the opposite edge, which they lead to."""
     found: dict[Edge, Edge] = {}
     for edge in sorted({*states.ports, *states.dead}):
-        other = (edge[1], edge[0])
-        seen, back = states.seen.get(edge), states.seen.get(other)
-        if seen is None or back is None or other not in states.ports or other in found:
+        seen, low_high = states.seen.get(edge), hosts[edge[0]].port_range
+        if seen is None:
             continue
-        blocked = _range(hosts, other, back)
-        if blocked is None or not _by_source(seen, blocked):
-            continue
-        own, (low, high) = _range(hosts, edge, seen), hosts[edge[0]].port_range
-        narrow = blocked.above - blocked.below <= _NARROW * max(1, high - low)
-        if own is None or edge in states.dead or narrow:
-            found[edge] = other
+        own = _range(hosts, edge, seen)
+        for other in _opposite(edge, states):
+            back = states.seen.get(other)
+            if back is None or other in found:
+                continue
+            blocked = _range(hosts, other, back)
+            if blocked is None or not _by_source(seen, blocked):
+                continue
+            narrow = blocked.above - blocked.below <= _NARROW * max(1, low_high[1] - low_high[0])
+            if own is None or edge in states.dead or narrow:
+                found[edge] = other
+                break
     return found
+
+
+def _opposite(edge: Edge, states: States) -> list[Edge]:
+    """The edges whose rule may be the one: the opposite one. If that was not looked at, those from
+    the same host, or to it."""
+    other = (edge[1], edge[0])
+    if other in states.ports:
+        return [other]
+    if other not in states.unknown | states.unsure:
+        return []
+    return sorted(each for each in states.ports if each[0] == other[0] or each[1] == other[1])
 
 
 def _range(hosts: Sequence[Facts], edge: Edge, seen: Seen) -> _Blocked | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ncclops.preflight.edges import machine, schedule, wire
 from ncclops.preflight.edges.model import Facts, How, Outcome, Plan, Seen
 from ncclops.preflight.edges.probe import FIRST, SECOND, SIZE, Patience, Probe, probe
-from ncclops.preflight.edges.states import LOST, doubtful
+from ncclops.preflight.edges.states import LOSSES, LOST, doubtful, scattered
 
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
@@ -22,6 +21,8 @@ _PINGS, _PINGS_AGAIN = 4, 12
 _DEAD_AFTER = 3
 # The second round tries one port in so many, and the others where one of these passes.
 _SPREAD = 5
+# What may have failed by chance is repeated so often: of packets, one in five may be lost.
+_REPEATS = 2
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
@@ -31,6 +32,7 @@ NOTABLE_DATA_S = 0.1
 # networks, Ethernet, IP over InfiniBand, jumbo frames.
 SIZES = (576, 1280, 1350, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4092, 8500, 8900, 9000)
 _TIMES = 3  # a size is tried, before it is said not to pass
+_PASSES = 6  # so often the one below has to pass then
 _HEADERS = {4: 40, 6: 60}  # of IP and TCP, in bytes
 _TIMESTAMPS = 12  # of which Linux's TCP puts into every packet so many bytes more
 _ETHERNET = 1500
@@ -80,10 +82,20 @@ class _Edge:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What the rounds ask of this machine's network; a simulation answers for one of its own."""
+
+    probe: Callable[..., Awaitable[Probe]] = probe
+    neighbours: Callable[[], Mapping[str, str]] = machine.neighbours
+    source_towards: Callable[[str], str] = machine.source_towards
+
+
 class Rounds:
     """The edges that host number ``me`` of ``plan`` opens."""
 
-    def __init__(self, plan: Plan, me: int) -> None:
+    def __init__(self, plan: Plan, me: int, network: Network | None = None) -> None:
+        self._network = network or Network()
         self._hosts = plan.hosts
         self._me = me
         self._numbers = {each.uid: number for number, each in enumerate(plan.hosts)}
@@ -100,14 +112,14 @@ class Rounds:
         took_s = time.perf_counter() - began
         rtts = [each.rtt_ms for each in edges.values() if each.rtt_ms >= 0]
         took = [s for each in edges.values() for s in (each.out_s, each.in_s) if s >= 0]
-        macs = machine.neighbours()
+        macs = self._network.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
         return Outcome(
             src=self._me,
             seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
             skipped=tuple(dst for dst in edges if dst not in done),
-            rtt_ms=round(statistics.median(rtts), 3) if rtts else -1.0,
-            data_s=round(statistics.median(took), 4) if took else -1.0,
+            rtt_ms=round(_usual(rtts), 3),
+            data_s=round(_usual(took), 4),
             rate=round(tried / took_s, 1) if took_s > 0 else 0.0,
             macs_agree=self._macs_agree(macs),
         )
@@ -117,7 +129,7 @@ class Rounds:
         edges = {dst: _Edge(dst) for dst in dsts if self._can_be_tried(dst)}
         done = await self._all(list(edges.values()), self._second_edge, _AGAIN_AT_ONCE, within_s)
         done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
-        macs = machine.neighbours()
+        macs = self._network.neighbours()
         return Outcome(
             src=self._me,
             seen=tuple(self._report(edges[dst], macs) for dst in done),
@@ -137,8 +149,11 @@ class Rounds:
         edge.out_s, edge.in_s = found.out_s, found.in_s
         self._note(edge, slot, found)
         if edge.failed and slot not in edge.passed and not _lost_data(edge):
-            await self._ports(edge, waiting[:_DEAD_AFTER], FIRST)
-            waiting = waiting[_DEAD_AFTER:]
+            # Spread: ports beside each other may be one blocked range.
+            few = [waiting[len(waiting) * each // _DEAD_AFTER] for each in range(_DEAD_AFTER)]
+            few = few if len(waiting) > _DEAD_AFTER else waiting
+            await self._ports(edge, few, FIRST)
+            waiting = [each for each in waiting if each not in few]
             if not edge.passed:
                 return
             await self._whole(edge, FIRST, _PINGS)
@@ -155,7 +170,11 @@ class Rounds:
         await self._ports(edge, first, SECOND)
         if not edge.passed:
             return
-        slot = await self._whole(edge, SECOND, _PINGS_AGAIN)
+        if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
+            await self._repeated(edge, 1)
+            if edge.lost >= LOSSES:
+                return  # what else fails, fails by chance
+        slot = await self._whole(edge, FIRST if edge.failed else SECOND, _PINGS_AGAIN)
         if edge.passed and not _lost_data(edge):
             await self._packet(edge, SECOND)
         if _lost_data(edge) or edge.dst in self._lost_data:
@@ -176,7 +195,7 @@ class Rounds:
         slot, size = self._passing(edge), self._largest(edge.dst)
         self._note(edge, slot, await self._probe(edge.dst, slot, patience, 0, self._payload(size)))
 
-    async def _repeated(self, edge: _Edge) -> None:
+    async def _repeated(self, edge: _Edge, times: int = _REPEATS) -> None:
         """What failed here and there, from and to the same ports: what passes now was lost."""
         if not doubtful(edge.failed, edge.passed):
             return
@@ -191,9 +210,11 @@ class Rounds:
                 del edge.failed[slot]
                 edge.passed.append(slot)
 
-        async with asyncio.TaskGroup() as group:
-            for slot in unsure:
-                group.create_task(one(slot))
+        for _ in range(times):
+            async with asyncio.TaskGroup() as group:
+                for slot in unsure:
+                    group.create_task(one(slot))
+            unsure = [slot for slot in unsure if slot in edge.failed]
         edge.repeated = True
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
@@ -221,6 +242,8 @@ class Rounds:
                     edge.passed_mtu = size
                     break
             else:
+                if await self._loses(edge, slot):
+                    break
                 edge.beyond_mtu = size
                 if found.how is not None and found.how.startswith("large"):
                     # Even if the kernel got all of it through, later and in smaller packets.
@@ -231,6 +254,14 @@ class Rounds:
                 edge.stalled = True
                 del edge.failed[each]
                 edge.passed.append(each)
+
+    async def _loses(self, edge: _Edge, slot: int) -> bool:
+        """Whether a size that has passed fails now: it is not for its size, then."""
+        payload = self._payload(edge.passed_mtu)
+        for _ in range(_PASSES if edge.passed_mtu else 0):
+            if (await self._probe(edge.dst, slot, SIZE, 0, payload)).how is not None:
+                return True
+        return False
 
     @staticmethod
     def _passing(edge: _Edge) -> int:
@@ -260,7 +291,7 @@ class Rounds:
         other, own = self._hosts[dst], self._own
         assert other.place is not None  # see _can_be_tried
         assert own.place is not None
-        return await probe(
+        return await self._network.probe(
             other.place.address,
             other.ports[slot],
             own_uid=own.uid,
@@ -289,7 +320,8 @@ class Rounds:
         if slot in edge.passed:
             edge.passed.remove(slot)
         edge.failed[slot] = how
-        edge.source = edge.source or found.source or machine.source_towards(self._address(edge.dst))
+        source = edge.source or found.source
+        edge.source = source or self._network.source_towards(self._address(edge.dst))
         edge.says = edge.says or found.says
         if how in _LARGE:
             edge.rtt_ms = found.rtt_ms if found.rtt_ms >= 0 else edge.rtt_ms
@@ -341,6 +373,11 @@ class Rounds:
         others = [each for each in self._hosts if each is not self._own]
         places = [(each.place.address, each.macs) for each in others if each.place]
         return sum(macs.get(address) in known for address, known in places)
+
+
+def _usual(times: list[float]) -> float:
+    """The lower quartile: more than half of a host's edges may be slow. -1 where there is none."""
+    return sorted(times)[(len(times) - 1) // 4] if times else -1.0
 
 
 def _tried(edge: _Edge) -> bool:

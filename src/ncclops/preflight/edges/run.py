@@ -34,7 +34,7 @@ class Limits:
 
     join: float = 60.0
     first: float = 18.0
-    second: float = 18.0
+    second: float = 22.0
     slack: float = 6.0
 
     @property

@@ -15,10 +15,12 @@ from ncclops.preflight.edges.model import Facts, How, Outcome, Seen
 
 _LARGE = ("large-out", "large-in")
 # So many connections over an edge have to be lost at random: each has sent its SYN three times.
-_LOST = 2
+LOSSES = 2
 # What a lost packet looks like; and so many of them may be chance.
 LOST = ("timeout", "silent")
 _FEW = 3
+# Edges of one host whose ports are blocked: so many say that it is more than an edge.
+_SAME = 2
 
 
 @dataclass
@@ -83,13 +85,14 @@ def settle(
                 states.unknown.add(edge)
                 states.unknown_large.add(edge)
                 continue
-            if last.lost >= _LOST:
+            if losses(last) >= LOSSES:
                 states.loss.add(edge)
             elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
             _place(states, edge, last)
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
+    _doubt_once(states, again)
     owners: dict[str, set[int]] = defaultdict(set)
     for host in live:
         for each in hosts[host].addresses:
@@ -101,6 +104,33 @@ def settle(
             itself = live if is_loopback(place.address) else owners[place.address]
             states.dead |= schedule.edges_between(itself, (dst,))
     return states
+
+
+def _doubt_once(states: States, again: Collection[Edge]) -> None:
+    """Beside a host whose ports are blocked, ports that all failed once may be blocked as well."""
+    ports = Counter(end for edge in states.ports for end in edge)
+    hosts = {end for end, count in ports.items() if count >= _SAME}
+    for edge in states.dead - set(again):
+        lost = all(how in LOST for how in states.seen[edge].failed.values())
+        if lost and hosts.intersection(edge):
+            states.dead.discard(edge)
+            states.unknown.add(edge)
+
+
+def _recovered(seen: Seen, again: Seen) -> int:
+    """How many connections of the first round passed in the second, at the same ports of the host,
+    unless the local ports that they were opened from make a rule of it."""
+    slots = [slot for slot, how in seen.failed.items() if how in LOST and slot in again.passed]
+    failed = [seen.sources[slot] for slot in slots if slot in seen.sources]
+    passed = [seen.sources[slot] for slot in seen.passed if slot in seen.sources]
+    return len(slots) if len(slots) >= LOSSES and scattered(failed, passed) else 0
+
+
+def losses(seen: Seen) -> int:
+    """How many connections were lost at random: those that passed when they were repeated, and
+    those that stood and got no answer, where others got one. No rule for ports does that."""
+    hung = sum(how == "silent" for how in seen.failed.values()) if seen.passed else 0
+    return seen.lost + hung
 
 
 def _doubtful(seen: Seen) -> bool:
@@ -124,8 +154,14 @@ def _both(seen: Seen, again: Seen | None) -> Seen:
     if again is None:
         return seen
     passed = {*again.passed, *seen.passed} - again.failed.keys()
+    # What there was no time to try again has failed once.
+    failed = {slot: how for slot, how in seen.failed.items() if slot not in passed}
+    late = bool(again.passed and failed.keys() - again.failed.keys())
     return msgspec.structs.replace(
         again,
+        failed=(failed | again.failed) if late else again.failed,
+        repeated=again.repeated and not late,
+        lost=max(again.lost, _recovered(seen, again)),
         passed=tuple(sorted(passed)),
         rtt_ms=_least(seen.rtt_ms, again.rtt_ms),
         out_s=_least(seen.out_s, again.out_s),
@@ -148,6 +184,9 @@ def _place(states: States, edge: Edge, seen: Seen) -> None:
         return
     if edge in states.loss or edge in states.flaky:
         blocked = set()  # of the ports nothing is known
+    if edge in states.loss:
+        large = set()
+        states.unknown_large |= {edge, edge[::-1]}
     if blocked == {0}:
         states.store_port.add(edge)
     elif blocked:
