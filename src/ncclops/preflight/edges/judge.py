@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from ncclops.preflight.edges import known, replies, schedule, states, wire
-from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, explain
+from ncclops.preflight.edges.explain import Claim, Edge, explain
 from ncclops.preflight.edges.interface import subnet
+from ncclops.preflight.edges.losses import losses_of
 from ncclops.preflight.edges.model import (
     Cause,
     Facts,
     Outcome,
     Severity,
-    Shape,
     Symptom,
     Verdict,
 )
@@ -35,10 +33,6 @@ _MATRIX_UP_TO = 64
 _NAMED = 16
 # Of all connections over the edges of a cause: above this a job would not come up.
 _MANY_LOST = 0.05
-# Edges that have failed once, of one host: so many are no chance.
-_FLAKY = 3
-# So many of the edges of a group show its losses; everywhere only among so many hosts.
-_WIDE, _MANY_HOSTS = 0.2, 5
 _NO_ROUTE = os.strerror(errno.ENETUNREACH)
 
 
@@ -134,7 +128,8 @@ class _Look:
         """Losses first: what is within them may be chance."""
         found, answers = self._found, self.answers
         lost = found.dead | found.unknown | found.unsure | answers
-        losses = self._losses(lost)
+        doubtful = (found.unsure - answers) | found.flaky | self._thin
+        losses = losses_of(self._live, found, doubtful, lost, self._groups)
         chance = self._within(losses)
         ending = [self._cause("loss", claim) for claim in losses]
         by_chance = {edge for edge in chance if self._may_be_chance(edge)}
@@ -163,48 +158,6 @@ class _Look:
         if flaky and not losses:
             made += self._flaky(flaky)
         return made
-
-    def _losses(self, lost: set[Edge]) -> list[Claim]:
-        """What loses connections at random. It takes luck to see it on every edge of a group."""
-        found, losing = self._found, self._losing()
-        claims = list[Claim]()
-        for by, first, second in self._wide():
-            edges = schedule.edges_between(first, second)
-            edges |= {edge[::-1] for edge in edges}
-            hits = edges & losing
-            if not _everywhere(hits, edges, first, second):
-                continue
-            shape: Shape = "group" if by else "everything"
-            claim = Claim(shape, first, second, both_ways=bool(by), by=by)
-            claims.append(replace(claim, explained=frozenset(hits)))
-            losing -= hits
-        return _both_ways(
-            [
-                *claims,
-                *self._claims(losing, lambda edge: edge in lost or edge in found.flaky),
-            ]
-        )
-
-    def _wide(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """Between groups, and everywhere: what may lose so much that many edges show it."""
-        for by, named in self._groups.items():
-            for (a, first), (b, second) in itertools.combinations(named.items(), 2):
-                if min(len(first), len(second)) >= 2:
-                    yield f"{by}: {a}, {b}", tuple(first), tuple(second)
-        if len(self._live) >= _MANY_HOSTS:
-            yield "", tuple(self._live), tuple(self._live)
-
-    def _losing(self) -> set[Edge]:
-        """Edges that lose connections; beside a host that does, what is doubtful is the same."""
-        found = self._found
-        often = Counter(end for edge in found.loss | found.flaky for end in edge)
-        many = {end for end, count in often.items() if count >= _FLAKY}
-        sure = found.loss | {edge for edge in found.flaky if many.intersection(edge)}
-        ends = {
-            end for a, b in sure for end, other in ((a, b), (b, a)) if often[end] >= often[other]
-        }
-        beside = (found.unsure - self.answers) | found.flaky | self._thin
-        return sure | {edge for edge in beside if ends.intersection(edge)}
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""
@@ -516,60 +469,6 @@ class _Look:
                 row += next((mark for mark, holds in marks if holds), ".")
             rows.append(row)
         return tuple(rows)
-
-
-def _everywhere(
-    hits: set[Edge], edges: set[Edge], first: Sequence[int], second: Sequence[int]
-) -> bool:
-    """Whether ``hits`` are many of ``edges``, and still are without the worst host of each side."""
-    touched = Counter(end for edge in hits for end in edge)
-    worst = {max(side, key=lambda each: touched[each]) for side in (first, second)}
-    rest = {edge for edge in edges if not worst.intersection(edge)}
-    return all(part and len(hits & part) >= _WIDE * len(part) for part in (edges, rest))
-
-
-def _both_ways(losses: Sequence[Claim]) -> list[Claim]:
-    """A lost packet ends connections that either side opens: claims that are about one host, or
-    that mirror each other, are one. Many without a common shape are one as well."""
-    made = list[Claim]()
-    for claim in sorted(losses, key=lambda each: (not _hub(each), -len(each.explained))):
-        mirrored = {edge[::-1] for edge in claim.explained}
-        for place, before in enumerate(made):
-            hub, about = _hub(before), _about(before)
-            if mirrored <= about or (hub and all(hub & {*edge} for edge in claim.explained)):
-                made[place] = _joined(before, claim)
-                break
-        else:
-            made.append(claim)
-    loose = [each for each in made if not each.shape.startswith("host")]
-    if len(loose) <= MOST_EDGES:
-        return made
-    edges = frozenset(edge for each in loose for edge in each.explained)
-    ends = tuple(sorted({src for src, _ in edges})), tuple(sorted({dst for _, dst in edges}))
-    rest = [each for each in made if each.shape.startswith("host")]
-    return [*rest, Claim("several", *ends, explained=edges)]
-
-
-def _hub(claim: Claim) -> set[int]:
-    """The one host that all edges of a claim have in common; empty where there is none, or two."""
-    if claim.shape.startswith("host"):
-        return {*claim.a}
-    sides = [each for each in (claim.a, claim.b) if len(each) == 1]
-    return {*sides[0]} if claim.shape == "group" and sides else set()
-
-
-def _about(claim: Claim) -> set[Edge]:
-    return set() if claim.shape == "several" else schedule.edges_between(claim.a, claim.b)
-
-
-def _joined(one: Claim, other: Claim) -> Claim:
-    """``one``, with what ``other`` explains."""
-    explained, hub = one.explained | other.explained, _hub(one)
-    if not hub or one.shape.startswith("host"):
-        return replace(one, both_ways=bool(one.b), explained=explained)
-    others = {end for edge in explained for end in edge} - hub
-    a, b = tuple(hub), tuple(sorted(others))
-    return replace(one, a=a, b=b, both_ways=True, explained=explained)
 
 
 def _one_a_machine(causes: list[Cause]) -> list[Cause]:

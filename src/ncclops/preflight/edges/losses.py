@@ -1,0 +1,124 @@
+"""Which hosts, edges and groups lose connections at random; pure.
+
+It takes luck to see that on every edge, so a claim need not have all that it is about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ncclops.preflight.edges import schedule
+from ncclops.preflight.edges.explain import MOST_EDGES, Claim, Edge, explain
+from ncclops.preflight.edges.model import Shape
+from ncclops.preflight.edges.states import States
+
+# Edges that have failed once, of one host: so many are no chance.
+_FLAKY = 3
+# So many of the edges of a group show its losses; everywhere only among so many hosts.
+_WIDE, _MANY_HOSTS = 0.2, 5
+
+Groups = Mapping[str, Mapping[str, Sequence[int]]]
+
+
+def losses_of(
+    live: Sequence[int],
+    found: States,
+    doubtful: set[Edge],
+    lost: set[Edge],
+    groups: Groups,
+) -> list[Claim]:
+    """What loses connections at random.
+
+    ``doubtful`` edges count beside a host that does, ``lost`` ones say nothing.
+    """
+    losing, claims = _losing(found, doubtful), list[Claim]()
+    for by, first, second in _wide(live, groups):
+        edges = schedule.edges_between(first, second)
+        edges |= {edge[::-1] for edge in edges}
+        hits = edges & losing
+        if not _everywhere(hits, edges, first, second):
+            continue
+        shape: Shape = "group" if by else "everything"
+        claim = Claim(shape, first, second, both_ways=bool(by), by=by)
+        claims.append(replace(claim, explained=frozenset(hits)))
+        losing -= hits
+    rest = explain(live, losing, lambda edge: edge in lost or edge in found.flaky, groups)
+    return _both_ways([*claims, *rest])
+
+
+def _wide(
+    live: Sequence[int], groups: Groups
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Between groups, and everywhere: what may lose so much that many edges show it."""
+    for by, named in groups.items():
+        for (a, first), (b, second) in itertools.combinations(named.items(), 2):
+            if min(len(first), len(second)) >= 2:
+                yield f"{by}: {a}, {b}", tuple(first), tuple(second)
+    if len(live) >= _MANY_HOSTS:
+        yield "", tuple(live), tuple(live)
+
+
+def _losing(found: States, doubtful: set[Edge]) -> set[Edge]:
+    """Edges that lose connections; beside a host that does, what is doubtful is the same."""
+    often = Counter(end for edge in found.loss | found.flaky for end in edge)
+    many = {end for end, count in often.items() if count >= _FLAKY}
+    sure = found.loss | {edge for edge in found.flaky if many.intersection(edge)}
+    ends = {end for a, b in sure for end, other in ((a, b), (b, a)) if often[end] >= often[other]}
+    return sure | {edge for edge in doubtful if ends.intersection(edge)}
+
+
+def _everywhere(
+    hits: set[Edge], edges: set[Edge], first: Sequence[int], second: Sequence[int]
+) -> bool:
+    """Whether ``hits`` are many of ``edges``, and still are without the worst host of each side."""
+    touched = Counter(end for edge in hits for end in edge)
+    worst = {max(side, key=lambda each: touched[each]) for side in (first, second)}
+    rest = {edge for edge in edges if not worst.intersection(edge)}
+    return all(part and len(hits & part) >= _WIDE * len(part) for part in (edges, rest))
+
+
+def _both_ways(losses: Sequence[Claim]) -> list[Claim]:
+    """A lost packet ends connections that either side opens: claims that are about one host, or
+    that mirror each other, are one. Many without a common shape are one as well."""
+    made = list[Claim]()
+    for claim in sorted(losses, key=lambda each: (not _hub(each), -len(each.explained))):
+        mirrored = {edge[::-1] for edge in claim.explained}
+        for place, before in enumerate(made):
+            hub, about = _hub(before), _about(before)
+            if mirrored <= about or (hub and all(hub & {*edge} for edge in claim.explained)):
+                made[place] = _joined(before, claim)
+                break
+        else:
+            made.append(claim)
+    loose = [each for each in made if not each.shape.startswith("host")]
+    if len(loose) <= MOST_EDGES:
+        return made
+    edges = frozenset(edge for each in loose for edge in each.explained)
+    ends = tuple(sorted({src for src, _ in edges})), tuple(sorted({dst for _, dst in edges}))
+    rest = [each for each in made if each.shape.startswith("host")]
+    return [*rest, Claim("several", *ends, explained=edges)]
+
+
+def _hub(claim: Claim) -> set[int]:
+    """The one host that all edges of a claim have in common; empty where there is none, or two."""
+    if claim.shape.startswith("host"):
+        return {*claim.a}
+    sides = [each for each in (claim.a, claim.b) if len(each) == 1]
+    return {*sides[0]} if claim.shape == "group" and sides else set()
+
+
+def _about(claim: Claim) -> set[Edge]:
+    return set() if claim.shape == "several" else schedule.edges_between(claim.a, claim.b)
+
+
+def _joined(one: Claim, other: Claim) -> Claim:
+    """``one``, with what ``other`` explains."""
+    explained, hub = one.explained | other.explained, _hub(one)
+    if not hub or one.shape.startswith("host"):
+        return replace(one, both_ways=bool(one.b), explained=explained)
+    others = {end for edge in explained for end in edge} - hub
+    a, b = tuple(hub), tuple(sorted(others))
+    return replace(one, a=a, b=b, both_ways=True, explained=explained)
