@@ -8,8 +8,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from ncclops.preflight.edges import known, replies, schedule, states, wire
 from ncclops.preflight.edges.explain import Claim, Edge, explain
 from ncclops.preflight.edges.interface import subnet
@@ -137,7 +135,7 @@ class _Look:
         dead = found.dead - answers - by_chance
         ports = found.ports - answers - found.unsure - by_chance
         made = self._explained("dead", dead, lambda edge: edge in doubtful or edge in answers)
-        made = _one_a_machine(made)
+        made = known.one_a_machine(made)
         ports_doubtful = lost | found.flaky | found.loss | by_chance
         made += self._explained("ports", ports, self._ports_unknown(ports, ports_doubtful))
         made += self._explained(
@@ -469,28 +467,6 @@ class _Look:
                 row += next((mark for mark, holds in marks if holds), ".")
             rows.append(row)
         return tuple(rows)
-
-
-def _one_a_machine(causes: list[Cause]) -> list[Cause]:
-    """Edges that fail because another machine has a host's address are one cause, that address."""
-    made, by_address = list[Cause](), dict[str, int]()
-    for cause in causes:
-        address = cause.facts.get("address", "") if cause.kind == "duplicate-address" else ""
-        if address not in by_address:
-            by_address |= {address: len(made)} if address else {}
-            made.append(cause)
-            continue
-        place = by_address[address]
-        before = made[place]
-        made[place] = msgspec.structs.replace(
-            before,
-            shape="several",
-            a=tuple(sorted({*before.a, *cause.a})),
-            b=tuple(sorted({*before.b, *cause.b})),
-            edges=before.edges + cause.edges,
-            hosts=tuple(sorted({*before.hosts, *cause.hosts})),
-        )
-    return made
 
 
 def _beyond(usual: Sequence[float], least: float) -> float:

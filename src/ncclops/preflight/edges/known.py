@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from ncclops.preflight.edges.interface import is_loopback, subnet
 from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity, Shape
 from ncclops.preflight.edges.states import LOST
@@ -142,6 +144,28 @@ def claimed_elsewhere(
                 their_mac=each.conflict,
                 mac=place.mac,
             )
+        )
+    return made
+
+
+def one_a_machine(causes: list[Cause]) -> list[Cause]:
+    """Edges that fail because another machine has a host's address are one cause, that address."""
+    made, by_address = list[Cause](), dict[str, int]()
+    for cause in causes:
+        address = cause.facts.get("address", "") if cause.kind == "duplicate-address" else ""
+        if address not in by_address:
+            by_address |= {address: len(made)} if address else {}
+            made.append(cause)
+            continue
+        place = by_address[address]
+        before = made[place]
+        made[place] = msgspec.structs.replace(
+            before,
+            shape="several",
+            a=tuple(sorted({*before.a, *cause.a})),
+            b=tuple(sorted({*before.b, *cause.b})),
+            edges=before.edges + cause.edges,
+            hosts=tuple(sorted({*before.hosts, *cause.hosts})),
         )
     return made
 
