@@ -1,11 +1,12 @@
 """One host of a test: takes part in a preflight of the edges and writes the verdict.
 
-``python -m tests.preflight.edge_host OUTPUT STORE COUNT [RANK [JOIN_S]]``
+``python -m tests.preflight.edge_host OUTPUT STORE COUNT [RANK [JOIN_S [FIRST_S]]]``
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,9 @@ from ncclops.preflight.edges.run import Limits, Unmet, Where, run
 from ncclops.preflight.edges.sentences import summary, tell
 
 
-def main(output: str, store: str, count: str, rank: str = "", join_s: str = "40") -> None:
+def main(
+    output: str, store: str, count: str, rank: str = "", join_s: str = "40", first_s: str = ""
+) -> None:
     """Take part; OUTPUT holds the verdict, if there was one."""
     host, _, port = store.rpartition(":")
     where = Where(
@@ -24,10 +27,11 @@ def main(output: str, store: str, count: str, rank: str = "", join_s: str = "40"
         least=int(count),
         rank=int(rank) if rank else None,
     )
+    limits = Limits(join=float(join_s))
+    if first_s:
+        limits = replace(limits, first=float(first_s), slack=3.0)
     try:
-        verdict = run(
-            where, limits=Limits(join=float(join_s)), note=lambda text: print(text, flush=True)
-        )
+        verdict = run(where, limits=limits, note=lambda text: print(text, flush=True))
     except Unmet as error:
         sys.exit(str(error))
     print(summary(verdict), *verdict.matrix, sep="\n")

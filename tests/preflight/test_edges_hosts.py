@@ -29,7 +29,7 @@ class Cluster:
         self.hosts, self.directory, self.count = made, directory, count
         self.environs: dict[int, dict[str, str]] = {}
         self.files: dict[int, int] = {}
-        self.join_s = 60
+        self.limits: tuple[str, ...] = ("60",)  # see edge_host
 
     def preflight(self, *, store: str = "", absent: tuple[int, ...] = ()) -> Verdict:
         """What host 0 says; all hosts that take part are to say the same."""
@@ -59,7 +59,7 @@ class Cluster:
             f"h{number}",
             *command,
             self.directory / f"{number}.json",
-            *(store, str(self.count), str(number), str(self.join_s)),
+            *(store, str(self.count), str(number), *self.limits),
             env={"PYTHONPATH": str(REPOSITORY), **self.environs.get(number, {})},
         )
 
@@ -101,15 +101,31 @@ def test_healthy_hosts_without_ipv4(make: Callable[[int], Cluster]) -> None:
     }
 
 
-def test_three_faults_at_once(make: Callable[[int], Cluster]) -> None:
-    """A direction that is dropped, a blocked range of ports, and small packets only."""
-    cluster = make(6)
+def test_many_faults_at_once(make: Callable[[int], Cluster]) -> None:
+    """A direction that is dropped, a blocked range of ports, small packets only, few descriptors,
+    an interface that comes first and leads nowhere, 200 ms, and a name of the loopback."""
+    cluster = make(8)
     made = cluster.hosts
     made.drop("h1", "from", f"dst {made.address('h2')}", "opening")
-    made.drop("h3", "to", "dport 40000 50000", "opening")
+    made.drop("h3", "to", "dport 40000 50000")  # without state: what answers from there, too
     made.ip("hub", "link", "set", "to-h4", "mtu", "1400")
-    found = failures(cluster.preflight())
-    assert found.keys() == {"unreachable", "ports", "mtu"}
+    cluster.files[5] = 64
+    made.delay("h6", 0.2)
+    made.ip("h7", "link", "set", "eth0", "down")
+    made.ip("h7", "link", "set", "eth0", "name", "zzz0")
+    made.ip("h7", "link", "set", "zzz0", "up")
+    made.ip("h7", "addr", "flush", "dev", "zzz0")
+    # Its number is higher, but its name begins as NCCL prefers.
+    made.ip("h7", "link", "add", "ibmgmt", "type", "veth", "peer", "name", "peer0")
+    made.ip("h7", "addr", "add", "172.31.9.1/24", "dev", "ibmgmt")
+    made.ip("h7", "link", "set", "ibmgmt", "up")
+    made.ip("h7", "link", "set", "peer0", "up")
+    made.ip("h7", "addr", "add", f"{made.address('h7')}/24", "dev", "zzz0")
+    cluster.environs[2] = {"GLOO_SOCKET_IFNAME": ""}
+    made.names("h2", "127.0.0.1 localhost\n127.0.1.1 h2\n")
+    verdict = cluster.preflight()
+    found = failures(verdict)
+    assert found.keys() == {"unreachable", "ports", "mtu", "files", "wrong-interface"}
     edge = found["unreachable"]
     assert (edge.shape, edge.a, edge.b, edge.how) == ("edge", (1,), (2,), "timeout")
     ports = found["ports"]
@@ -118,78 +134,39 @@ def test_three_faults_at_once(make: Callable[[int], Cluster]) -> None:
     assert not any(40000 <= port <= 50000 for port in ports.open)
     mtu = found["mtu"]
     assert (mtu.shape, mtu.a, mtu.facts["passes"]) == ("host", (4,), "1400")
-
-
-def test_faults_that_look_like_rules_for_ports(make: Callable[[int], Cluster]) -> None:
-    """A rule that keeps no state, and a host that may open few files; another host lacks the
-    interface on which all others listen."""
-    cluster = make(6)
-    made = cluster.hosts
-    made.ip("hub", "link", "add", "br1", "type", "bridge")
-    made.ip("hub", "link", "set", "br1", "up")
-    for number in (0, 1, 2, 3, 5):
-        fabric = made.add_link(f"h{number}", "ib0", "br1")
-        made.ip(f"h{number}", "addr", "add", f"192.168.50.{number + 1}/24", "dev", "ib0")
-        if number == 1:
-            made.drop("h1", "to", "dport 40000 55000", link=fabric)
-    cluster.files[3] = 64
-    verdict = cluster.preflight()
-    found = failures(verdict)
-    assert found.keys() == {"ports", "files", "interface-missing"}
-    ports = found["ports"]
-    assert (ports.shape, ports.a) == ("host-in", (1,))
-    assert 40000 <= ports.blocked[0] <= ports.blocked[-1] <= 55000
-    assert found["files"].hosts == (3,)
-    assert found["interface-missing"].hosts == (4,)
-
-
-def test_another_interface_comes_first(make: Callable[[int], Cluster]) -> None:
-    """And one host is 200 ms away, and one host's own name is that of the loopback."""
-    cluster = make(5)
-    made = cluster.hosts
-    made.ip("h1", "link", "set", "eth0", "down")
-    made.ip("h1", "link", "set", "eth0", "name", "zzz0")
-    made.ip("h1", "link", "set", "zzz0", "up")
-    made.ip("h1", "addr", "flush", "dev", "zzz0")
-    # Its number is higher, but its name begins as NCCL prefers.
-    made.ip("h1", "link", "add", "ibmgmt", "type", "veth", "peer", "name", "peer0")
-    made.ip("h1", "addr", "add", "172.31.9.1/24", "dev", "ibmgmt")
-    made.ip("h1", "link", "set", "ibmgmt", "up")
-    made.ip("h1", "link", "set", "peer0", "up")
-    made.ip("h1", "addr", "add", f"{made.address('h1')}/24", "dev", "zzz0")
-    cluster.environs[2] = {"GLOO_SOCKET_IFNAME": ""}
-    made.names("h2", "127.0.0.1 localhost\n127.0.1.1 h2\n")
-    made.delay("h4", 0.2)
-    verdict = cluster.preflight()
-    found = failures(verdict)
-    assert found.keys() == {"wrong-interface"}
-    assert found["wrong-interface"].hosts == (1,)
+    assert found["files"].hosts == (5,)
+    assert found["wrong-interface"].hosts == (7,)
     assert found["wrong-interface"].facts["better"] == "zzz0"
     remarks = {each.kind: each for each in verdict.causes if each.severity == "WARN"}
     assert remarks["loopback-name"].a == (2,)
     assert remarks["slow"].shape in ("host", "host-in", "host-out")
-    assert remarks["slow"].a == (4,)
+    assert remarks["slow"].a == (6,)
     assert float(remarks["slow"].facts["ms"]) >= 200
 
 
 def test_who_does_not_take_part_is_named(make: Callable[[int], Cluster]) -> None:
-    """One does not come, one falls silent, one has the address of another: nobody waits long."""
-    cluster = make(6)
-    cluster.join_s = 20
+    """One does not come, one falls silent, one has the address of another, one lacks the interface
+    on which all others listen: nobody waits long."""
+    cluster = make(8)
+    cluster.limits = ("15", "12")
     made = cluster.hosts
-    made.ip("h3", "addr", "flush", "dev", "eth0")
-    made.ip("h3", "addr", "add", f"{made.address('h2')}/24", "dev", "eth0")
+    made.ip("hub", "link", "add", "br1", "type", "bridge")
+    made.ip("hub", "link", "set", "br1", "up")
+    for number in (0, 1, 2, 3, 5, 7):
+        made.add_link(f"h{number}", "ib0", "br1")
+        address = f"192.168.50.{3 if number == 5 else number + 1}"  # that of host 2
+        made.ip(f"h{number}", "addr", "add", f"{address}/24", "dev", "ib0")
     store = f"{made.address('h0')}:29400"
-    mute = [sys.executable, "-m", "tests.preflight.mute_host", store, "6", "4"]
-    made.run("h4", *mute, env={"PYTHONPATH": str(REPOSITORY)})  # often the first to arrive
-    verdict = cluster.preflight(absent=(4, 5))
-    kinds = {each.kind for each in verdict.causes if each.severity == "FAIL"}
-    assert kinds == {"missing", "silent", "duplicate-address"}
-    assert "rank 5" in verdict.missing
-    (silent,) = (each for each in verdict.causes if each.kind == "silent")
-    assert [verdict.hosts[each].rank for each in silent.hosts] == [4]
-    shared = [each for each in verdict.causes if each.kind == "duplicate-address"]
-    assert {each.facts["address"] for each in shared} == {made.address("h2")}
+    mute = [sys.executable, "-m", "tests.preflight.mute_host", store, "8", "7"]
+    made.run("h7", *mute, env={"PYTHONPATH": str(REPOSITORY)})  # often the first to arrive
+    verdict = cluster.preflight(absent=(6, 7))
+    found = failures(verdict)
+    assert found.keys() == {"missing", "silent", "duplicate-address", "interface-missing"}
+    assert "rank 6" in verdict.missing
+    by_number = {n: each.rank for n, each in enumerate(verdict.hosts)}
+    assert [by_number[each] for each in found["silent"].hosts] == [7]
+    assert found["duplicate-address"].facts["address"] == "192.168.50.3"
+    assert [by_number[each] for each in found["interface-missing"].hosts] == [4]
 
 
 def test_the_command_says_it_on_every_host(tmp_path: Path) -> None:

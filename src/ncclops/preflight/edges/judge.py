@@ -109,9 +109,10 @@ class _Look:
         usual = [each.rtt_ms for each in first.values() if each.rtt_ms >= 0]
         self.usual_ms = round(statistics.median(usual), 3) if usual else -1.0
         limit = _beyond(usual, NOTABLE_RTT_MS)
-        times = [found.rtt_ms.get(edge, -1.0) for edge in schedule.edges_between(live, live)]
-        if self.usual_ms > _SLOW_MS and min(times, default=0.0) > _SLOW_MS:
-            limit = _SLOW_MS
+        if self.usual_ms > _SLOW_MS:
+            every = schedule.edges_between(live, live)
+            if min((found.rtt_ms.get(edge, -1.0) for edge in every), default=0.0) > _SLOW_MS:
+                limit = _SLOW_MS
         self._slow = {edge for edge, ms in found.rtt_ms.items() if ms > limit}
         took = [each.data_s for each in first.values() if each.data_s >= 0]
         self._usual_s = statistics.median(took) if took else 0.0

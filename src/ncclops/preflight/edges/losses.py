@@ -36,6 +36,8 @@ def losses_of(
     """
     losing, claims = _losing(found, doubtful), list[Claim]()
     for by, first, second in _wide(live, groups):
+        if len(losing) < _WIDE * len(first) * (len(second) - 1):
+            continue  # however they lie; thousands of hosts have millions of edges
         edges = schedule.edges_between(first, second)
         edges |= {edge[::-1] for edge in edges}
         hits = edges & losing
