@@ -23,6 +23,7 @@ EVERYWHERE = {
     "lazy_names",
     "rank_lists",
     "moments",
+    "host_name",
     "plain_text",
     "toml_files",
     "whole_numbers",

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ncclops.host_name import host_name
 from ncclops.plain_text import plain, plain_line
+from ncclops.preflight import table
+from ncclops.preflight.edges.model import Facts
+from ncclops.preflight.machine.host_reader import read_name
+from ncclops.preflight.model import Finding, NodeReport, Status
 from tests.flight import dumps
 
 Run = Callable[..., CompletedProcess[str]]
@@ -120,3 +127,22 @@ def test_a_report_holds_nothing_that_acts(ncclops_in_process: Run, tmp_path: Pat
     text = page.read_text() if page.exists() else ""
     assert acts(text + shown.stderr + shown.stdout) == ""
     assert shown.returncode == 2 or r"one\x1b[2J" in text
+
+
+def test_a_host_name_is_one_clean_line_wherever_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel takes any bytes for it, and so does another host's message."""
+    named = "node\n\x1b[2J\udcff1" + "x" * 300
+    monkeypatch.setattr(socket, "gethostname", lambda: named)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hostname").write_text("node\n\x1b]0;owned\x07two\u202e\n")
+    finding = Finding(check="kernel", status=Status.FAIL, subject="a\nb", read=HOSTILE, wanted="")
+    report = NodeReport(host=named, time=0.0, findings=(finding,))
+    other = msgspec.json.decode(msgspec.json.encode({"name": HOSTILE, "uid": "1"}), type=Facts)
+    for name in (host_name(), report.host, other.name, read_name(tmp_path).host or "\n"):
+        assert acts(name) == "" and "\n" not in name and len(name) <= 255
+        name.encode()  # as records are written
+    assert host_name().startswith(r"node \x1b[2J\udcff1x")
+    shown = "\n".join(table.lines(report))
+    assert acts(shown) == "" and len(shown.splitlines()) == 2

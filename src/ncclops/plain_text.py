@@ -11,9 +11,10 @@ import re
 # Colours and styles (CSI ... m), the only sequences that logs are full of for a good reason.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 # What a terminal acts on (C0 but tab and newline, C1), what turns the order of the letters around
-# it (Unicode TR 9, the controls of bidirectional text), and separators that end a line somewhere.
+# it (Unicode TR 9, the controls of bidirectional text), separators that end a line somewhere, and
+# halves of surrogate pairs: bytes of a name that are no UTF-8, which no stream of text takes.
 _ACTING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 

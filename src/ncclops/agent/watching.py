@@ -7,7 +7,6 @@ The edges around ``ncclops.health.live``: its clock is the event loop's, what it
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from ncclops.health.live import LiveWatch
 from ncclops.health.paces import RankPace
 from ncclops.health.stragglers import step_time_in
 from ncclops.host import gpu_readings
+from ncclops.host_name import host_name
 from ncclops.receipts.observation import Observation, Where, observe_record
 from ncclops.record import progress
 from ncclops.record.event_values import SlowRank
@@ -182,7 +182,7 @@ class Watching:
         self, event: StragglerEvent, health: gpu_readings.GpuHealth | None, causes: list[str]
     ) -> None:
         assert event.rank is not None
-        host = socket.gethostname()
+        host = host_name()
         readings = None if health is None else health.to_json()
         self._job.run.add(replace(event, host=host, gpu=readings, hardware=causes))
         if event.kind == "one-off":

@@ -6,7 +6,6 @@ It is the only source for a process that holds its GIL, is stopped, or has died.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
+from ncclops.host_name import host_name
 from ncclops.record import snapshot_files
 from ncclops.record.documents import read_document, write_document
 from ncclops.restart.snapshots import LastProgress
@@ -65,7 +65,7 @@ class Observer:
     def _view(self, progress: LastProgress) -> dict[str, Any]:
         stamp = {
             "rank": self._rank,
-            "host": socket.gethostname(),
+            "host": host_name(),
             "pid": self._pid,
             "taken_at": time.time(),
             "source": "monitor-process",

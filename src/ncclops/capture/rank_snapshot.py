@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.capture import flight_recorder, process_groups, python_stacks
+from ncclops.host_name import host_name
 from ncclops.record import snapshot_files
 from ncclops.record.documents import write_document
 
@@ -35,7 +35,7 @@ class Identity:
 
     rank: int
     rank_dir: Path | None
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=host_name)
     pid: int = field(default_factory=os.getpid)
 
     def stamp(self, at: float, source: str) -> dict[str, Any]:

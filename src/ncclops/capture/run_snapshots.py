@@ -23,6 +23,7 @@ from typing import Any, Literal
 from ncclops.capture.rank_snapshot import gpu_view
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
+from ncclops.host_name import host_name
 from ncclops.record import snapshot_files, snapshot_server_record
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
@@ -130,7 +131,7 @@ def _collect(run: Path, rank: int, out: Path, limit_s: float, native: Native) ->
     server = snapshot_server_record.read(RunPaths(run).rank(rank).snapshot_server)
     if server is None:
         return _left_out(directory, _NO_SERVER)
-    if server.host != socket.gethostname():
+    if server.host != host_name():
         return _left_out(directory, f"it runs on {server.host}: ask there")
     if not is_running(server):
         return _left_out(directory, f"its process ({server.pid}) has ended", ended=True)

@@ -9,6 +9,7 @@ import typer
 from ncclops.cli._options import JsonOption, LiveRunArgument
 from ncclops.cli._output import note, print_json
 from ncclops.errors import UsageError
+from ncclops.host_name import host_name
 
 
 def stop(
@@ -66,10 +67,9 @@ def _checked(grace: str | None) -> str | None:
 def _asking() -> str:
     """The user who requests the stop, as the run's record has it."""
     import getpass
-    import socket
 
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without an entry for its user
         user = "unknown user"
-    return f"{user}@{socket.gethostname()} with ncclops stop"
+    return f"{user}@{host_name()} with ncclops stop"

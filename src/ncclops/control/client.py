@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclops.control import launcher
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.host_name import host_name
 from ncclops.plain_text import plain_line
 from ncclops.record import control_address, documents
 from ncclops.record.paths import RunPaths
@@ -169,7 +170,7 @@ def _without_agent(seen: RunStatus, why: str) -> RunStatus:
 
 def _is_lost(run_dir: Path, seen: RunStatus) -> bool:
     """Whether the agent, which would be on this host, has ended."""
-    if socket.gethostname() not in (seen.nodes[:1] or (socket.gethostname(),)):
+    if host_name() not in (seen.nodes[:1] or (host_name(),)):
         return False
     try:
         control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
@@ -188,7 +189,7 @@ def _without_server(run_dir: Path) -> str:
         host = next(iter(read_once(run_dir).nodes), None)
     except OSError:
         host = None
-    if host is not None and host != socket.gethostname():
+    if host is not None and host != host_name():
         return f"its agent is on {host} and can be asked there"
     return "its agent is not there: it was killed, or has not begun"
 

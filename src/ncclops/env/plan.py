@@ -6,7 +6,6 @@ Precedence, lowest first: profile ``default`` < what the operator has exported <
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from ncclops.env.catalogue import catalogue, is_between_nodes, is_within_node
 from ncclops.env.host import files_in
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
+from ncclops.host_name import host_name
 from ncclops.profiles.model import (
     DEFAULT_RESTART_MODE,
     RUN_PLACEHOLDERS,
@@ -43,7 +43,7 @@ class PlanContext:
 
     restart: RestartMode = DEFAULT_RESTART_MODE
     torch: str | None = None
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=host_name)
     files_in: Callable[[str], Collection[str]] = files_in
     from_files: Callable[[Mapping[str, str]], Collection[str]] = from_files
 

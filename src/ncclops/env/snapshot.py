@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from ncclops.env.catalogue import catalogue
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.host.software import installed_nccl, installed_torch
+from ncclops.host_name import host_name
 from ncclops.record import documents
 from ncclops.record.environment_record import ENVIRONMENT, EnvSnapshot
 from ncclops.record.paths import ENVIRONMENT as ENVIRONMENT_FILE
@@ -52,7 +52,7 @@ def take(
         label=label,
         variables=dict(sorted(variables.items())),
         files=dict(sorted(files.items())),
-        host=socket.gethostname(),
+        host=host_name(),
         taken=time.time(),
         versions={
             "python": platform.python_version(),

@@ -7,11 +7,11 @@ namespace has numbers of its own. So a recorded process is believed together wit
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from ncclops.host import process_view
+from ncclops.host_name import host_name
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,12 @@ def current() -> ProcessIdentity:
     """This process. Raises ``OSError`` where ``/proc`` is not there."""
     stat = process_view.read_stat(Path("/proc/self"))
     started = 0 if stat is None else stat.started_ticks
-    return ProcessIdentity(
-        socket.gethostname(), os.getpid(), started, process_view.boot_id(), _namespace()
-    )
+    return ProcessIdentity(host_name(), os.getpid(), started, process_view.boot_id(), _namespace())
 
 
 def is_alive(process: ProcessIdentity) -> bool | None:
     """Whether it has not ended; None where that cannot be seen from here."""
-    if process.host != socket.gethostname():
+    if process.host != host_name():
         return None
     if process.boot_id != process_view.boot_id():
         return False

@@ -36,6 +36,7 @@ from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import find_software, installed_torch
+from ncclops.host_name import host_name
 from ncclops.launch import describe_node, options
 from ncclops.launch.prepared import Prepared, Resolved
 from ncclops.launch.request import LaunchRequest
@@ -181,7 +182,7 @@ def start(
         run = RunDirectory.create(
             exact=request.run_dir,
             parent=request.log_dir,
-            node=socket.gethostname(),
+            node=host_name(),
             several=rendezvous is not None,
         )
     except DirectoryTaken as taken:

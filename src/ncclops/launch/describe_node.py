@@ -18,6 +18,7 @@ from ncclops.env.host import describe_host
 from ncclops.env.origins import from_files
 from ncclops.errors import UsageError
 from ncclops.host import interfaces
+from ncclops.host_name import host_name
 from ncclops.launch.prepared import Prepared
 from ncclops.profiles.model import Parameter, as_text
 from ncclops.redaction.redactor import Redactor, redact_variables
@@ -49,7 +50,7 @@ def bring(
             )
     return NodeInfo(
         rendezvous=rendezvous,
-        name=socket.gethostname(),
+        name=host_name(),
         print=_fingerprint(prepared, rendezvous),
         allowed=prepared.request.allowed_differences,
         script=Path(prepared.request.target.name).name,
@@ -129,7 +130,7 @@ def _fingerprint(prepared: Prepared, rendezvous: RendezvousConfig) -> fingerprin
         "HCAs": ",".join(sorted(host.hcas)) or None,
     }
     return fingerprint.Fingerprint(
-        host=socket.gethostname(),
+        host=host_name(),
         variables=redact_variables(fingerprint.relevant(full, planned)),
         facts=facts,
         per_host=request.profile.per_host,

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ncclops import host_name
+from ncclops.plain_text import plain_line
+
 SCHEMA = "ncclops.preflight-node/1"
 
 
@@ -43,6 +46,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     wanted: str
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        # Readings may be a file or a name of the machine, or come from another host.
+        for name, most_chars in (("subject", 200), ("read", 2000)):
+            line = plain_line(getattr(self, name), most_chars)
+            msgspec.structs.force_setattr(self, name, line)
+
     def to_json(self) -> dict[str, Any]:
         """As in the documents of ``ncclops preflight``."""
         built: dict[str, Any] = msgspec.to_builtins(self)
@@ -57,6 +66,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     boot_id: str | None = None
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "host", host_name.clean(self.host))
 
     @property
     def status(self) -> Status:

@@ -43,4 +43,4 @@ def _own_clock() -> str:
         name = _BOOT.read_text()
     with contextlib.suppress(OSError):  # containers may have an offset of their own
         name += os.readlink(_TIME_NAMESPACE)  # noqa: PTH115 - its target is no path
-    return f"{zlib.crc32(name.encode()):08x}"
+    return f"{zlib.crc32(os.fsencode(name)):08x}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from ncclops.errors import UsageError
 from ncclops.goodput import measure, spans
 from ncclops.host import process_view
+from ncclops.host_name import host_name
 from ncclops.record import event_log
 from ncclops.record.events import Event
 from ncclops.record.paths import RunPaths
@@ -79,7 +79,7 @@ class RunReader:
         return _with_verdict(status, facts)
 
     def _look(self, facts: RankFacts, now: float) -> RankStatus:
-        on_this_host = facts.host == socket.gethostname() and self._is_of_this_boot
+        on_this_host = facts.host == host_name() and self._is_of_this_boot
         here = on_this_host and self._facts.verdict is None
         moment = Moment(now=now, monotonic_ns=time.monotonic_ns(), here=here)
         seen = look(self._run_dir, facts, moment)

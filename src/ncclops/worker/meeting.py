@@ -23,7 +23,6 @@ same name, in other stores and with ranks that have not been in them.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ncclops.host_name import host_name
 from ncclops.rank_lists import rank_list
 from ncclops.record.variables import ACTIVE_RANKS, NODES, RUN_DIR
 
@@ -66,7 +66,7 @@ class Team:
             size=int(environ.get(ACTIVE_RANKS) or environ.get("WORLD_SIZE", "1")),
             nproc=int(environ.get("LOCAL_WORLD_SIZE", "1")),
             node=int(environ.get("GROUP_RANK", "0")),
-            hosts=tuple(environ.get(NODES, "").split()) or (socket.gethostname(),),
+            hosts=tuple(environ.get(NODES, "").split()) or (host_name(),),
             run=None if run is None else Path(run),
         )
 

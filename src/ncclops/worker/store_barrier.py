@@ -7,9 +7,10 @@ that some ranks never enter, names no rank; two store operations a rank.
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
+
+from ncclops.host_name import host_name
 
 
 def meet(where: str, limit: timedelta) -> list[int]:
@@ -21,7 +22,7 @@ def meet(where: str, limit: timedelta) -> list[int]:
     if store is None:  # MPI brings its own
         return []
     prefix = f"ncclops/{where}"
-    store.set(f"{prefix}/{rank}", f"{socket.gethostname()}/{os.environ.get('LOCAL_RANK', '?')}")
+    store.set(f"{prefix}/{rank}", f"{host_name()}/{os.environ.get('LOCAL_RANK', '?')}")
     if store.add(f"{prefix}/here", 1) == size:
         store.set(f"{prefix}/complete", "1")
     try:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ncclops.host_name import host_name
 from ncclops.preflight.edges import interface
 from ncclops.preflight.edges.model import FILES, Facts, Place
 from ncclops.preflight.model import Finding
@@ -61,7 +62,7 @@ async def read_facts(
     addresses = interface.read()
     chosen = interface.choose(addresses, environ)
     place = interface.describe(chosen) if chosen else None
-    own = socket.gethostname()
+    own = host_name()
     macs = interface.hardware_addresses()
     names, conflict = await asyncio.gather(lookup(own), _conflict(place, macs))
     return Facts(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ncclops import host_name
 from ncclops.preflight.model import Finding
 
 # How one connection failed. What the kernel said, or what was missing:
@@ -97,6 +98,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     nccl: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
     gpus: int = 0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "name", host_name.clean(self.name))
 
     @property
     def too_few_files(self) -> bool:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from ncclops.host_name import clean, host_name
 from ncclops.preflight.machine import files
 from ncclops.preflight.readings import Files, Host, Name, Process, Space
 from ncclops.record.regular_file import open_regular
@@ -94,14 +95,14 @@ def read_name(root: Path) -> Name:
     Below another root only its ``etc/hosts`` is asked.
     """
     if root == Path("/"):
-        own = socket.gethostname()
+        own = host_name()
         try:
             found = socket.getaddrinfo(own, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return Name(host=own, addresses=())
         return Name(host=own, addresses=tuple(dict.fromkeys(str(e[4][0]) for e in found)))
     known_as = [files.read_text(root, each) for each in _NAME_FILES]
-    host = next(filter(None, known_as), None)
+    host = next((clean(name) for name in known_as if name), None)
     lines = (files.read_text(root, "etc/hosts") or "").splitlines()
     known = [words[0] for line in lines if host in (words := line.partition("#")[0].split())[1:]]
     return Name(host=host, addresses=tuple(known) or None)
