@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclops.agent.backlog import MOST_BYTES, gaps
+from ncclops.agent.backlog import MOST_BYTES, MOST_LAST_BYTES, Patience, gaps
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan
 from ncclops.agent.network_watch import NetworkLines
 from ncclops.receipts.log_receipts import PrintedReceipts
@@ -39,13 +40,17 @@ def test_small_files_are_read_whole_beside_large_ones() -> None:
     assert (5 << 30) - end >= MOST_BYTES // 3
 
 
-def scan(path: Path, content: bytes) -> tuple[LiveDiagnosis, PrintedReceipts]:
+def scan(
+    path: Path, content: bytes, patience: Patience | None = None
+) -> tuple[LiveDiagnosis, PrintedReceipts]:
     """What a scan of ``content`` shows that was written before anything of it was read."""
     path.write_bytes(b"")
     printed = PrintedReceipts(path.parent, lambda rank, seen: None)
     printed.follow({path: 0})
     live = LiveScan({path: 0}, printed, {}, NetworkLines(lambda rank, seen: None))
     path.write_bytes(content)
+    live._patience = patience or live._patience
+    live._patience.begin()
     live._finishing.set()  # the processes have ended before the thread looks for the first time
     live.start()
     return live.finish({}, None, starting_up=None, driver={}, last_words={}), printed
@@ -72,3 +77,26 @@ def test_the_last_lines_of_a_flood_are_classified_and_the_gap_is_named(tmp_path:
 def test_output_that_is_not_much_is_read_whole(tmp_path: Path) -> None:
     found, _ = scan(tmp_path / "stdout.log", b"ordinary output\n" * 100_000)
     assert not found.passed_over
+
+
+ERROR = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def test_on_a_busy_machine_the_last_lines_are_read_in_time(tmp_path: Path) -> None:
+    """Each look at the clock costs half a second: twenty parts are read, then only the end."""
+    seconds = itertools.count()
+    path, content = tmp_path / "stdout.log", b"ordinary output\n" * 500_000 + ERROR
+    found, _ = scan(path, content, Patience(lambda: next(seconds) / 4))
+    [(_, _, (begin, end))] = found.passed_over
+    assert 0 < begin < end < len(content)
+    assert len(content) - end <= MOST_LAST_BYTES
+    assert found.report.verdict.class_ == "gpu-oom"
+    assert found.error is None
+
+
+def test_without_any_time_all_is_passed_over_and_no_internal_error_is_told(tmp_path: Path) -> None:
+    times = itertools.chain([0.0], itertools.repeat(100.0))
+    found, printed = scan(tmp_path / "stdout.log", ERROR * 9, Patience(lambda: next(times)))
+    assert [span for _, _, span in found.passed_over] == [(0, len(ERROR * 9))]
+    assert found.error is None and not printed.broken
+    assert found.report.verdict.class_ != "gpu-oom"

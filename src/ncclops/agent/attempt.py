@@ -70,9 +70,9 @@ _EXITS_WITHIN_S = 10.0
 _LEAVES_WITHIN_S = 30.0
 # Beside the snapshots, the writing; a file system that hangs may take no longer.
 _INCIDENT_LIMIT_S = 2 * LIMIT.total_seconds() + 5.0
-# It is read while it is written: the rest of a flood takes seconds.
+# `backlog.Patience` ends the reading before; beyond this the file system does not answer.
 _OUTPUT_LIMIT_S = 60.0
-_OUTPUT_WHEN_STOPPED_S = 5.0
+_OUTPUT_WHEN_STOPPED_S = 3.0
 _OUTPUT_IN_A_HURRY_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -294,16 +294,19 @@ class RunningAttempt:
             backlog.tell(self._run, self._context.say, diagnosis.passed_over)
         except TimeoutError:
             self._scan.give_up()
-            why = "there was no time to read all of it (or its file system does not answer)"
-            diagnosis = unread(TimeoutError(why))
+            diagnosis = unread("its file system does not answer")
+            self._context.say(diagnosis.report.verdict.summary)
         self.network.finish()
         self._context.collect_receipts()
         self.watching.finish()
         return diagnosis
 
     async def _in_time(self, finish: Callable[[], LiveDiagnosis]) -> LiveDiagnosis:
-        """What ``finish`` returns; ``TimeoutError`` after a minute, or soon where the run is asked
-        to stop: ranks may have written more than can be read before a scheduler's SIGKILL."""
+        """What ``finish`` returns; ``TimeoutError`` where a file system does not answer.
+
+        Less is read where the run is asked to stop: ranks may have written more than can be read
+        before a scheduler's SIGKILL.
+        """
         condition, loop = self._context.condition, asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -317,9 +320,11 @@ class RunningAttempt:
         limit = timedelta(seconds=_OUTPUT_LIMIT_S)
         await condition.until(lambda: done.is_set() or stop.asked, limit)
         if stop.asked:
-            limit = timedelta(seconds=_OUTPUT_WHEN_STOPPED_S)
+            self._scan.hasten(_OUTPUT_WHEN_STOPPED_S)
+            limit = timedelta(seconds=2 * _OUTPUT_WHEN_STOPPED_S)
             await condition.until(lambda: done.is_set() or stop.hurry, limit)
         if stop.hurry:
+            self._scan.hasten(0)
             await condition.until(done.is_set, timedelta(seconds=_OUTPUT_IN_A_HURRY_S))
         return answer.get(0)
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from io import FileIO
 from pathlib import Path
 
-from ncclops.agent.backlog import Span, gaps
+from ncclops.agent.backlog import MOST_LAST_BYTES, Patience, Span, all_but_the_last, gaps
 from ncclops.agent.gpu_watch import DRIVER
 from ncclops.agent.hang_action import Hang
 from ncclops.agent.network_watch import NetworkLines
@@ -26,6 +26,7 @@ from ncclops.record.regular_file import open_regular
 from ncclops.record.tail import GrowthWatch
 
 _CHUNK = 1 << 20
+_LAST_CHUNK = 1 << 17  # between two looks at the clock, once there is a deadline
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ class LiveScan:
             file.seek(0, 2)  # what an earlier attempt has written is not this one's
         self._evidence_ends: dict[Path, int] = {}
         self._ends: dict[Path, int] = {}  # once all processes have ended
-        self._gaps: dict[Path, Span] = {}
+        self._gaps: dict[Path, Span] = {}  # not come to yet
+        self._passed_over: list[tuple[int, Path, Span]] = []
+        self._patience = Patience()
+        self._is_short = False
         self._names: dict[Path, Path] = {}  # of what is read behind a gap
         self._watch = GrowthWatch()
         self._scanner: Scanner | None = None
@@ -97,7 +101,7 @@ class LiveScan:
         driver: Mapping[int, Sequence[str]],
         last_words: Mapping[int, str],
     ) -> LiveDiagnosis:
-        """Read to the end and judge. Blocks until that is done: seconds, by ``backlog.gaps``.
+        """Read to the end and judge. Blocks until that is done: seconds, by ``backlog``.
 
         ``exits`` is how ranks failed, evidence like any line: a crash in native code leaves
         nothing else. ``hang`` is what the hang watch has found.
@@ -105,6 +109,7 @@ class LiveScan:
         ``driver`` are lines about the GPUs of ranks that failed, ``last_words`` what scripts have
         handed to ``sys.exit``.
         """
+        self._patience.begin()
         self._finishing.set()
         self._watch.wake()
         self._thread.join()
@@ -112,7 +117,7 @@ class LiveScan:
         for file in self._files.values():
             file.close()
         if self._scanner is None or self._failure is not None:
-            return unread(self._failure)
+            return unread(str(self._failure), self._failure)
         for rank, lines in driver.items():
             self._scanner.feed(rank, DRIVER, "".join(f"{line}\n" for line in lines).encode())
         for rank, text in last_words.items():
@@ -123,11 +128,15 @@ class LiveScan:
             for rank in hang.ranks:
                 self._scanner.add_hang(rank, hang.reason)
         report = self._scanner.verdict(starting_up=starting_up)
-        passed_over = [(self._ranks[path], path, gap) for path, gap in self._gaps.items()]
-        return LiveDiagnosis(report, self._scanner.steps, passed_over=passed_over)
+        return LiveDiagnosis(report, self._scanner.steps, passed_over=self._passed_over)
+
+    def hasten(self, last_s: float) -> None:
+        """Read only last lines, for ``last_s`` seconds from now, once :meth:`finish` was called in
+        another thread; that returns soon."""
+        self._patience.shorten(last_s)
 
     def give_up(self) -> None:
-        """Read no more, once :meth:`finish` was called in another thread; that returns soon."""
+        """Read no more, and feed nothing more, whatever :meth:`finish` in another thread does."""
         self._given_up.set()
 
     def _run(self) -> None:
@@ -139,12 +148,8 @@ class LiveScan:
             self._printed.broken = True
 
     def _scan(self, scanner: Scanner) -> None:
-        while True:
-            if self._given_up.is_set():
-                raise TimeoutError("there is more of it than there was time for")
+        while not self._given_up.is_set():
             last_look = self._finishing.is_set()
-            if last_look and not self._ends:
-                self._find_ends()
             read = [self._read(scanner, path) for path in self._files]  # a chunk of each
             if any(read):
                 continue
@@ -156,13 +161,33 @@ class LiveScan:
     def _find_ends(self) -> None:
         for path, file in self._files.items():
             self._ends[path] = os.fstat(file.fileno()).st_size
+        self._gaps = gaps(self._unread())
+
+    def _unread(self) -> dict[Path, Span]:
         at = {path: file.tell() for path, file in self._files.items()}
-        self._gaps = gaps(
-            {path: (at[path], max(at[path], end)) for path, end in self._ends.items()}
-        )
+        return {path: (at[path], max(at[path], end)) for path, end in self._ends.items()}
+
+    def _look_at_the_clock(self) -> None:
+        """Leave out what there is no time for."""
+        if not self._ends:
+            self._find_ends()
+        if self._patience.is_over:
+            self._gaps = all_but_the_last(self._unread(), 0)
+        elif self._patience.is_short and not self._is_short:
+            self._is_short = True
+            left = all_but_the_last(self._unread(), MOST_LAST_BYTES)
+            # What is already left out stays so.
+            self._gaps = {
+                path: (begin, max(end, self._gaps.get(path, (0, 0))[1]))
+                for path, (begin, end) in left.items()
+            }
 
     def _read(self, scanner: Scanner, path: Path) -> bool:
         file, rank = self._files[path], self._ranks[path]
+        if self._given_up.is_set():
+            return False
+        if self._finishing.is_set():
+            self._look_at_the_clock()
         if path in self._nccl_logs and os.fstat(file.fileno()).st_size < file.tell():
             file.seek(0)
         at, stop = file.tell(), self._ends.get(path)
@@ -170,8 +195,8 @@ class LiveScan:
             if at == gap[0]:
                 return self._cross(path, gap)
             stop = gap[0] if at < gap[0] else stop
-        data = file.read(_CHUNK if stop is None else max(0, min(_CHUNK, stop - at)))
-        if data:
+        data = file.read(_CHUNK if stop is None else max(0, min(_LAST_CHUNK, stop - at)))
+        if data and not self._given_up.is_set():
             end = self._evidence_ends.get(path, at + len(data))
             name = self._names.get(path, path)
             scanner.feed(rank, str(name), data[: max(0, end - at)])
@@ -182,18 +207,19 @@ class LiveScan:
 
     def _cross(self, path: Path, gap: Span) -> bool:
         """What comes behind ``gap`` counts from its next line, whose number is not known."""
-        file = self._files[path]
-        file.seek(gap[1])
-        part = file.read(_CHUNK)
-        at = file.seek(gap[1] + part.find(b"\n") + 1)
-        self._gaps[path] = gap[0], at
+        file, at = self._files[path], gap[1]
+        file.seek(at)
+        if at < self._ends[path]:
+            at = file.seek(at + file.read(_CHUNK).find(b"\n") + 1)
+        del self._gaps[path]
+        self._passed_over.append((self._ranks[path], path, (gap[0], at)))
         self._names[path] = path.with_name(f"{path.name} (from byte {at})")
         self._printed.cut(path)
         return True
 
 
-def unread(failure: Exception | None) -> LiveDiagnosis:
-    """The diagnosis of output that could not be read, because of ``failure``."""
-    summary = f"the output could not be classified: {failure}"
+def unread(why: str, failure: Exception | None = None) -> LiveDiagnosis:
+    """The diagnosis of output that could not be read; ``failure`` is an internal error."""
+    summary = f"the output could not be classified: {why}"
     unknown = Classification(class_="unknown", confidence=0.0, summary=summary)
     return LiveDiagnosis(Report(unknown, (), Stats()), steps=0, error=failure)
