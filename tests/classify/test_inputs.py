@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from ncclops.classify import classify_paths, load_signatures
+from ncclops.classify import classify_paths, inputs, load_signatures
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
 
@@ -57,6 +58,26 @@ def test_a_damaged_archive_is_noted_not_raised(tmp_path: Path) -> None:
     (tmp_path / "a.zst").write_bytes(packed)
     report = classify_paths([tmp_path / "a.zst"], LOADED)
     assert report.stats.files == 1
+
+
+def test_a_log_of_terabytes_of_holes_is_read_by_its_data(tmp_path: Path) -> None:
+    with (tmp_path / "a.log").open("wb") as file:
+        file.seek(1 << 40)
+        file.write(LOG)
+    report = classify_paths([tmp_path / "a.log"], LOADED)
+    assert report.verdict.rank == 2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_what_expands_without_end_is_read_up_to_a_limit_and_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(inputs, "_MOST_UNPACKED_BYTES", 1 << 20)
+    (tmp_path / "a.gz").write_bytes(pack(LOG + bytes(8 << 20) + b"\n" + LOG))
+    report = classify_paths([tmp_path / "a.gz"], LOADED)
+    assert report.verdict.rank == 2
+    [note] = report.notes
+    assert "expands to more than 200 times its size" in note
 
 
 def test_torchrun_log_dir(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.record import tail
-from ncclops.record.tail import GrowthWatch, LineReader, last_lines
+from ncclops.record.tail import GrowthWatch, LineReader, last_lines, read_lines
 
 
 def read_all(reader: LineReader) -> list[bytes]:
@@ -102,3 +102,18 @@ def test_what_is_passed_over_ends_with_a_line(tmp_path: Path) -> None:
     assert reader.pass_over(30) == 10 + 8 * 11
     assert read_all(reader) == [b"0123456789\n"] * 2
     reader.close()
+
+
+def test_holes_cost_nothing_and_join_no_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"one\ntwo")
+        file.seek(1 << 40)
+        file.write(b"three\nfour\n")
+        file.truncate(1 << 41)
+    first, second, third, rest = read_lines(path)
+    assert (first, third) == (b"one\n", b"four\n")
+    assert second.startswith(b"two\0") and second.endswith(b"\0three\n")
+    assert (
+        rest.strip(b"\0") == b"" and len(second + rest) < 1 << 20
+    )  # a read that begins in data may reach into a hole

@@ -6,6 +6,8 @@ A torchelastic error file is one line of JSON; it is read as the traceback it ca
 from __future__ import annotations
 
 import gzip
+import math
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -19,11 +21,14 @@ from ncclops.classify.model import Report
 from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 from ncclops.record.error_file import parse_error
-from ncclops.record.regular_file import advice, open_regular
+from ncclops.record.regular_file import WithoutHoles, advice, open_regular
 
 # Blocks that stay in the second-level cache are read three times as fast as larger ones.
 _READ_BYTES = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# Logs shrink to a tenth, floods of one line to a two-hundredth; gzip itself goes down to a
+# thousandth, zstd much further. Below the second figure any ratio is read.
+_MOST_RATIO, _MOST_UNPACKED_BYTES = 200, 1 << 30
 _STDIN = "-"
 # In a directory: what holds a log, by its suffix. Records of ours that repeat the logs, and
 # dumps, are left out by their names.
@@ -109,7 +114,7 @@ def _is_log(file: Path) -> bool:
 
 
 def _opened(file: Path) -> BufferedReader:
-    return BufferedReader(open_regular(file))
+    return BufferedReader(WithoutHoles(open_regular(file)))
 
 
 def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
@@ -148,10 +153,21 @@ class _TruncatedError(Exception):
 def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
     magic = stream.peek(4)[:4]
     if magic[:2] == _GZIP:
-        return _read_all(gzip.GzipFile(fileobj=stream))
+        return _bounded(_read_all(gzip.GzipFile(fileobj=stream)), stream)
     if magic == _ZSTD:
-        return _zstd_chunks(stream, name)
+        return _bounded(_zstd_chunks(stream, name), stream)
     return _read_all(stream)
+
+
+def _bounded(chunks: Iterator[bytes], stream: BufferedReader) -> Iterator[bytes]:
+    """``chunks`` of the compressed ``stream``, up to a multiple of the file's size."""
+    packed = os.fstat(stream.fileno()).st_size  # none of a pipe, which is read to its end
+    left = max(_MOST_UNPACKED_BYTES, _MOST_RATIO * packed) if packed else math.inf
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            raise _TruncatedError(f"it expands to more than {_MOST_RATIO} times its size")
+        yield chunk
 
 
 def _read_all(stream: BufferedIOBase) -> Iterator[bytes]:

@@ -11,7 +11,10 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 # The largest documents are pictures of 2,000 process groups, some MB.
 MOST_BYTES = 64 << 20
@@ -21,6 +24,55 @@ def open_regular(path: Path) -> io.FileIO:
     """``path`` for reading, unbuffered. Raises ``OSError``, also where it is no regular file."""
     # O_NONBLOCK: a pipe without a writer, or a device, is opened at once.
     return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb")
+
+
+class WithoutHoles(io.RawIOBase):
+    """A regular file, read without the zeros of its holes: one byte of zero stands for each.
+
+    A log that was truncated beyond its end, or emptied while a process wrote on, has terabytes of
+    them on no block of the disk. Closes ``file`` when it is closed.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """As of a file; after a hole first the one zero alone."""
+        at = self._file.tell()
+        try:
+            begin = os.lseek(self._file.fileno(), at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a file system that does not know its holes
+                self._file.seek(at)
+                return self._file.readinto(buffer) or 0
+            begin = self._file.seek(0, os.SEEK_END)  # no data behind it
+            if begin < at:  # cut meanwhile
+                self._file.seek(at)
+                return 0
+        if begin == at:
+            return self._file.readinto(buffer) or 0
+        memoryview(buffer).cast("B")[:1] = b"\0"
+        return 1
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def append_regular(path: Path) -> io.FileIO:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ncclops.record.regular_file import open_regular
+from ncclops.record.regular_file import WithoutHoles, open_regular
 
 _IN_MODIFY = 0x2
 # A line longer than this is handed on in pieces, so that output without a newline (binary
@@ -29,7 +29,7 @@ class LineReader:
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self._file = open_regular(path)
+        self._file = WithoutHoles(open_regular(path))
         if from_end:
             self._file.seek(0, os.SEEK_END)
         self._partial: list[bytes] = []
@@ -67,7 +67,7 @@ class LineReader:
             return 0
         begin = end - keep_bytes
         self._file.seek(begin)
-        begin += self._file.read(_CHUNK).find(b"\n") + 1
+        begin += (self._file.read(_CHUNK) or b"").find(b"\n") + 1
         self._file.seek(begin)
         self._partial, self._partial_bytes = [], 0
         return begin - at
