@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from ncclops.agent import backlog, hosted_store, log_files, worker_messages, workers
+from ncclops.agent import backlog, hosted_store, log_files, old_snapshots, worker_messages, workers
 from ncclops.agent.attached import Streams
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
@@ -266,6 +266,7 @@ class RunningAttempt:
                 elsewhere=self.elsewhere,
             )
             await in_thread(record, _INCIDENT_LIMIT_S)
+        old_snapshots.tidy(self._run, self._context.say)
 
     async def close(self) -> LiveDiagnosis:
         """End what is left of the attempt; what its output shows."""
@@ -364,6 +365,7 @@ class RunningAttempt:
             later(_LEAVES_WITHIN_S, self._end_those_that_stay)
         if isinstance(event, RestartEvent) and event.instead is None:
             self._context.say(worker_messages.restart_line(event))
+            old_snapshots.tidy(self._run, self._context.say)
         self._context.condition.notify()
 
     def _end_those_that_stay(self) -> None:

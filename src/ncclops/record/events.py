@@ -469,6 +469,14 @@ class EventsLostEvent(Event, tag="events-lost", frozen=True, kw_only=True):
     """how many, since the last event of this kind"""
 
 
+class SnapshotsRemovedEvent(Event, tag="snapshots-removed", frozen=True, kw_only=True):
+    """The ranks' snapshots of an old incident were removed: a run keeps those of the first 10 and
+    last 50 incidents."""
+
+    incident: int
+    """its number; its ``incident.json`` is kept"""
+
+
 # What ``EscalationEvent.failure`` says of a hang, whoever has found it; its place is the rank.
 HANG = "a hang"
 
