@@ -191,6 +191,12 @@ def test_a_client_that_expects_100_continue_gets_it(server: Server) -> None:
             + b"x" * 0xFFFF,
             b"413",
         ),
+        (  # which takes the server longer than a whole head
+            b"POST /control HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"1\r\nx\r\n" * 300
+            + b"0\r\n\r\n",
+            b"413",
+        ),
         (
             b"POST /control HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             b"400",

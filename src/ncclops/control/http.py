@@ -35,12 +35,15 @@ class Limits:
     that send nothing must not keep out those that do.
     After an answer to a request that is not read to its end, ``linger_s`` are for the client to
     read it: closed at once, the kernel would throw it away on the client's side.
+    A body comes in ``body_chunks`` at most: taking a chunk apart costs as much for one byte as for
+    a thousand, and everybody else waits for it.
     Requests beyond ``requests_per_s`` are delayed, but for ``burst`` after a pause: however many
     clients look at a job, they must not take its cores.
     """
 
     head_bytes: int = 16 << 10
     body_bytes: int = 64 << 10
+    body_chunks: int = 256
     request_s: float = 10.0
     response_s: float = 10.0
     linger_s: float = 1.0
@@ -228,16 +231,21 @@ class _Connection:
 
     async def _read_whole(self) -> Request | None:
         head: h11.Request | None = None
-        body = bytearray()
+        body, chunks = bytearray(), 0
         while True:
             match await self._next_event():
                 case h11.Request() as head:
                     pass
-                case h11.Data(data=data):
+                case h11.Data(data=data, chunk_start=starts):
                     body += data
+                    chunks += starts
                     if len(body) > self._limits.body_bytes:
                         raise BadRequest(
                             413, f"a body of more than {self._limits.body_bytes} bytes"
+                        )
+                    if chunks > self._limits.body_chunks:
+                        raise BadRequest(
+                            413, f"a body in more than {self._limits.body_chunks} chunks"
                         )
                 case h11.EndOfMessage():
                     assert head is not None  # h11 keeps the order
@@ -250,6 +258,7 @@ class _Connection:
             if self._http.they_are_waiting_for_100_continue:
                 go_on = h11.InformationalResponse(status_code=100, headers=[])
                 await self._write(self._http.send(go_on))
+            await asyncio.sleep(0)  # what is there already is received without a pause
             self._http.receive_data(await self._loop.sock_recv(self._socket, _CHUNK))
         return event
 
