@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from ncclops.host.nvml import Device, GpuLostError, GpuName, Recovery, Unavailable, session
-from ncclops.host_name import host_name
 
 
 class Health(enum.Enum):
@@ -117,7 +117,7 @@ _names: dict[int | str, GpuName] = {}
 def describe_gpu(selector: int | str | None) -> str:
     """The GPU and its host, by what NVML said when it was last asked for the GPU."""
     name = GpuName() if selector is None else _names.get(selector, GpuName.of_selector(selector))
-    return f"{name} on {host_name()}"
+    return f"{name} on {socket.gethostname()}"
 
 
 @contextlib.contextmanager

@@ -34,7 +34,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ncclops.host_name import host_name
 from ncclops.restart._process import duplicate_socket, fork_detached, fork_is_safe, keep_alive
 
 # The ranks of a large job may take this long to come up before the first one connects.
@@ -277,7 +276,7 @@ def serve_until_signalled(
         raise OSError(errno.EADDRINUSE, f"port {port} is in use; choose another one")
     bound = listener.getsockname()[1]
     server = serve(listener.detach(), bound, load_tcp_store())
-    announce(f"{'127.0.0.1' if loopback else host_name()}:{bound}")
+    announce(f"{'127.0.0.1' if loopback else socket.gethostname()}:{bound}")
     stop.wait()
     del server
 
