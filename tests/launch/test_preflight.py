@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.errors import PreflightRefused
+from ncclops.errors import PreflightRefused, UsageError
 from ncclops.launch import LaunchRequest, node_check, prepare
 from ncclops.preflight.model import NodeReport
 from ncclops.preflight.node import judge
@@ -41,6 +41,27 @@ def test_a_node_that_warns_starts_and_the_warning_is_noted() -> None:
     node_check.judge(report(shm="4g"), say=pytest.fail, note=said.append)
     assert said[0].startswith("preflight: host n7: 1 WARN")
     assert said[1].startswith("WARN  host.shm  host  4 GiB")
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_collectives_are_tried_with_a_check_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, asked = tmp_path / "train.py", []
+    script.write_text("pass\n")
+
+    def check(*_: object, collectives: bool, **__: object) -> NodeReport:
+        asked.append(collectives)
+        return NodeReport(host="n7", time=0.0, findings=())
+
+    monkeypatch.setattr(node_check, "check_node", check)
+    request = LaunchRequest(target=script, nproc_per_node=1, preflight="host")
+    for wanted in (False, True):
+        prepared = prepare(dataclasses.replace(request, collectives=wanted))
+        node_check.require_fit_node(prepared, say=pytest.fail, note=lambda _: None)
+    assert asked == [False, True]
+    with pytest.raises(UsageError, match="add --preflight host"):
+        prepare(dataclasses.replace(request, collectives=True, preflight="off"))
 
 
 @pytest.mark.slow

@@ -159,6 +159,14 @@ def launch(
             " exit with 3 if it is not fit. Default: off.",
         ),
     ] = "off",
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            rich_help_panel=_OURS,
+            help="With --preflight: also a short all_reduce between this node's GPUs, a minute.",
+        ),
+    ] = False,
     require_network: Annotated[
         list[str] | None,
         typer.Option(
@@ -386,6 +394,7 @@ def launch(
             local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
             preflight=preflight,
+            collectives=collectives,
             require_network=[
                 name.strip() for given in require_network or () for name in given.split(",")
             ],

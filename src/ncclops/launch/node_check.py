@@ -25,7 +25,8 @@ from ncclops.record.run_directory import RunDirectory
 def require_fit_node(
     prepared: Prepared, *, say: Callable[[str], None], note: Callable[[str], None]
 ) -> NodeCheck:
-    """Check this node, as was asked for. Takes a few seconds, and nothing that hangs holds it.
+    """Check this node, as was asked for. Takes a few seconds, with a collective up to two minutes
+    more, and nothing that hangs holds it.
 
     Judged by what the lane needs, in the environment that the workers will have, so that
     ``NCCL_IB_HCA`` of a profile counts. ``say`` gets the table where a check fails, ``note`` the
@@ -33,7 +34,12 @@ def require_fit_node(
     then learn it from each other.
     """
     check = how(prepared)
-    report = check_node(check.needs, environ=check.environ, spaces=check.spaces)
+    report = check_node(
+        check.needs,
+        environ=check.environ,
+        spaces=check.spaces,
+        collectives=prepared.request.collectives,
+    )
     check = msgspec.structs.replace(check, report=report)
     judge(report, say=say, note=note, refuses=not check.edges)
     return check

@@ -103,6 +103,13 @@ def parse_preflight(text: str) -> Preflight:
     raise UsageError(f"--preflight {text}: choose off, host or full")
 
 
+def checked_collectives(*, wanted: bool, preflight: str) -> bool:
+    """Whether collectives are tried. Raises ``UsageError`` where nothing is checked."""
+    if wanted and preflight == "off":
+        raise UsageError("--collectives is part of a check: add --preflight host or full")
+    return wanted
+
+
 def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
     """``--timeout NAME=TIME`` as values. Raises ``UsageError`` where TIME is no duration."""
     timeouts: dict[str, timedelta] = {}

@@ -46,6 +46,7 @@ class Resolved:
     local_ranks: str
     require_receipt: bool
     preflight: Preflight
+    collectives: bool
     require_network: tuple[str, ...]
     control_listen: str | None  # [HOST:]PORT
     control_token_for_reads: bool

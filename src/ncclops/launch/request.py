@@ -86,6 +86,10 @@ class LaunchRequest:
     """``"host"``: check this node before anything starts, and refuse to start if a check fails.
     ``"full"``: of several nodes also the edges between them; a spare replaces one that fails."""
 
+    collectives: bool = False
+    """With ``preflight``: also a short all_reduce between the GPUs of this node, once, before
+    anything starts. Takes up to two minutes."""
+
     require_network: str | Sequence[str] = ()
     """The job ends unless NCCL uses one of these: ib, roce, socket, plugin, or a name of NCCL's."""
 

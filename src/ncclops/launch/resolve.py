@@ -67,6 +67,9 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         local_ranks=request.local_ranks_filter,
         require_receipt=request.require_receipt,
         preflight=options.parse_preflight(request.preflight),
+        collectives=options.checked_collectives(
+            wanted=request.collectives, preflight=request.preflight
+        ),
         require_network=request.networks,
         control_listen=request.control_listen,
         control_token_for_reads=request.control_token_for_reads,

@@ -62,7 +62,7 @@ def _opposite(edge: Edge, states: States) -> list[Edge]:
     other = (edge[1], edge[0])
     if other in states.ports:
         return [other]
-    if other not in states.unknown | states.unsure:
+    if other not in states.unknown and other not in states.unsure:
         return []
     return sorted(each for each in states.ports if each[0] == other[0] or each[1] == other[1])
 
