@@ -6,18 +6,36 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 Action = Callable[[ModuleType], None]
 
 
 def act(name: str, action: Action) -> None:
-    """Call ``action`` with the module ``name`` once its code has run; now, if it has already."""
+    """Call ``action`` with the module ``name`` once its code has run; now, if it has already.
+
+    A function that it replaces is replaced in all modules that had taken it from there before, as
+    those have that a fork server has imported.
+    """
     if name in sys.modules:
-        action(sys.modules[name])
+        _act_on_imported(sys.modules[name], action)
     else:
         sys.meta_path.insert(0, _Finder(name, action))
+
+
+def _act_on_imported(module: ModuleType, action: Action) -> None:
+    before = {n: value for n, value in vars(module).items() if isinstance(value, FunctionType)}
+    action(module)
+    replaced = {
+        id(old): vars(module)[n] for n, old in before.items() if vars(module).get(n, old) is not old
+    }
+    if not replaced:
+        return
+    for other in list(sys.modules.values()):
+        names = getattr(other, "__dict__", {})
+        for n in [n for n, value in names.items() if id(value) in replaced]:
+            names[n] = replaced[id(names[n])]
 
 
 class _Finder:
