@@ -33,14 +33,18 @@ _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
 _SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
+# Composer's losses on lines of their own, and what Ray Train reports of a trial.
+_REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d")
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
     rb"|[Gg]enerat|[Pp]rocess|[Rr]ead"
 )
 _END = re.compile(
-    rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training)"
+    rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training"
+    rb"|trial \S+ completed after)"
     rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b|(?<=\.\.\. )ok\s*$"
+    rb"|={3,} \d+ passed[^\n]{0,60} in [\d.]+s"
 )
 _INIT = re.compile(
     rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
@@ -126,7 +130,7 @@ def _steps(block: bytes, start: int, stop: int) -> Iterator[int]:
     for found in _LOSS.finditer(block, start, stop):
         if _LOSS_NAME.search(block[max(0, found.start() - 8) : found.start()]):
             yield found.start()
-    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING):
+    for rows in (_TEST_ROW, _SERVED, _KERAS, _TUNING, _REPORTED):
         for found in rows.finditer(block, start, stop):
             yield found.start()
 
