@@ -572,3 +572,15 @@ def test_of_a_job_that_ran_no_log_says_that_it_is_healthy() -> None:
     assert "no failure seen" in report.verdict.summary
     assert "receipt check" in report.verdict.summary
     assert len(report.notes) == 1
+
+
+@pytest.mark.parametrize("hour", ["09", "02"], ids=["one zone", "writers in two zones"])
+def test_a_step_before_a_failure_in_one_log_does_not_hide_it(hour: str) -> None:
+    """torch's stamps name no year, and may be of another zone than the program's own."""
+    lost = (
+        f"[rank5]:[E606 {hour}:10:09.1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0 Rank 5] "
+        "Process group watchdog thread terminated with exception: NCCL error: remote process "
+        "exited or there was a network error, NCCL version 2.27.7"
+    )
+    report = classify_bytes("\n".join([*steps(0), lost]).encode(), LOADED)
+    assert (report.verdict.class_, report.verdict.rank) == ("peer-exit", 5)

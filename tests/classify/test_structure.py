@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.classify import Scanner, classify_bytes, classify_paths, load_signatures
+from ncclops.classify import Report, Scanner, classify_bytes, classify_paths, load_signatures
 
 LOADED = load_signatures()
+
+
+def classify(text: str) -> Report:
+    return classify_bytes(text.encode(), LOADED)
 
 
 def watchdog(rank: int, minute: int) -> str:
@@ -107,3 +111,40 @@ def test_an_error_that_the_watchdog_finds_is_of_a_communicator_that_had_been_mad
     for starting_up in (True, False, None):
         verdict = scanner.verdict(starting_up=starting_up).verdict
         assert (verdict.class_, verdict.retry_policy) == ("peer-exit", "none")
+
+
+IFNAME = "n1:9:9 [2] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth9"
+NO_INTERFACE = "Bootstrap : no socket interface found"
+COLLECTED = {
+    "json": '{{"log":"{}\\n","stream":"stderr","time":"2026-10-01T10:00:00Z"}}',
+    "syslog": "Nov 01 10:00:07 gpu-07 python[3122]: {}",
+    "logger": "2026-10-01 10:00:07.123 UTC | worker-0 | ERROR | {}",
+    "sagemaker": "[1,mpirank:3,algo-1]<stderr>:{}",
+    "quoted": "> {}",
+}
+
+
+@pytest.mark.parametrize("form", COLLECTED.values(), ids=COLLECTED)
+def test_lines_are_read_as_their_author_wrote_them_whoever_collected_them(form: str) -> None:
+    """Both need the line's begin: the message below ``Last error:``, and a frame of a stack."""
+    last = [IFNAME, "ncclInternalError: Internal check failed.", "Last error:", NO_INTERFACE]
+    report = classify("\n".join(map(form.format, last)))
+    assert (report.verdict.class_, report.verdict.signature) == (
+        "plugin-env",
+        "socket-ifname-wrong",
+    )
+    frame = " 1 0x0000000000011bd1 ncclTunerInit()  /opt/lib/libnccl-ofi-tuner.so:0"
+    stack = "\n".join(map(form.format, ["Signal: Segmentation fault (11)", frame]))
+    assert classify(stack).verdict.signature == "crash-in-plugin"
+
+
+def test_entities_of_a_web_page_are_read_as_what_they_stand_for() -> None:
+    text = "n1:9:9 [2] NCCL INFO transport/nvls.cc:330 -&gt; 1\nncclUnhandledCudaError: failed"
+    assert classify(text).verdict.class_ == "nvls-multicast"
+
+
+@pytest.mark.parametrize("before", ["n1:9:9 [0] NCCL INFO Channel 0", "[rank0]: UserWarning: old"])
+def test_a_rank_that_writes_into_the_line_of_another_process_is_heard(before: str) -> None:
+    failure = "[rank3]: RuntimeError: Backend nccl does not support allgather_into_tensor_coalesced"
+    report = classify(before + failure)
+    assert (report.verdict.class_, report.verdict.rank) == ("coalesced-unsupported", 3)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ncclops.classify.model import Signature, Stamp
 
@@ -12,7 +14,8 @@ from ncclops.classify.model import Signature, Stamp
 # torch's ranks. Several may follow each other.
 _PREFIX = re.compile(
     r"(?:\s*(?:"
-    r"\[\d+,\d+\]<std(?:out|err|diag)>: ?"  # mpirun --tag-output
+    # mpirun --tag-output, SageMaker
+    r"\[\d+,(?:\d+|mpirank:\d+,[\w.-]{1,60})\]<std(?:out|err|diag)>: ?"
     # torchrun --tee, torch's ranks
     r"|\[(?:rank|default|trainer|worker|train|node)[ -]?\d+(?:\|\d+)?\]:(?:\[rank\d+\]:)?"
     r"|\((?:[^()\n]|\([^()\n]*\)){1,120}?pid=\d+(?:, ip=[\w.:-]+)?\)"  # Ray, vLLM
@@ -23,13 +26,26 @@ _PREFIX = re.compile(
     r"|\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)(?: std(?:out|err) [FP])?"  # container runtimes
     r"|(?:ERROR|CRITICAL|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\n]{1,80}\]"  # vLLM
     r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)?\]"  # SGLang, and plain stamps
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,80} [\w.-]{1,60}(?:\[\d+\])?: "  # syslog
+    # Loggers that part their fields by bars or dashes
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:UTC|Z))?"
+    r"(?: [|-] [\w.:/-]{1,60}){1,4} [|:-] "
+    r"|> "  # a quotation
     r"))+\s*"
 )
 # NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
-_LAST_ERROR = re.compile(rb"Last error:[ \t]*\r?\n$")
-LAST_ERROR_REACH = 16
+_LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
+LAST_ERROR_REACH = 160
+# What collectors of logs write of a line: a JSON object, or with the entities of a web page.
+_JSON_MESSAGE = re.compile(
+    r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
+)
+_ENTITIES = {"&gt;": ">", "&lt;": "<", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&"}
+_ENTITY = re.compile("|".join(_ENTITIES))
 # XLA has them on the same line.
 _QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
+# A rank that begins to write where the line of another process has not ended.
+_NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
 # NCCL before 2.4 wrote its levels without its name.
 _OLD_NCCL = re.compile(
     r"(\[\d+\] (?:\S+\.\w+:\d+ )?|^(?:include|misc|transport)/\S+:\d+ )(?=(?:WARN|INFO) )"
@@ -97,6 +113,14 @@ def _line_around(block: bytes, end: int) -> tuple[int, int]:
     return start, stop if bar < 0 else bar
 
 
+def writers(text: str) -> list[str]:
+    """What each process has written of a line on which several have."""
+    prefix = _PREFIX.match(text)
+    first = prefix.end() if prefix is not None else 0
+    cuts = [found.start() for found in _NEXT_WRITER.finditer(text, first + 1)]
+    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+
+
 def readings(text: str, before: bytes) -> list[str]:
     """The line as it stands, and as its author wrote it; ``before`` is what ends where it begins.
 
@@ -104,9 +128,11 @@ def readings(text: str, before: bytes) -> list[str]:
     the ``NCCL WARN`` that it was printed with.
     """
     found = [text]
-    prefix = _PREFIX.match(text)
-    if prefix is not None and 0 < prefix.end() < len(text):
-        found.append(text[prefix.end() :])
+    if (collected := _as_collected(text)) is not None:
+        found.append(collected)
+    prefix = _PREFIX.match(found[-1])
+    if prefix is not None and 0 < prefix.end() < len(found[-1]):
+        found.append(found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
         found.append(f"NCCL WARN Last error: {found[-1]}")
     elif quoted := _QUOTED_LAST_ERROR.search(text):
@@ -114,6 +140,17 @@ def readings(text: str, before: bytes) -> list[str]:
     elif (old := _OLD_NCCL.search(found[-1])) is not None:
         found.append(f"{found[-1][: old.end()]}NCCL {found[-1][old.end() :]}")
     return found
+
+
+def _as_collected(text: str) -> str | None:
+    """What a collector of logs was given, where it wrote JSON or entities; None: it did not."""
+    if text.startswith("{") and (message := _JSON_MESSAGE.search(text)) is not None:
+        try:
+            return str(json.loads(message[1])).rstrip("\n")
+        except ValueError:
+            return None  # cut, or no JSON after all: the line is read as it stands
+    plain = _ENTITY.sub(lambda entity: _ENTITIES[entity[0]], text) if "&" in text else text
+    return None if plain == text else plain
 
 
 def _conditional(signature: Signature) -> bool:

@@ -41,16 +41,14 @@ class Observations:
     # For stamps that name no year: the latest one that any line names.
     year: int = field(init=False)
     _when: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
-    _last_step_at: float = field(init=False, default=float("-inf"))
+    _last_steps_at: list[float] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        years = [hit.stamp[0] for hit in self.hits if hit.stamp and hit.stamp[0]]
-        self.year = max(years, default=2000)
+        stamps = [hit.stamp for hit in self.hits] + [life.last_step_stamp for life in self.lives]
+        self.year = max((stamp[0] for stamp in stamps if stamp and stamp[0]), default=2000)
         for hit in self.hits:
             self._when[hit.order] = (self._at(hit.stamp), hit.order)
-        self._last_step_at = max(
-            (self._at(life.last_step_stamp) for life in self.lives), default=float("-inf")
-        )
+        self._last_steps_at = [self._at(life.last_step_stamp) for life in self.lives]
 
     def _at(self, stamp: Stamp | None) -> float:
         return comparable(stamp, self.year) if stamp else float("-inf")
@@ -63,7 +61,9 @@ class Observations:
         """Whether the job was seen to take a step after this line."""
         if (self.lives[hit.source].last_step_line or 0) > hit.line:
             return True
-        return hit.stamp is not None and self._last_step_at > self._at(hit.stamp)
+        # In one log the order of lines is what counts: its writers may have different zones.
+        others = (at for number, at in enumerate(self._last_steps_at) if number != hit.source)
+        return hit.stamp is not None and max(others, default=float("-inf")) > self._at(hit.stamp)
 
     def run_follows(self, hit: Hit) -> bool:
         """Whether so many steps followed in the same log that nothing there can have died."""

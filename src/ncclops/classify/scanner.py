@@ -29,6 +29,7 @@ from ncclops.classify.matched_lines import (
     readings,
     strongest_on_line,
     writer,
+    writers,
 )
 from ncclops.classify.model import EXITS, HANGS, Hit, Report, Signature, Stamp, Stats
 from ncclops.classify.observations import Observations, SourceLife
@@ -256,18 +257,24 @@ class Scanner:
         if len(text) > _LONG_LINE:
             for literal in literals:
                 source.literal_counts[literal] += len(text) // _CHARS_A_LINE
-        matched = self._match(readings(text, _before(source, block, span[0])), literals)
-        if not matched:
+        parts = writers(text) if "[rank" in text else [text]
+        before = [_before(source, block, span[0])] + [b""] * len(parts)
+        matched = [
+            (part, self._match(readings(part, above), literals))
+            for part, above in zip(parts, before, strict=False)
+        ]
+        if not any(found for _, found in matched):
             return
         stamp = stamps.first_stamp(text[:EVIDENCE_CHARS])
         if stamp is None:
             now = self._clock() if self._clock else None
             stamp = stamps.stamp_of(now) if now else source.stamp_before(block, span[0])
         steps = source.life.steps + bisect_left(marks.steps, span[0])
-        seen = Line(text, line, line_ranks.rank_of_line(text), stamp, steps)
-        for match in matched:
-            self._learn(source, match.signature, text)
-            self._keep(source, match, seen)
+        for part, found in matched:
+            seen = Line(part, line, line_ranks.rank_of_line(part), stamp, steps)
+            for match in found:
+                self._learn(source, match.signature, part)
+                self._keep(source, match, seen)
 
     def _match(self, texts: list[str], literals: set[int]) -> list[Match]:
         """The signatures that match one line in one of its readings."""
