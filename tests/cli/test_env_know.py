@@ -61,7 +61,10 @@ def test_lint_of_a_script(ncclops: Run, tmp_path: Path) -> None:
     first, second = ran.stdout.splitlines()
     assert first.startswith(f"{script}:1: error: NCCL_DEBUG: 'info,trace' is not one of")
     assert second.startswith(f"{script}:2: warning: NCCL_TIMEOUT: ")
-    document = json.loads(ncclops("env", "lint", "--json", str(script)).stdout)
+    beside = ncclops("env", "lint", "--json", "missing.sh", str(script))
+    assert (beside.returncode, len(beside.stderr.splitlines())) == (2, 1)
+    document = json.loads(beside.stdout)
+    assert document["unread"] == ["missing.sh"]
     assert (document["errors"], document["warnings"], document["notes"]) == (1, 1, 0)
     assert document["findings"][0]["rule"] == "bad-value"
 

@@ -75,7 +75,8 @@ TABLE = (
         "`env lint`",
         "no error found, or with `--fix` none left",
         "at least one error; not with `--no-exit-code`",
-        "a file that cannot be read, or written by `--fix`",
+        "a file that cannot be read, once the findings in the others are told; or written by"
+        " `--fix`",
     ),
     ExitCodes(
         "`flight analyze`",

@@ -15,7 +15,7 @@ from ncclops.cli._options import (
     one_of,
     shown,
 )
-from ncclops.cli._output import echo, note, print_json
+from ncclops.cli._output import echo, note, print_json, warn
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def lint(
 ) -> None:
     """Find variables that are misspelt, wrong, read by nothing, or wrong in combination.
 
-    Exits with 1 when there is at least one error; with --fix, one that is left.
+    Exits with 1 when there is at least one error; with --fix, one that is left. With 2, once the
+    findings in the others are told, when a file cannot be read.
     """
     where = _circumstances(restart, torch, nccl, nodes, uses, files)
     if files and profile:
@@ -113,15 +114,21 @@ def lint(
         raise UsageError("--dry-run shows what --fix would do: say --fix too")
     if fix:
         _fix(files, format_, where, write=not dry_run, quiet=as_json or as_sarif)
-    reports = _reports(files, profile, param, format_, where)
+    if files:
+        reports, unread = _reports_on_files(files, format_, where)
+    else:
+        reports, unread = _reports(profile, param, where), {}
+    if not reports:
+        _raise_for(unread)
     if as_sarif:
         from ncclops.env.lint.sarif import sarif
 
         print_json(sarif(reports))
     elif as_json:
-        print_json(_document(reports))
+        print_json(_document(reports, list(unread)))
     else:
-        _print(reports)
+        _print(reports, complete=not unread)
+    _raise_for(unread)
     if exit_code and any(
         finding.level == "error" for _, findings in reports for finding in findings
     ):
@@ -157,20 +164,39 @@ def _circumstances(
     )
 
 
+def _reports_on_files(
+    files: list[str], kind: str | None, where: Circumstances
+) -> tuple[list[tuple[str, list[LintFinding]]], dict[str, UsageError]]:
+    """What was found in each file that can be read, and why the others cannot."""
+    from ncclops.env.lint import inputs, lint
+
+    reports: list[tuple[str, list[LintFinding]]] = []
+    unread: dict[str, UsageError] = {}
+    for name in files:
+        try:
+            reports.append((name, lint(*inputs.of_file(name, kind, where))))
+        except UsageError as error:
+            unread[name] = error
+    return reports, unread
+
+
+def _raise_for(unread: dict[str, UsageError]) -> None:
+    """One line for each file that could not be read; the last one ends the command."""
+    *others, last = unread.values() or (None,)
+    for error in others:
+        warn(f"error: {error}")
+    if last is not None:
+        raise last
+
+
 def _reports(
-    files: list[str] | None,
-    refs: list[str] | None,
-    param: list[str] | None,
-    kind: str | None,
-    where: Circumstances,
+    refs: list[str] | None, param: list[str] | None, where: Circumstances
 ) -> list[tuple[str, list[LintFinding]]]:
     """What was linted, and what was found in it."""
     import os
 
     from ncclops.env.lint import inputs, lint
 
-    if files:
-        return [(name, lint(*inputs.of_file(name, kind, where))) for name in files]
     environ = dict(os.environ)
     if not refs:
         return [("environment", lint(*inputs.of_environ(environ, where)))]
@@ -215,7 +241,7 @@ def _fix(
             rewrite(file.name, file.raw, after.encode())
 
 
-def _document(reports: list[tuple[str, list[LintFinding]]]) -> dict[str, Any]:
+def _document(reports: list[tuple[str, list[LintFinding]]], unread: list[str]) -> dict[str, Any]:
     findings = [
         {
             "file": name,
@@ -232,10 +258,11 @@ def _document(reports: list[tuple[str, list[LintFinding]]]) -> dict[str, Any]:
     ]
     levels = [finding["level"] for finding in findings]
     counts = {f"{level}s": levels.count(level) for level in ("error", "warning", "note")}
-    return {"schema": "ncclops.env-lint/1", **counts, "findings": findings}
+    document = {"schema": "ncclops.env-lint/1", **counts, "findings": findings}
+    return document | ({"unread": unread} if unread else {})
 
 
-def _print(reports: list[tuple[str, list[LintFinding]]]) -> None:
+def _print(reports: list[tuple[str, list[LintFinding]]], *, complete: bool) -> None:
     total = 0
     for name, findings in reports:
         for finding in findings:
@@ -243,5 +270,5 @@ def _print(reports: list[tuple[str, list[LintFinding]]]) -> None:
             place = f"{name}:{finding.line}" if finding.line else name
             text = "; ".join(filter(None, [finding.message.rstrip("."), finding.remedy]))
             echo(f"{place}: {finding.level}: {text} [{finding.rule}]")
-    if not total:
+    if complete and not total:
         echo("nothing found")
