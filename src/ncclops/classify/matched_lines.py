@@ -37,12 +37,10 @@ _PREFIX = re.compile(
 _LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
 LAST_ERROR_REACH = 160
 # What collectors of logs write of a line: a JSON object, or with the entities of a web page.
-_JSON_MESSAGE = re.compile(
-    r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
-)
+# (Most logs have neither: such patterns are compiled when one is met.)
+_JSON_MESSAGE = r'"(?:log|message|msg|line|text|textPayload)"\s*:\s*("(?:[^"\\]|\\.){1,8000}")'
 _ENTITIES = {"&gt;": ">", "&lt;": "<", "&quot;": '"', "&#39;": "'", "&#x27;": "'", "&amp;": "&"}
-_ENTITY = re.compile("|".join(_ENTITIES))
-# XLA has them on the same line.
+# XLA has NCCL's last words on the same line.
 _QUOTED_LAST_ERROR = re.compile(r"Last NCCL warning\(error\) log entry[^']*'([^']+)'")
 # A rank that begins to write where the line of another process has not ended.
 _NEXT_WRITER = re.compile(r"(?<=\S)(?=\[rank\d+\]:)")
@@ -144,12 +142,14 @@ def readings(text: str, before: bytes) -> list[str]:
 
 def _as_collected(text: str) -> str | None:
     """What a collector of logs was given, where it wrote JSON or entities; None: it did not."""
-    if text.startswith("{") and (message := _JSON_MESSAGE.search(text)) is not None:
+    if text.startswith("{") and (message := re.search(_JSON_MESSAGE, text)) is not None:
         try:
             return str(json.loads(message[1])).rstrip("\n")
         except ValueError:
             return None  # cut, or no JSON after all: the line is read as it stands
-    plain = _ENTITY.sub(lambda entity: _ENTITIES[entity[0]], text) if "&" in text else text
+    plain = text
+    for entity, character in _ENTITIES.items() if "&" in text else ():
+        plain = plain.replace(entity, character)
     return None if plain == text else plain
 
 
