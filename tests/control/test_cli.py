@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from ncclops.control import client
+from ncclops.control import client, launcher
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.host import process_view
 from ncclops.record import control_address, runs
 from ncclops.record.paths import RunPaths
+from ncclops.record.run_record import RUN, RunRecord
 from tests.conftest import LIMIT_S, CompletedText, clean_environ
 from tests.control.conftest import Agent, event, start_of_run, write_events
 
@@ -116,6 +120,31 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_show_nothing(
         assert "does not answer" in status.notes[0]
         with pytest.raises(NcclopsError, match="does not answer"):
             client.send(run, {"action": "stop"})
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_an_agent_that_was_stopped_is_named_with_what_lets_it_go_on(
+    agent: Agent, ncclops_in_process: Ncclops
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            stat = process_view.read_stat(Path(f"/proc/{process.pid}"))
+            own = launcher.current()
+            assert stat is not None and own is not None
+            record = replace(own, pid=process.pid, started_ticks=stat.started_ticks)
+            RUN.write(RunPaths(agent.run).run, RunRecord(launcher=record))
+            (note,) = json.loads(ncclops_in_process("status", "--json").stdout)["notes"]
+            assert f"(SIGSTOP; pid {process.pid})" in note
+            assert f"`kill -CONT {process.pid}`" in note
+            assert note in error_of(ncclops_in_process("stop"))
+            assert not agent.asked.calls
+            process.send_signal(signal.SIGCONT)
+            os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
+            assert json.loads(ncclops_in_process("status", "--json").stdout)["notes"] == []
+        finally:
+            process.kill()
 
 
 def test_stop_reaches_the_agent(agent: Agent, ncclops_in_process: Ncclops) -> None:

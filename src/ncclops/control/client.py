@@ -42,12 +42,14 @@ def status_of(run_dir: Path) -> RunStatus:
 
     Raises ``UsageError`` if nothing of the run can be read.
     """
-    if not RunPaths(run_dir).verdict.exists():
-        try:
-            return _ask_status(run_dir)
-        except AgentSilent as silence:
-            return _without_agent(_read(run_dir), str(silence))
-    return _read(run_dir)
+    if RunPaths(run_dir).verdict.exists():
+        return _read(run_dir)
+    try:
+        seen = _ask_status(run_dir)
+    except AgentSilent as silence:
+        seen = _without_agent(_read(run_dir), str(silence))
+    held = _held(run_dir)
+    return seen if held is None else replace(seen, notes=(*seen.notes, held))
 
 
 def send(run_dir: Path, command: Mapping[str, Any]) -> str:
@@ -58,6 +60,8 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     if RunPaths(run_dir).verdict.exists():
         ended = _read(run_dir)
         raise NcclopsError(f"run {run_dir.name} has ended: {ended.outcome} ({ended.reason})")
+    if (held := _held(run_dir)) is not None:
+        raise NcclopsError(f"run {run_dir.name}: {held}")
     try:
         token = control_address.read_token(run_dir)
     except PermissionError:
@@ -74,6 +78,18 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     if code != http.HTTPStatus.ACCEPTED:
         raise NcclopsError(f"run {run_dir.name}: {_said(document, 'error', code)}")
     return _said(document, "message", code)
+
+
+def _held(run_dir: Path) -> str | None:
+    """What to do about a run that nothing looks after, because its processes were stopped."""
+    pids = launcher.stopped(run_dir)
+    if not pids:
+        return None
+    named = " ".join(map(str, pids))
+    return (
+        f"its agent is stopped (SIGSTOP; pid {named}), so that nothing looks after the run:"
+        f" `kill -CONT {named}` lets it go on"
+    )
 
 
 def _ask_status(run_dir: Path) -> RunStatus:

@@ -64,6 +64,12 @@ def is_same_process(pid: int, started_ticks: int) -> bool:
     return stat is not None and stat.started_ticks == started_ticks and stat.state not in "ZX"
 
 
+def children(pid: int) -> list[int]:
+    """The processes that the main thread of ``pid`` has started; none where that is not seen."""
+    listed = _read(Path(f"/proc/{pid}/task/{pid}/children"))
+    return [int(child) for child in (listed or "").split()]
+
+
 def boot_id() -> str:
     """Of this start of the machine. Raises ``OSError`` where ``/proc`` is not there."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
