@@ -50,3 +50,8 @@ def test_a_line_has_what_where_and_what_to_do() -> None:
     line = described(OSError(errno.EMFILE, "Too many open files", b"/run/x"))
     limited = f"open files are limited to {soft}: raise `ulimit -n`"
     assert line == f"Too many open files: /run/x ({limited})"
+
+
+def test_memory_that_python_lacks_is_said() -> None:
+    line = described(MemoryError())  # which says nothing itself
+    assert line.startswith("Cannot allocate memory (no memory: ")

@@ -52,7 +52,8 @@ def described(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """The same without where."""
-    what, known = getattr(error, "strerror", None) or str(error) or "failed", advice(error)
+    silent = os.strerror(errno.ENOMEM) if isinstance(error, MemoryError) else "failed"
+    what, known = getattr(error, "strerror", None) or str(error) or silent, advice(error)
     return what if known is None else f"{what} ({known})"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclops import cli
 from ncclops.cli._commands import COMMANDS
 from ncclops.cli._exit_codes import TABLE, as_markdown
 from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError
@@ -213,6 +214,20 @@ def test_a_fault_of_our_own_is_one_line_and_its_traceback_a_file(tmp_path: Path)
     assert str(log) in line
     assert "Traceback (most recent call last)" in log.read_text()
     assert "Traceback (most recent call last)" in run("-v", "broken").stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_what_the_machine_lacks_is_no_fault_of_our_own(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    assert cli.run(["profile", "list"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ncclops: error: ") and "internal" not in line
+    assert "memory" in line
 
 
 @pytest.mark.slow

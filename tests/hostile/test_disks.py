@@ -118,6 +118,15 @@ def test_a_full_disk_is_refused_at_the_start(private_mounts: None, tmp_path: Pat
     assert not (run / "run.json").exists()
 
 
+def test_a_directory_in_which_nothing_could_be_recorded_is_not_taken(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    done, run = launch(tmp_path, "pass", size="8m", limits="ulimit -f 4;")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "ulimit -f" in done.stderr
+    assert list(run.iterdir()) == []
+
+
 def test_a_verdict_that_cannot_be_written_is_not_pointed_to(
     private_mounts: None, tmp_path: Path
 ) -> None:

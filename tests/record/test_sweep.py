@@ -138,7 +138,13 @@ def test_what_other_users_have_put_there_is_left_alone(
     os.chown(tmp_path / f"{mine}5.sock", 12345, 12345)
     for number in (5, 6):
         os.utime(tmp_path / f"{mine}{number}.sock", (0, 0))
+    for number in range(10, 20):
+        (tmp_path / f"{mine}{number}").write_bytes(kept.read_bytes())
+    unseen = bytes(1024) + b"/" + b"x" * 300 + b"/control/stop"  # as on a server that has gone
+    (tmp_path / f"{mine}1x").write_bytes(unseen.ljust(shared_page.SIZE_BYTES, b"\0"))
     leftovers.sweep()
+    assert {path.name.removeprefix(mine) for path in tmp_path.glob(f"{mine}1?")} == {"1x"}
+    (tmp_path / f"{mine}1x").unlink()
     left = sorted(path.name.removeprefix(mine) for path in tmp_path.iterdir())
     assert left == ["1", "2", "3", "5.sock", "kept"]
 

@@ -125,7 +125,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         format_message = getattr(error, "format_message", None)
         if format_message is not None:
             return _fail(format_message(), getattr(error, "exit_code", 2))
-        return _fail_ourselves(error)
+        return _fail_for_what_is_exhausted(error)
     return code if isinstance(code, int) else 0
 
 
@@ -157,6 +157,11 @@ def _fail_for_the_system(error: OSError) -> int:
     if error.filename is None and isinstance(error, FileNotFoundError) and _is_nowhere():
         what = "the current directory has been removed: change to one that exists"
         return _fail(what, UsageError.exit_code)
+    return _fail_for_what_is_exhausted(error)
+
+
+def _fail_for_what_is_exhausted(error: Exception) -> int:
+    """Where nothing is: for a fault of our own."""
     return _fail_ourselves(error) if advice(error) is None else _fail(described(error), 1)
 
 

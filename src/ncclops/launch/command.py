@@ -192,6 +192,7 @@ def start(
         if check is not None:
             node_check.record(run, check)
     except OSError as error:
+        run.give_back()
         raise UsageError(
             f"cannot write the run directory {run.shown()}: {described(error)}:"
             " or give --run-dir another path"

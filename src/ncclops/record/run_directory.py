@@ -8,6 +8,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -143,6 +144,12 @@ class RunDirectory:
     def write_run(self, record: RunRecord) -> None:
         """Write what is started, under this run's id. Raises ``OSError``."""
         RUN.write(self.paths.run, msgspec.structs.replace(record, run_id=self.run_id))
+
+    def give_back(self) -> None:
+        """Leave the directory to the next launch: what is started could not be written."""
+        for path in (self.paths.run, self.paths.events):  # by its events it is taken
+            with suppress(OSError):
+                path.unlink()
 
     def write_verdict(self, verdict: VerdictRecord) -> None:
         """Write the verdict, or set ``verdict_problem`` to what is in the way.

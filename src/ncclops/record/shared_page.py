@@ -112,16 +112,21 @@ def sweep(has_ended: Callable[[Path], bool]) -> list[Path]:
     swept = []
     for page, content in _unheld():
         path = Path(os.fsdecode(content[_PATH_AT:].rstrip(b"\0")))
-        if not path.is_absolute():  # it is being made
-            continue
-        if not path.is_symlink() or path.readlink() != page:
-            page.unlink(missing_ok=True)
-        elif has_ended(path):
-            settle(path)
-        else:
-            continue
-        swept.append(path)
+        # One without a path is being made.
+        with suppress(OSError):  # the server of its run directory has gone: the others are swept
+            if path.is_absolute() and _freed(page, path, has_ended):
+                swept.append(path)
     return swept
+
+
+def _freed(page: Path, path: Path, has_ended: Callable[[Path], bool]) -> bool:
+    if not path.is_symlink() or path.readlink() != page:
+        page.unlink(missing_ok=True)
+        return True
+    if not has_ended(path):
+        return False
+    settle(path)
+    return True
 
 
 def _unheld() -> Iterator[tuple[Path, bytes]]:
