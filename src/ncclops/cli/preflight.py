@@ -180,12 +180,13 @@ def preflight(
         collectives=collectives,
     )
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
-    # A pair that fails is no word on either of its hosts.
     convicted = {report.host: report.status in bad}
     gpus = pairs.gpus_of(report) if met and collectives else 0
     verdict = several.try_edges(*met, report, gpus) if met else None
-    if verdict is not None and gpus:
-        report = pairs.measured(report, verdict, os.environ, needs)
+    if verdict is not None and met and collectives:
+        # A pair that fails is no word on either of its hosts; its second round is.
+        tried = pairs.measured(report, verdict, os.environ, needs, met[0], note)
+        report, convicted[report.host] = tried.report, convicted[report.host] or tried.convicted
     failed = report.status in bad
     if verdict is not None:
         convicted |= shown.convicted(verdict, strict=strict)

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import functools
 import importlib
 import importlib.machinery
 import os
@@ -128,6 +129,7 @@ def _start_interpreter(
         )
 
 
+@functools.cache  # the extension cannot be initialised twice: the process would be aborted
 def load_tcp_store() -> Any:
     """The TCPStore class, with as little of torch loaded as it needs."""
     try:

@@ -124,7 +124,8 @@ def _candidates(
         return True
 
     everyone = tuple(hosts)
-    consider(Claim("everything", everyone, everyone, cost=_HOST_COST), _between(hosts, hosts))
+    if all(host in into and host in out for host in hosts):
+        consider(Claim("everything", everyone, everyone, cost=_HOST_COST), _between(hosts, hosts))
     for host in {*into, *out}:
         one = (host,)
         inward = len(into[host]) >= 2 and consider(

@@ -124,10 +124,10 @@ class _Look:
         self.answers = self._answers.keys()
 
     def causes(self) -> list[Cause]:
-        """Losses first: what is within them may be chance."""
         found, answers = self._found, self.answers
         lost = found.dead | found.unknown | found.unsure | answers
         doubtful = (found.unsure - answers) | found.flaky | self._thin
+        # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
         chance = self._within(losses)
         ending = [self._cause("loss", claim) for claim in losses]
@@ -154,21 +154,20 @@ class _Look:
         made += [self._cause("bandwidth", claim) for claim in thin]
         made += self._explained("slow", self._slow - chance, lambda edge: edge in lost | chance)
         flaky = found.flaky - chance - self._within(thin)
-        if flaky and not losses:
-            made += self._flaky(flaky)
-        return made
+        return made + (self._flaky(flaky) if flaky and not losses else [])
 
     def _may_be_chance(self, edge: Edge) -> bool:
         """Whether ``edge`` fails as one does that loses packets."""
         seen = self._found.seen.get(edge)
-        return seen is None or all(how in states.LOST for how in seen.failed.values())
+        return seen is None or {*seen.failed.values()} <= {*states.LOST}
 
     def _within(self, claims: Sequence[Claim]) -> set[Edge]:
         """All edges that ``claims`` are about, both ways."""
         edges = set[Edge]()
         for claim in claims:
             others = self._live if claim.shape.startswith("host") else claim.b
-            edges |= schedule.edges_between(claim.a, others)
+            whole = claim.shape != "several"
+            edges |= schedule.edges_between(claim.a, others) if whole else claim.explained
         return edges | {edge[::-1] for edge in edges}
 
     def _claims(self, edges: set[Edge], unknown: Callable[[Edge], bool]) -> list[Claim]:

@@ -33,12 +33,20 @@ import msgspec
 from ncclops.errors import PreflightRefused
 from ncclops.host import interfaces
 from ncclops.preflight.edges import machine, relay
-from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
+from ncclops.preflight.edges.model import (
+    Again,
+    Facts,
+    Outcome,
+    PairsTried,
+    PairTried,
+    Plan,
+    Verdict,
+)
 from ncclops.restart import store_server
 from ncclops.restart._addresses import one_short_query
 
 T = TypeVar("T")
-M = TypeVar("M", Facts, Plan, Outcome, Again, Verdict)
+M = TypeVar("M", Facts, Plan, Outcome, Again, Verdict, PairTried, PairsTried)
 
 # The least that every IPv4 host accepts (RFC 9293), without headers.
 _SMALL_SEGMENT = 536
@@ -142,11 +150,11 @@ class Meeting:
         lost = f"the store at {self._where.address} does not answer"
         self.gathers = await _call(claim, _ANSWER_S, lost) == own
 
-    async def say(self, topic: str, value: Facts | Outcome) -> None:
+    async def say(self, topic: str, value: Facts | Outcome | PairTried) -> None:
         """Publish this host's part of ``topic``."""
         await self._set(f"{topic}/{self.number}", value)
 
-    async def answer(self, topic: str, value: Plan | Again | Verdict) -> None:
+    async def answer(self, topic: str, value: Plan | Again | Verdict | PairsTried) -> None:
         """Publish what all hosts wait for."""
         await self._set(topic, value)
 

@@ -173,6 +173,20 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[int, tuple[int, ...]] = {}
 
 
+class PairTried(msgspec.Struct, frozen=True, kw_only=True):
+    """What host ``number`` found of the collective with its partner: whether it ended well; None
+    where that cannot be told."""
+
+    number: int
+    well: bool | None = None
+
+
+class PairsTried(msgspec.Struct, frozen=True, kw_only=True):
+    """What all hosts have found, by their numbers."""
+
+    well: dict[int, bool] = {}
+
+
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause, and the edges that it explains.
 

@@ -184,8 +184,10 @@ def _place(states: States, edge: Edge, seen: Seen) -> None:
         return
     if edge in states.loss or edge in states.flaky:
         blocked = set()  # of the ports nothing is known
-    if edge in states.loss:
-        large = set()
+    chance = [slot for slot, how in seen.failed.items() if how in LOST]
+    lossy = edge in states.loss or (edge in states.flaky and not seen.stalled)
+    if lossy or (len(chance) >= LOSSES and scattered(chance, seen.passed)):
+        large = set()  # nor of sizes: they were lost as the rest was
         states.unknown_large |= {edge, edge[::-1]}
     if blocked == {0}:
         states.store_port.add(edge)
