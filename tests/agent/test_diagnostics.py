@@ -122,3 +122,13 @@ def test_a_log_that_cannot_be_written_stops_nothing(run: RunDirectory, said: Sai
     logging.getLogger("ncclops.x").warning("still said")
     assert [line.partition(":")[0] for line in said] == ["warning", "warning"]
     assert said[-1] == "warning: still said"
+
+
+def test_a_log_on_a_full_disk_ends_without_a_word(run: RunDirectory, said: Said) -> None:
+    said.log.close()
+    run.paths.agent_log.unlink()
+    run.paths.agent_log.symlink_to("/dev/full")
+    full = AgentLog(run, said.append)
+    full.open()
+    logging.getLogger("ncclops.x").info("lost")
+    full.close()  # a thread that fails is an error of this test

@@ -121,9 +121,9 @@ def test_a_full_disk_is_refused_at_the_start(private_mounts: None, tmp_path: Pat
 def test_a_directory_in_which_nothing_could_be_recorded_is_not_taken(
     private_mounts: None, tmp_path: Path
 ) -> None:
-    done, run = launch(tmp_path, "pass", size="8m", limits="ulimit -f 4;")
+    done, run = launch(tmp_path, "pass", size="8m", limits="ulimit -f 1;")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "ulimit -f" in done.stderr
+    assert "raise `ulimit -f`" in done.stderr
     assert list(run.iterdir()) == []
 
 
@@ -200,15 +200,12 @@ def test_without_inodes_the_end_is_explained_and_no_absent_file_named(
     assert done.stderr.splitlines()[-1].startswith("ncclops: verdict: ")
 
 
-def test_without_descriptors_there_is_a_verdict(private_mounts: None, tmp_path: Path) -> None:
-    done, run = launch(tmp_path, "pass", size="8m", limits="ulimit -n 20;")
+@pytest.mark.parametrize("most", [10, 20])
+def test_without_descriptors_there_is_a_verdict(
+    most: int, private_mounts: None, tmp_path: Path
+) -> None:
+    done, run = launch(tmp_path, "pass", size="8m", limits=f"ulimit -n {most};")
     assert done.returncode == 1
     reason = json.loads((run / "verdict.json").read_text())["reason"]
-    assert "open files are limited to 20: raise `ulimit -n`" in reason
-    assert "internal error" not in done.stderr
-
-
-def test_a_limit_on_the_size_of_files_is_one_line(private_mounts: None, tmp_path: Path) -> None:
-    done, _ = launch(tmp_path, "pass", size="8m", limits="ulimit -f 1;")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "raise `ulimit -f`" in done.stderr
+    assert f"open files are limited to {most}: raise `ulimit -n`" in reason
+    assert "internal error" not in done.stderr and "Traceback" not in done.stderr

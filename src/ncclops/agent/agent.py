@@ -18,7 +18,9 @@ import asyncio
 import logging
 import os
 import random
+import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,6 +88,7 @@ def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> i
     """
     began, running = time.monotonic(), _run(job, pulse, coordinate)
     try:
+        _require_descriptors()
         return asyncio.run(running)
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         running.close()  # it had not begun: no descriptors, no threads
@@ -93,6 +96,13 @@ def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> i
         verdict = conclusion.conclude_crash(job.run, error, attempts=0, endings=[], seconds=seconds)
         verdict_report.print_crash(verdict, job.run)
         return verdict.exit_code
+
+
+def _require_descriptors() -> None:
+    """Those of an event loop: one that is made without them writes a traceback. ``OSError``."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, select.epoll():
+        pass
 
 
 async def _run(job: Job, pulse: Pulse, coordinate: Coordinate | None) -> int:

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TypeVar
 
@@ -79,7 +79,8 @@ class AgentLog:
 def _end(listener: QueueListener) -> None:
     listener.stop()
     for handler in listener.handlers:
-        handler.close()
+        with suppress(OSError):  # it writes what it has kept, and the disk takes nothing
+            handler.close()
 
 
 class _PlainFormatter(logging.Formatter):
