@@ -88,6 +88,7 @@ def launch(
 def test_the_verdict_has_its_place_on_a_full_disk(private_mounts: None, tmp_path: Path) -> None:
     done, run = launch(tmp_path, FILL, size="8m")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("No space left on device (no space, or no inodes") == 1
     assert json.loads((run / "verdict.json").read_text())["outcome"] == "completed"
     assert sorted(path.name for path in run.glob(".*")) == []
 

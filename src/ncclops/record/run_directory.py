@@ -112,8 +112,10 @@ class RunDirectory:
     def flush(self) -> None:
         """Wait until what was added is in the file, as long as a disk that works takes at most.
 
-        Where events were lost, the next one that can be written counts them.
+        Where events were lost, the next one that can be written counts them. A disk that is full is
+        told as well where all events are there: what workers print is written by them.
         """
+        self._tell_if_full()
         if self._writer is None or not self._writer.flush(_FLUSH_LIMIT_S):
             return
         lost, self._writer.dropped = self._writer.dropped, 0
@@ -122,6 +124,12 @@ class RunDirectory:
             self._writer.flush(_FLUSH_LIMIT_S)
             if self._writer.dropped:
                 self._writer.dropped = lost  # that event as well
+
+    def _tell_if_full(self) -> None:
+        with suppress(OSError):
+            room = os.statvfs(self.path)
+            if room.f_bavail == 0 < room.f_blocks:  # some file systems do not count
+                self._complain(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def add(self, event: Event) -> None:
         """Append ``event``, of now unless it has a time.
