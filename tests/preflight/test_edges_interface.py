@@ -41,8 +41,8 @@ NODE = [
         ({"NCCL_SOCKET_FAMILY": "AF_INET6"}, "fd00::5"),
         ({"NCCL_SOCKET_FAMILY": "AF_INET6", "NCCL_SOCKET_IFNAME": "eth1"}, None),
         ({"NCCL_COMM_ID": "10.0.2.77:4000"}, "10.0.2.5"),
-        ({"NCCL_COMM_ID": "10.0.9.77:4000"}, "10.0.1.5"),
-        ({"NCCL_COMM_ID": "10.0.2.77:4000", "NCCL_SOCKET_IFNAME": "eth0"}, "10.0.1.5"),
+        ({"NCCL_COMM_ID": "10.0.9.77:4000"}, None),
+        ({"NCCL_COMM_ID": "10.0.2.77:4000", "NCCL_SOCKET_IFNAME": "eth0"}, "10.0.2.5"),
     ],
 )
 def test_the_interface_that_variables_lead_to(environ: dict[str, str], wanted: str | None) -> None:

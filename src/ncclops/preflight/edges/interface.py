@@ -1,8 +1,9 @@
 """Where NCCL would listen on this host: its bootstrap takes the first interface that fits.
 
-The rules are those of NCCL's ``ncclFindInterfaces`` (read at 2.28 to 2.32): ``NCCL_SOCKET_IFNAME``
-if it is longer than one character, and nothing else then; otherwise names that begin with ``ib``;
-the interface in the subnet of ``NCCL_COMM_ID``; any but docker, lo and virbr; docker; lo; virbr.
+The rules are those of NCCL's bootstrap (compared with 2.32): the interface in the subnet of
+``NCCL_COMM_ID`` where that is set, and nothing else then; ``NCCL_SOCKET_IFNAME`` if it is longer
+than one character, and nothing else then; otherwise names that begin with ``ib``; any but docker,
+lo and virbr; docker; lo; virbr.
 Among those that fit, the kernel's order decides: IPv4 before IPv6, then by number of interface.
 """
 
@@ -28,31 +29,28 @@ def choose(addresses: Sequence[Address], environ: Mapping[str, str]) -> Address 
 
     ``addresses`` are this host's, in the kernel's order (``read``).
     """
+    if remote := comm_id_address(environ.get("NCCL_COMM_ID", "")):
+        near = (each for each in addresses if each.running and remote in subnet(each))
+        return next(near, None)  # whatever else is set; without one NCCL ends (seen with 2.32)
     family = _FAMILIES.get(environ.get("NCCL_SOCKET_FAMILY", ""))
     named = environ.get("NCCL_SOCKET_IFNAME", "")
     if len(named) > 1:
         return _first(addresses, named, family)
     if found := _first(addresses, _PREFERENCES[0], family):
         return found
-    if remote := comm_id_address(environ.get("NCCL_COMM_ID", "")):
-        near = (each for each in addresses if remote in subnet(each))
-        if found := next(near, None):
-            return found
     rest = (_first(addresses, each, family) for each in _PREFERENCES[1:])
     return next((each for each in rest if each is not None), None)
 
 
 def rule(addresses: Sequence[Address], environ: Mapping[str, str]) -> str:
     """Which variable or rule leads to the choice, for people."""
+    if comm_id_address(environ.get("NCCL_COMM_ID", "")) is not None:
+        return f"NCCL_COMM_ID={environ['NCCL_COMM_ID']}"
     named = environ.get("NCCL_SOCKET_IFNAME", "")
     if len(named) > 1:
         return f"NCCL_SOCKET_IFNAME={named}"
-    chosen = choose(addresses, environ)
-    if chosen is None:
+    if choose(addresses, environ) is None:
         return "no interface is running"
-    remote = comm_id_address(environ.get("NCCL_COMM_ID", ""))
-    if remote is not None and not chosen.interface.startswith("ib") and remote in subnet(chosen):
-        return "NCCL_COMM_ID"
     return "the first that NCCL accepts"
 
 

@@ -270,7 +270,7 @@ def _no_interface(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     return (
         f"NCCL would find no interface to listen on, on {_names(hosts, cause.a)}"
         f" ({cause.facts.get('rule')})",
-        "correct NCCL_SOCKET_IFNAME or NCCL_SOCKET_FAMILY, or bring the interface up",
+        "correct NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY or NCCL_COMM_ID, or bring the interface up",
     )
 
 
