@@ -83,3 +83,16 @@ def test_documents_of_too_many_levels_say_that_they_are_left_out(
                 assert f"{len(deep)}" in text or f"{len(deep) + 1}" in text
                 assert "JSON of too many levels" in text
                 assert len(text.splitlines()) == lines
+
+
+def test_a_flood_of_files_keeps_no_bundle_from_being_made(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ncclops.bundle.pack._MOST_IN_FOLDER", 3)
+    for number in range(8):
+        (run / "ranks" / "0" / f"step-{number}.txt").touch()
+    (run / "ranks" / "1").mkdir()
+    (run / "ranks" / "1" / "stdout.log").touch()
+    packed = pack(run, tmp_path / "run.tar.gz").manifest()
+    assert {"path": "ranks/0", "why": "6 more files are there"} in packed["left_out"]
+    assert "run/ranks/1/stdout.log" in names(tmp_path / "run.tar.gz")

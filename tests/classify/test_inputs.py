@@ -80,6 +80,16 @@ def test_what_expands_without_end_is_read_up_to_a_limit_and_noted(
     assert "expands to more than 200 times its size" in note
 
 
+def test_a_folder_of_too_many_files_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_MOST_FILES", 5)
+    for number in range(6):
+        (tmp_path / f"{number}.log").touch()
+    with pytest.raises(UsageError, match="more than 5 files below .*: name one run"):
+        classify_paths([tmp_path], LOADED)
+
+
 def test_torchrun_log_dir(tmp_path: Path) -> None:
     base = tmp_path / "none_abc" / "attempt_0"
     for rank in range(4):

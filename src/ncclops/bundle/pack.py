@@ -48,6 +48,8 @@ _FOLDERS = frozenset({"ranks", "incidents", "nodes"})
 _DOCUMENTS = frozenset({".json"})
 _LINES = frozenset({".jsonl", ".log", ".txt"})
 _TOO_DEEP = "JSON of too many levels"
+# A script that writes a file a step into the run directory must not keep a bundle from being made.
+_MOST_FILES, _MOST_IN_FOLDER = 100_000, 10_000
 _HEAD_SHARE = 4  # of a cut file, one part in four is its beginning
 
 
@@ -123,7 +125,7 @@ def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle
     # Never empty: a member's name would begin with "/".
     folder = archive.name.partition(".")[0] or archive.name.strip(".").partition(".")[0] or "run"
     with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        for path in _walk(run):
+        for path in _walk(run, left_out):
             name = path.relative_to(run).as_posix()
             try:
                 why = _reason_to_leave_out(path, name, file_limit)
@@ -142,17 +144,24 @@ def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle
 def _marks(run: Path) -> Iterator[Mark]:
     """Of the values of secrets in the environments of the run's ranks, and in this one."""
     yield from marks_of(os.environ, redact_variables(os.environ))
-    for path in _walk(run):
+    for path in _walk(run, []):
         if path.name == ENVIRONMENT:
             with suppress(NcclopsError, OSError):
                 snapshot = environment_record.ENVIRONMENT.read(path)
                 yield from () if snapshot is None else snapshot.marks
 
 
-def _walk(run: Path) -> Iterator[Path]:
+def _walk(run: Path, left_out: list[LeftOut]) -> Iterator[Path]:
+    """The files of ``run`` in order; what there are too many of is added to ``left_out``."""
+    left = _MOST_FILES
     for folder, folders, files in os.walk(run):
         folders.sort()
-        yield from (Path(folder) / name for name in sorted(files))
+        taken = min(len(files), _MOST_IN_FOLDER, left)
+        left -= taken
+        yield from (Path(folder) / name for name in sorted(files)[:taken])
+        if taken < len(files):
+            name = Path(folder).relative_to(run).as_posix()
+            left_out.append(LeftOut(name, f"{len(files) - taken:,} more files are there"))
 
 
 def _reason_to_leave_out(path: Path, name: str, file_limit: int) -> str | None:

@@ -38,6 +38,7 @@ _NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE", "agent.log",
 # Stacks and dumps taken after the failure: they quote code, not what happened.
 _NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20
+_MOST_FILES = 100_000  # each costs a kilobyte of memory and some 50 us
 
 
 def classify(
@@ -93,7 +94,7 @@ def _stdin() -> BufferedReader:
 def _logs_below(directory: Path) -> list[Path]:
     files = sorted(
         file
-        for file in directory.rglob("*")
+        for file in _all_below(directory)
         if file.is_file()
         and not any(
             part.startswith(".") or part in _NOT_LOG_FOLDERS
@@ -107,6 +108,13 @@ def _logs_below(directory: Path) -> list[Path]:
             "as a run directory or torchrun --log-dir has them"
         )
     return files
+
+
+def _all_below(directory: Path) -> Iterator[Path]:
+    for number, file in enumerate(directory.rglob("*")):
+        if number >= _MOST_FILES:
+            raise UsageError(f"more than {_MOST_FILES:,} files below {directory}: name one run")
+        yield file
 
 
 def _is_log(file: Path) -> bool:
