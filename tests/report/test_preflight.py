@@ -12,7 +12,8 @@ from ncclops.preflight import hand_over
 from ncclops.preflight.edges import shown
 from ncclops.preflight.edges.model import Cause, Facts, Verdict
 from ncclops.preflight.model import Finding, NodeReport, Status
-from ncclops.report.page import render
+from ncclops.record.preflight_record import PREFLIGHT
+from ncclops.report.page import render, render_preflight
 from ncclops.report.records import read
 
 EVIL = "</title><script>alert(1)</script>"
@@ -86,6 +87,14 @@ def test_the_page_shows_hosts_against_checks_the_edges_and_what_to_do(tmp_path: 
     assert "leave the host out" in text
     assert EVIL not in text
     assert "default-src 'none'" in text
+
+
+def test_a_check_outside_a_run_has_a_page_of_its_own(tmp_path: Path) -> None:
+    document = hand_over.document([NodeReport(host="n0", time=5.0, findings=(LIMIT,))], verdict())
+    text = render_preflight(PREFLIGHT.parse(document, tmp_path))
+    assert "<title>ncclops preflight</title>" in text
+    assert len(re.findall(r'class="edge"', text)) == 2
+    assert EVIL not in text
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -17,6 +17,7 @@ from ncclops.errors import PreflightRefused, UsageError
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from ncclops.preflight.edges.model import Verdict
     from ncclops.preflight.model import NodeReport
     from ncclops.profiles.model import PreflightNeeds
 
@@ -86,6 +87,15 @@ def preflight(
             help="Run a short all_reduce between this node's GPUs as well: a minute, with torch.",
         ),
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            rich_help_panel=_HANDED_OVER,
+            help="Write a page: hosts against checks, a picture of the edges, what to do.",
+        ),
+    ] = None,
     exclude_file: Annotated[
         Path | None,
         typer.Option(
@@ -198,6 +208,8 @@ def preflight(
             raise UsageError(
                 f"--exclude-file {exclude_file}: {error.strerror}: name a file that can be written"
             ) from None
+    if html is not None:
+        _write_page(html, report, verdict)
     if as_json:
         print_json(hand_over.document([report], verdict))
     elif prometheus:
@@ -215,6 +227,21 @@ def preflight(
         echo("\n".join([*lines(report, everything=everything), *edges]))
     if failed and exit_code:
         raise typer.Exit(PreflightRefused.exit_code)
+
+
+def _write_page(path: Path, report: NodeReport, verdict: Verdict | None) -> None:
+    from ncclops.preflight import hand_over
+    from ncclops.record.preflight_record import PREFLIGHT
+    from ncclops.report.page import render_preflight
+
+    page = render_preflight(PREFLIGHT.parse(hand_over.document([report], verdict), path))
+    try:
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(
+            f"--html {path}: {error.strerror}: name a file that can be written"
+        ) from None
+    note(f"{path}: open it in a browser")
 
 
 def _needs(

@@ -27,6 +27,7 @@ from ncclops.record.events import (
     name_of,
 )
 from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.preflight_record import PreflightRecord
 from ncclops.report import incidents, preflight
 from ncclops.report.drawing import Mark, timeline
 from ncclops.report.heat import Heat, heat_of, slowest
@@ -65,10 +66,19 @@ def render(records: Records) -> str:
         _environment(records),
         _events(records),
     )
+    return _page(f"ncclops report: {_run_id(records)}", sections, heat)
+
+
+def render_preflight(record: PreflightRecord) -> str:
+    """A page of its own for a check outside a run, likewise."""
+    return _page("ncclops preflight", [preflight.section(record)], None)
+
+
+def _page(title: str, sections: Iterable[str], heat: Heat | None) -> str:
     # A `<` in the data must not end the script element that holds it.
     data = json.dumps(None if heat is None else heat.to_json()).replace("<", "\\u003c")
     return Template(_asset("page.html")).substitute(
-        title=escape(f"ncclops report: {_run_id(records)}"),
+        title=escape(title),
         style=_asset("style.css"),
         script=_asset("heat.js"),
         heat=data,
