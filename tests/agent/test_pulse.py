@@ -74,3 +74,31 @@ def test_an_agent_that_does_not_answer_ends_after_its_supervisor(
     agent = agent_of(held)
     held.kill()
     assert has_ended(agent)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "traced"),
+    [
+        ("MemoryError()", "Cannot allocate memory (no memory: ", 0),
+        ("KeyError(3)", "KeyError(3)", 1),
+    ],
+)
+def test_an_agent_that_cannot_begin_is_lost_with_what_it_raised(
+    raised: str, told: str, traced: int
+) -> None:
+    """As where there is no memory for the modules that it is made of."""
+    program = (
+        "import sys; from ncclops.agent import supervisor\n"
+        f"def agent(pulse): raise {raised}\n"
+        "sys.exit(supervisor.hold(agent, lost=print))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 1
+    assert done.stdout.startswith(told) and done.stdout.count("\n") == 1
+    assert done.stderr.count("Traceback") == traced

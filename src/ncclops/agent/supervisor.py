@@ -15,6 +15,7 @@ Ctrl-Z stops the supervisor alone: the run goes on, and shows nothing until `fg`
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ from datetime import timedelta
 from ncclops.agent.pulse import SILENT, Pulse
 from ncclops.classify.wording import signal_name
 from ncclops.durations import format_duration
-from ncclops.exhausted import described
+from ncclops.exhausted import advice, described
 from ncclops.host import prctl, process_tree
 
 # Passed on to the agent, which decides what they mean. SIGHUP is left ignored under nohup.
@@ -46,6 +47,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # then, so only their helpers (loggers, uploaders) are left to flush something.
 _LEFTOVER_GRACE = timedelta(seconds=6)
 _LOOK_EVERY_S = 1.0
+_MOST_BYTES = 2000  # of what an agent says of its own crash
 
 
 def hold(
@@ -60,10 +62,10 @@ def hold(
 
     ``handed_over`` are the agent's from here on: were one open in this process too, its port would
     stay taken when the agent has closed it. On return not one descendant of this process is left.
-    An agent that was killed by a signal counts as exit code 1, and is reported on stderr; ``lost``
-    is called with what became of it, once its processes have ended. One that
-    does not answer for ``silent`` is killed once a signal asks for the end, and that is the exit
-    code's.
+    An agent that was killed by a signal counts as exit code 1, and is reported on stderr; so does
+    one that raises. ``lost`` is called with what became of it, once its processes have ended. One
+    that does not answer for ``silent`` is killed once a signal asks for the end, and that is the
+    exit code's.
     ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
     prctl.become_subreaper()
@@ -77,12 +79,13 @@ def hold(
     # Blocked before the fork, so that a signal in between waits for the process that takes it next.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     pulse = Pulse(silent)
+    crash = mmap.mmap(-1, _MOST_BYTES)  # shared; a pipe would take descriptors
     ready()
     sys.stdout.flush()
     sys.stderr.flush()
     agent_pid = os.fork()
     if agent_pid == 0:
-        _be_agent(agent, pulse, supervisor_pid)
+        _be_agent(agent, pulse, supervisor_pid, crash)
     for listener in handed_over:
         listener.close()
     status = _wait(agent_pid, watched, pulse)
@@ -100,6 +103,9 @@ def hold(
         _say(f"ncclops: the agent was killed by {name}; its workers were ended\n")
         lost(f"it was killed by {name}")
         return 1
+    if why := crash[:].rstrip(b"\0"):
+        lost(why.decode(errors="replace"))
+        return 1
     return os.WEXITSTATUS(status)
 
 
@@ -108,8 +114,13 @@ def _say(text: str) -> None:
         sys.stderr.write(text)
 
 
-def _be_agent(agent: Callable[[Pulse], int], pulse: Pulse, supervisor_pid: int) -> None:
-    """Never returns: what runs here must not fall back into the supervisor's call stack."""
+def _be_agent(
+    agent: Callable[[Pulse], int], pulse: Pulse, supervisor_pid: int, crash: mmap.mmap
+) -> None:
+    """Never returns: what runs here must not fall back into the supervisor's call stack.
+
+    ``crash`` takes what the agent raises, as when there is no memory to load what it is made of.
+    """
     code = 1
     try:
         os.setsid()
@@ -118,12 +129,15 @@ def _be_agent(agent: Callable[[Pulse], int], pulse: Pulse, supervisor_pid: int) 
         code = agent(pulse)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-    except OSError as error:  # no memory, no processes, no space: a traceback would not explain it
-        sys.stderr.write(f"ncclops: error: the agent crashed: {described(error)}\n")
-    except BaseException:  # noqa: BLE001 - the boundary of the process; shown, then exit 1
-        import traceback
+    except BaseException as error:  # noqa: BLE001 - the boundary of the process; told
+        explained = isinstance(error, OSError) or advice(error) is not None
+        what = described(error) if explained else repr(error)
+        said = what.encode(errors="replace")[:_MOST_BYTES]
+        crash[: len(said)] = said
+        if not explained:
+            import traceback
 
-        traceback.print_exc()
+            traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
