@@ -86,7 +86,7 @@ def test_a_folder_of_too_many_files_is_one_line(
     monkeypatch.setattr(inputs, "_MOST_FILES", 5)
     for number in range(6):
         (tmp_path / f"{number}.log").touch()
-    with pytest.raises(UsageError, match="more than 5 files below .*: name one run"):
+    with pytest.raises(UsageError, match=r"more than 5 files below .*: name one run"):
         classify_paths([tmp_path], LOADED)
 
 
