@@ -279,6 +279,18 @@ def test_a_host_with_little_bandwidth_is_said_and_not_convicted() -> None:
         assert all("1.0 Mbit/s" in each.what for each in tell(verdict))
 
 
+def test_what_waits_for_a_host_with_little_bandwidth_is_no_finding_of_its_own() -> None:
+    """Host 4's data to host 2 is said to have arrived late, behind what host 2 sends."""
+    seen = {(2, dst): Seen(dst=dst, passed=(1,), out_s=0.5, in_s=0.01) for dst in (0, 1, 3, 4, 5)}
+    seen[4, 2] = Seen(dst=2, passed=(1,), out_s=0.3, in_s=0.5)
+    seen[2, 4] = Seen(dst=4, passed=(1,), out_s=0.5, in_s=0.3)
+    first = {
+        src: msgspec.structs.replace(each, data_s=0.001) for src, each in outcomes(seen).items()
+    }
+    (cause,) = judge(tuple(map(host, range(N))), first, {}, expected=N, least=N).causes
+    assert (cause.kind, cause.shape, cause.a) == ("bandwidth", "host-out", (2,))
+
+
 def test_of_a_host_that_has_fallen_silent_nothing_is_counted() -> None:
     """Neither its edges nor another round of them: the others need not wait for it."""
     seen = {(src, 3): dead(3, "silent") for src in (0, 1, 2, 4, 5)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ncclops.preflight.edges import known, replies, schedule, states, wire
 from ncclops.preflight.edges.explain import Claim, Edge, explain
 from ncclops.preflight.edges.interface import subnet
-from ncclops.preflight.edges.losses import losses_of
+from ncclops.preflight.edges.losses import losses_of, without_echoes
 from ncclops.preflight.edges.model import (
     Cause,
     Facts,
@@ -150,9 +150,10 @@ class _Look:
             "large", large, lambda edge: edge in found.unknown_large or edge in lost | chance
         )
         made += ending
-        thin = self._claims(self._thin - chance, lambda edge: edge in lost | chance)
+        lost |= chance
+        thin = without_echoes(self._claims(self._thin - chance, lambda edge: edge in lost))
         made += [self._cause("bandwidth", claim) for claim in thin]
-        made += self._explained("slow", self._slow - chance, lambda edge: edge in lost | chance)
+        made += self._explained("slow", self._slow - chance, lambda edge: edge in lost)
         flaky = found.flaky - chance - self._within(thin)
         return made + (self._flaky(flaky) if flaky and not losses else [])
 

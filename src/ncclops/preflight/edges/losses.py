@@ -51,6 +51,17 @@ def losses_of(
     return _both_ways([*claims, *rest])
 
 
+def without_echoes(thin: Sequence[Claim]) -> list[Claim]:
+    """Claims of little bandwidth, without edges towards a host whose own data waits: so does its
+    answer that all has arrived."""
+    made = list[Claim]()
+    for claim in sorted(thin, key=lambda each: -len(each.explained)):
+        told = {edge for each in made for edge in each.explained}
+        if not {edge[::-1] for edge in claim.explained} <= told:
+            made.append(claim)
+    return made
+
+
 def _wide(
     live: Sequence[int], groups: Groups
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:

@@ -151,7 +151,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What host ``src`` reports of a round.
 
     ``skipped``: not tried, for lack of time. ``rtt_ms`` is the lower quartile of its round trips,
-    ``data_s`` that of the times that the data took, either way, ``rate`` its connections per
+    ``data_s`` that of the times that the data took, the longer way, ``rate`` its connections per
     second. ``names`` are the hosts whose names stand for other addresses
     here: which. ``macs_agree``: how many hosts' hardware addresses here are those that
     they told.

@@ -111,7 +111,9 @@ class Rounds:
         tried = sum(len(each.failed) + len(each.passed) for each in edges.values())
         took_s = time.perf_counter() - began
         rtts = [each.rtt_ms for each in edges.values() if each.rtt_ms >= 0]
-        took = [s for each in edges.values() for s in (each.out_s, each.in_s) if s >= 0]
+        # Of both ways the longer one: what comes back may have come while the first was waited for.
+        ways = [(each.out_s, each.in_s) for each in edges.values()]
+        took = [max(way) for way in ways if min(way) >= 0]
         macs = self._network.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
         return Outcome(
