@@ -25,6 +25,8 @@ BROWSER = next(
 )
 EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
 
+HOSTILE = f"x);position:fixed;x:(\"'>--></style></title>{EVIL}\u202e\x1b[2J\0"
+
 
 def write(path: Path, *records: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +161,43 @@ def test_the_page_loads_nothing(ncclops_in_process: Ncclops, run_dir: Path) -> N
     attributes.feed(page)
     assert "class" in attributes.seen
     assert not attributes.seen & {"src", "href", "srcset", "data", "action", "background"}
+
+
+def spoiled(value: Any, key: str = "") -> Any:
+    """``value`` with hostile text in the place of each string that types do not settle."""
+    if isinstance(value, dict):
+        return {name: spoiled(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [spoiled(each, key) for each in value]
+    settled = ("schema", "event", "kind", "outcome")
+    return HOSTILE if isinstance(value, str) and key not in settled else value
+
+
+def test_no_string_of_any_record_becomes_a_part_of_the_page(run_dir: Path) -> None:
+    before, after = Elements(), Elements()
+    before.feed(render(read(run_dir)))
+    for path in run_dir.rglob("*.json*"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(spoiled(line)) + "\n" for line in lines))
+    page = render(read(run_dir))
+    after.feed(page)
+    assert page.count("&lt;script&gt;document") > 10  # shown as text
+    assert after.seen <= before.seen
+    assert not any("position" in style for style in after.styles)
+    assert not re.search("[\u202e\x1b\x00]", page)
+
+
+class Elements(HTMLParser):
+    """Which elements a page has, with which attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, str]] = set()
+        self.styles: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen |= {(tag, name) for name, _ in [*attrs, ("", None)]}
+        self.styles |= {value or "" for name, value in attrs if name in ("style", "fill")}
 
 
 @pytest.mark.slow
