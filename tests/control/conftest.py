@@ -93,7 +93,7 @@ class Agent:
 
     @property
     def token(self) -> str:
-        return control_address.read_token(self.run)
+        return control_address.read_token(self.run)[0]
 
     def do(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run ``coroutine`` in the agent's loop."""

@@ -60,7 +60,11 @@ WAYS: dict[str, Callable[[], Iterator[bytes] | list[bytes]]] = {
 
 
 @contextmanager
-def _listening(run: Path, parts: Callable[[], Iterator[bytes] | list[bytes]]) -> Iterator[None]:
+def _listening(
+    run: Path,
+    parts: Callable[[], Iterator[bytes] | list[bytes]],
+    heard: list[bytes] | None = None,
+) -> Iterator[None]:
     def serve() -> None:
         while True:
             try:
@@ -69,7 +73,9 @@ def _listening(run: Path, parts: Callable[[], Iterator[bytes] | list[bytes]]) ->
                 return
             with closing(one), suppress(OSError):
                 one.settimeout(LIMIT_S)
-                one.recv(65536)
+                request = one.recv(65536)
+                if heard is not None and request:
+                    heard.append(request)
                 for part in parts():
                     one.sendall(part)
                 # Closed with something of the request unread, it would take the answer back.
@@ -134,3 +140,34 @@ def test_a_token_that_is_none_is_told_so(token: str, run: Path) -> None:
         path.write_bytes(b"\xff\xfe\n\x00")
     with pytest.raises(NcclopsError):
         client.send(run, {"action": "stop"})
+
+
+@pytest.mark.parametrize("link", ["the token", "its directory"])
+def test_no_file_behind_a_link_is_sent_as_a_token(link: str, run: Path, tmp_path: Path) -> None:
+    """Who has made the run directory listens at its socket, and may read what is sent there."""
+    heard, secret = list[bytes](), tmp_path / "elsewhere" / "token"
+    secret.parent.mkdir()
+    secret.write_text("a-secret-of-the-reader\n")
+    with _listening(run, lambda: _answer(b'{"message": "well"}'), heard):
+        token = RunPaths(run).token
+        token.unlink()
+        if link == "the token":
+            token.symlink_to(secret)
+        else:
+            RunPaths(run).socket.rename(secret.with_name(RunPaths(run).socket.name))
+            token.parent.rmdir()
+            token.parent.symlink_to(secret.parent)
+        with pytest.raises(NcclopsError):
+            client.send(run, {"action": "stop"})
+    assert heard == []
+
+
+def test_a_token_is_not_sent_to_another_user(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_address, "user_of_peer", lambda _: 2**31)
+    heard = list[bytes]()
+    with (
+        _listening(run, lambda: _answer(b'{"message": "well"}'), heard),
+        pytest.raises(NcclopsError, match=f"a process of user {2**31} listens"),
+    ):
+        client.send(run, {"action": "stop"})
+    assert heard == []

@@ -117,3 +117,11 @@ def test_holes_cost_nothing_and_join_no_lines(tmp_path: Path) -> None:
     assert (
         rest.strip(b"\0") == b"" and len(second + rest) < 1 << 20
     )  # a read that begins in data may reach into a hole
+
+
+def test_a_watch_that_is_closed_is_not_woken() -> None:
+    """A signal may have the agent wake its terminal when that has been closed."""
+    watch = GrowthWatch()
+    watch.wake()
+    watch.close()
+    watch.wake()

@@ -6,6 +6,7 @@ it has ended) what can be read without it is recorded. Neither affects the other
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ from ncclops.capture.rank_snapshot import gpu_view
 from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.host_name import host_name
-from ncclops.record import snapshot_files, snapshot_server_record
+from ncclops.plain_text import plain_line
+from ncclops.record import documents, snapshot_files, snapshot_server_record
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
@@ -38,6 +40,9 @@ _PATIENCE = 0.5
 _DUMP_WITHIN_S = 1.0
 _PY_SPY_WITHIN_S = 20.0  # it reads the symbols of all of torch
 _AT_ONCE = 32
+_MOST_ANSWER_BYTES = 64 << 10
+_MOST_CHARS = 400  # of what a rank answers
+_REFUSED = b'{"ok": false, "reason": "refused (another user?)"}'
 _NO_SERVER = "it has not started its snapshot server yet, or does not run Python under ncclops"
 
 Native = Literal["all", "silent", "none"]
@@ -159,20 +164,42 @@ def _seen_from_outside(server: SnapshotServerRecord) -> dict[str, Any]:
 def _ask(server: SnapshotServerRecord, directory: Path, patience_s: float) -> str | None:
     """Have the snapshot server write; the reason if it did not."""
     request = json.dumps({"directory": str(directory.resolve())}).encode() + b"\n"
+    deadline = time.monotonic() + patience_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(patience_s)
             connection.connect("\0" + server.address)
             connection.sendall(request)
-            with connection.makefile("rb") as stream:
-                line = stream.readline(64 << 10)
-        answer = json.loads(line) if line else {"ok": False, "reason": "refused (another user?)"}
+            answer = documents.parse(_line(connection, deadline) or _REFUSED)
     except TimeoutError:
         why = "the GIL is held, it is stopped, or it is ending"
         return f"no Python thread of it ran for {patience_s:g} s: {why}"
     except (OSError, ValueError) as error:
-        return f"it cannot be asked from here ({error})"
-    return None if answer["ok"] else f"it failed to take its snapshot: {answer['reason']}"
+        return f"it cannot be asked from here ({plain_line(str(error), _MOST_CHARS)})"
+    if not isinstance(answer, dict):
+        answer = {}
+    if answer.get("ok") is True:
+        return None
+    said = plain_line(str(answer.get("reason")), _MOST_CHARS)
+    return f"it failed to take its snapshot: {said}"
+
+
+def _line(connection: socket.socket, deadline: float) -> bytes:
+    """What comes until a line ends, by ``deadline`` (monotonic): a script may answer in its place.
+
+    Raises ``TimeoutError``, and ``OSError`` where it is too long.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        if not (part := connection.recv(_MOST_ANSWER_BYTES)):
+            break
+        line += part
+        if len(line) > _MOST_ANSWER_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return line
 
 
 def _do_without(

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
     if (held := _held(run_dir)) is not None:
         raise NcclopsError(f"run {run_dir.name}: {held}")
     try:
-        token = control_address.read_token(run_dir)
+        token, owner = control_address.read_token(run_dir)
     except PermissionError:
         raise UsageError(
             f"the token of {run_dir.name} is for {_owner(run_dir)} alone: ask as that user"
@@ -72,7 +73,9 @@ def send(run_dir: Path, command: Mapping[str, Any]) -> str:
         raise NcclopsError(_without_server(run_dir)) from None
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     try:
-        code, document = _request(run_dir, "POST", "/control", json.dumps(command), headers)
+        code, document = _request(
+            run_dir, "POST", "/control", json.dumps(command), headers, {0, os.geteuid(), owner}
+        )
     except AgentSilent as silence:
         raise NcclopsError(f"run {run_dir.name}: {silence}") from None
     if code != http.HTTPStatus.ACCEPTED:
@@ -122,15 +125,18 @@ class _Socket(socket.socket):
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, users: AbstractSet[int] | None = None) -> None:
         super().__init__("localhost", timeout=_ANSWER_LIMIT_S)
-        self._run_dir = run_dir
+        self._run_dir, self._users = run_dir, users
 
     def connect(self) -> None:
         connected = control_address.connect_unix(self._run_dir, _CONNECT_LIMIT_S)
         self.sock = _Socket(fileno=connected.detach())
         self.sock.deadline = time.monotonic() + _ANSWER_LIMIT_S
         self.sock.settimeout(_ANSWER_LIMIT_S)
+        user = control_address.user_of_peer(self.sock)
+        if self._users is not None and user not in self._users:
+            raise AgentSilent(f"a process of user {user} listens in place of its agent")
 
 
 def _request(
@@ -139,8 +145,10 @@ def _request(
     path: str,
     body: str | None = None,
     headers: Mapping[str, str] | None = None,
+    users: AbstractSet[int] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    connection = _Connection(run_dir)
+    """The answer, its status and its document; of a process of one of ``users`` alone."""
+    connection = _Connection(run_dir, users)
     try:
         connection.request(method, path, body, dict(headers or {}))
         response = connection.getresponse()

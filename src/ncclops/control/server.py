@@ -77,7 +77,7 @@ async def run(
     """Serve on each of ``listeners`` until the agent closes ``link``."""
     agent = AgentLink(link)
     await agent.open()
-    sights, token = LiveSights(run_dir), control_address.read_token(run_dir)
+    sights, (token, _) = LiveSights(run_dir), control_address.read_token(run_dir)
     limits = _limits(len(listeners))
     serving = []
     for listener in listeners:

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from ncclops.errors import UsageError
 from ncclops.record.paths import RunPaths
-from ncclops.record.regular_file import read_regular
+from ncclops.record.regular_file import open_regular
 from ncclops.whole_numbers import MOST_PORT, whole_number
 
 _BACKLOG = 512
@@ -143,10 +144,28 @@ def _make_token(run_dir: Path) -> None:
         file.write(token + "\n")
 
 
-def read_token(run_dir: Path) -> str:
-    """The token of a run. Raises ``OSError`` where it is not there or not ours to read."""
-    token = read_regular(RunPaths(run_dir).token, _MOST_TOKEN_BYTES)
-    return token.decode("ascii", "replace").strip()
+def read_token(run_dir: Path) -> tuple[str, int]:
+    """The token of a run, and its owner's user id.
+
+    Links are not followed: who has made the run directory could have any file of the reader sent
+    to whatever listens there. Raises ``OSError`` where it is not there, or not ours to read.
+    """
+    path = RunPaths(run_dir).token
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | flags)
+    try:
+        with open_regular(Path(f"/proc/self/fd/{folder}", path.name), follow=False) as file:
+            token, owner = file.read(_MOST_TOKEN_BYTES), os.fstat(file.fileno()).st_uid
+    finally:
+        os.close(folder)
+    return token.decode("ascii", "replace").strip(), owner
+
+
+def user_of_peer(connection: socket.socket) -> int:
+    """The user id of the process that listens at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    user: int = struct.unpack("iII", credentials)[1]
+    return user
 
 
 def _bind(path: Path) -> socket.socket:

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20
 
 
-def open_regular(path: Path) -> io.FileIO:
-    """``path`` for reading, unbuffered. Raises ``OSError``, also where it is no regular file."""
+def open_regular(path: Path, *, follow: bool = True) -> io.FileIO:
+    """``path`` for reading, unbuffered. Raises ``OSError``, also where it is no regular file.
+
+    ``follow``: a link at the end of ``path`` may lead to it.
+    """
     # O_NONBLOCK: a pipe without a writer, or a device, is opened at once.
-    return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb")
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    return _checked(os.open(path, flags), path, "rb")
 
 
 class WithoutHoles(io.RawIOBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,7 @@ class GrowthWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()
         self._poller = select.epoll()
         self._poller.register(self._waker, select.EPOLLIN)
         if self._inotify >= 0:
@@ -138,12 +140,19 @@ class GrowthWatch:
                 os.read(fd, 1 << 16)
 
     def wake(self) -> None:
-        """End a :meth:`wait`, the current one or the next. Any thread may call this."""
-        os.eventfd_write(self._waker, 1)
+        """End a :meth:`wait`, the current one or the next; after :meth:`close`, nothing.
+
+        Any thread may call this.
+        """
+        with self._closing:  # the number of a closed descriptor may be another file's by now
+            if self._waker >= 0:
+                os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
         self._poller.close()
-        os.close(self._waker)
+        with self._closing:
+            os.close(self._waker)
+            self._waker = -1
         if self._inotify >= 0:
             os.close(self._inotify)
 
