@@ -34,6 +34,9 @@ def fail():
     open(f"faulted{before}", "w").close()
     if kind == "raise": raise RuntimeError("out of the blue")
     if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "late":
+        time.sleep(1)  # the others wait for the device
+        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "hang": time.sleep(1000)
     if kind == "gil": ctypes.PyDLL(None).sleep(1000)
     if kind == "exit": os._exit(3)
@@ -363,3 +366,14 @@ def test_without_nvml_the_gpu_has_the_number_that_the_rank_was_given(
     assert done.returncode == 1, done.stderr
     what = "uncorrectable ECC error encountered"
     check_names(run, done, {1: f"GPU 5 on node {HOST}: {what}; replace node {HOST}"})
+
+
+def test_no_rank_goes_on_with_what_an_abort_has_left(
+    launch: Callable[..., CompletedText], run: Path
+) -> None:
+    """The others are in an all_reduce: what it has not summed comes into no checkpoint."""
+    done = launch(
+        *("--nproc-per-node", "3", "--restart", "process", "--max-restarts", "1"), FAULT="late:1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{LOSS} of 3" in done.stdout
