@@ -148,3 +148,29 @@ def test_a_rank_that_writes_into_the_line_of_another_process_is_heard(before: st
     failure = "[rank3]: RuntimeError: Backend nccl does not support allgather_into_tensor_coalesced"
     report = classify(before + failure)
     assert (report.verdict.class_, report.verdict.rank) == ("coalesced-unsupported", 3)
+
+
+def test_a_bar_that_is_named_for_steps_counts_as_a_bar() -> None:
+    """The bar of a process that ends is drawn at 0 %, on the line of the launcher's summary."""
+    bar = "steps:   0%|          | 0/186 [00:00<?, ?it/s]"
+    log = f"KeyError: 'mask'\n{bar}ERROR:api:failed (exitcode: 1) local_rank: 0 (pid: 7)\n"
+    assert classify(log).verdict.signature == "python-exception"
+    moved = f"{bar}\rsteps:   1%|          | 2/186 [00:09<13:09, 4.29s/it]\n"
+    assert classify(moved).verdict.class_ == "no-failure-seen"
+
+
+def test_the_bar_of_a_wide_terminal_is_a_bar() -> None:
+    wide = "".join(f"\r{n}0%|{'█' * 20 * n:200}| {n}/10 [00:0{n}<00:09,  1.10it/s]" for n in (8, 9))
+    assert classify(f"{wide}\n").verdict.class_ == "no-failure-seen"
+
+
+def test_metrics_with_prefixes_are_steps() -> None:
+    for line in ("step:3 - actor/kl_loss:0.001 - actor/lr:1e-6", "step 4, policy_loss=0.2"):
+        assert classify(f"(TaskRunner pid=7) {line}\n").verdict.class_ == "no-failure-seen"
+
+
+def test_a_traceback_that_ends_in_a_lost_worker_is_no_failure_of_the_program() -> None:
+    frame = '  File "/work/rollout/server.py", line 63, in sleep\n    await one()\n'
+    lost = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    assert classify(frame).verdict.class_ == "user-error"
+    assert classify(f"{frame}{lost}\n").verdict.class_ == "peer-exit"

@@ -11,16 +11,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# Each begins with a fixed run of characters, by which `re` skips through text that has none.
+# Each begins with a fixed run of characters, by which `re` skips through text that has none. A
+# number with a percent sign is a bar's, which counts only where it has moved on.
 _STEP = re.compile(
-    rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+[^\n\r]{0,300}?"
-    rb"\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed|mem"
-    rb"|[Tt]flops?|TFLOPS?)"
+    rb"(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?|(?<=[Bb])atch)s?\W{0,8}\d+(?![\d%])[^\n\r]{0,300}?"
+    rb"(?:_[Ll]oss|\b(?:[Ll]oss|tok|tokens|sec|it/s|ms|lr|learning rate|samples|grad|elapsed|mem"
+    rb"|[Tt]flops?|TFLOPS?))"
 )
 _LOSS = re.compile(rb"oss'?\W{1,4}\d")
 _LOSS_NAME = re.compile(rb"(?<![\w ])(?:train_|lm |total_|')?[Ll]$|(?<!val) [Ll]$")
+# Eight hundred bytes: a wide terminal's bar, whose blocks have three bytes each.
 _BAR = re.compile(
-    rb"%\|[^\n\r]{0,120}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
+    rb"%\|[^\n\r]{0,800}?(\d{1,12})/(\d{1,12}) \[\d\d:\d\d(?::\d\d)?<[^\]\n\r]{0,40}(?:it/s|s/it)"
 )
 # A row of nccl-tests: bytes, elements, type, operation and root (not of all), time, bandwidths.
 _TEST_ROW = re.compile(
@@ -33,8 +35,8 @@ _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
 _SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
-# Composer's losses on lines of their own, and what Ray Train reports of a trial.
-_REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d")
+# Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
+_REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
 # Bars of work that is done before training, by the verbs they begin with.
 _OTHER_BAR = re.compile(
     rb"[Ll]oad|[Dd]ownload|[Mm]ap|[Ff]ilter|[Tt]oken|[Ss]av|[Ff]etch|[Cc]aptur|[Cc]ompil|[Rr]esolv"
