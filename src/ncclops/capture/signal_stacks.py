@@ -87,12 +87,16 @@ def _send(dumper: StackDumper) -> bool:
 
 
 def _wait_for_end(dumper: StackDumper, fd: int, start: int, limit_s: float) -> bool:
-    """Until the handler has run: it has written, and its signal is no longer blocked, as inside."""
+    """Until the handler has run: it has written, and its signal is no longer blocked, as inside.
+
+    In this order: what is blocked says nothing as long as the handler has not begun.
+    """
     bit = 1 << (dumper.signal - 1)
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
+        has_begun = os.fstat(fd).st_size > start
         _, blocked, caught = process_view.signal_sets(dumper.pid, dumper.tid)
-        if os.fstat(fd).st_size > start and caught and not blocked & bit:
+        if has_begun and caught and not blocked & bit:
             return True
         # The end of a signal handler in another process raises no event here.
         time.sleep(_LOOK_EVERY_S)
