@@ -125,3 +125,29 @@ def test_a_watch_that_is_closed_is_not_woken() -> None:
     watch.wake()
     watch.close()
     watch.wake()
+
+
+def test_nothing_of_what_is_written_while_it_is_read_is_lost(tmp_path: Path) -> None:
+    """Between the look that finds no more data and the one for the end."""
+    path = tmp_path / "log"
+    path.touch()
+    written, over = 20_000, threading.Event()
+
+    def write() -> None:
+        with path.open("ab", buffering=0) as log:
+            for number in range(written):
+                log.write(b"%d\n" % number)
+        over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reader, found = LineReader(path), list[bytes]()
+    while True:
+        last = over.is_set()
+        lines = list(reader.read())
+        found += filter(None, lines)
+        if last and not lines:
+            break
+    writer.join()
+    reader.close()
+    assert found == [b"%d\n" % number for number in range(written)]

@@ -58,20 +58,23 @@ class WithoutHoles(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         """As of a file; after a hole first the one zero alone."""
         at = self._file.tell()
-        try:
-            begin = os.lseek(self._file.fileno(), at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # a file system that does not know its holes
-                self._file.seek(at)
-                return self._file.readinto(buffer) or 0
-            begin = self._file.seek(0, os.SEEK_END)  # no data behind it
-            if begin < at:  # cut meanwhile
-                self._file.seek(at)
-                return 0
+        begin = self._next_data(at)
+        self._file.seek(begin)
         if begin == at:
             return self._file.readinto(buffer) or 0
         memoryview(buffer).cast("B")[:1] = b"\0"
         return 1
+
+    def _next_data(self, at: int) -> int:
+        """Where data begins at ``at`` or behind it; the end where there is a hole up to it."""
+        # Before the look for data: what is written after both is no part of a hole.
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            return os.lseek(self._file.fileno(), at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a file system that does not know its holes
+                return at
+            return max(at, end)
 
     def close(self) -> None:
         if not self.closed:
