@@ -93,7 +93,7 @@ class Hosts:
         ``way``: to or from it.
 
         All of ``conditions`` have to hold: ``src ADDRESS``, ``dst ADDRESS``, ``dport LOW HIGH``,
-        ``opening`` (a SYN that opens a connection), ``random PERCENT``. The filter keeps no state.
+        ``opening`` (a SYN that opens a connection). The filter keeps no state.
         """
         hub, link = self._namespace("hub"), link or f"to-{host}"
         side = {"to": "egress", "from": "ingress"}[way]
@@ -210,7 +210,6 @@ def hosts(count: int, directory: Path) -> Iterator[Hosts]:
 # Classic BPF (Documentation/networking/filter.rst), on Ethernet, IPv4 without options, TCP.
 _LOAD_BYTE, _LOAD_HALF, _LOAD_WORD = 0x30, 0x28, 0x20
 _EQUAL, _ABOVE, _AT_LEAST, _AND, _RETURN = 0x15, 0x25, 0x35, 0x54, 0x06
-_RANDOM = 0xFFFFF000 + 56  # a random word: SKF_AD_OFF + SKF_AD_RANDOM, linux/filter.h
 _SHOT, _UNDECIDED = 2, 0xFFFFFFFF  # TC_ACT_SHOT, TC_ACT_UNSPEC: linux/pkt_cls.h
 
 
@@ -233,8 +232,6 @@ def _filter(conditions: Iterable[str]) -> str:
         elif word == "dport":
             test(_LOAD_HALF, 36, _AT_LEAST, int(values[0]))
             test(_LOAD_HALF, 36, _ABOVE, int(values[1]), holds=False)
-        elif word == "random":
-            test(_LOAD_WORD, _RANDOM, _AT_LEAST, int(values[0]) * (1 << 32) // 100, holds=False)
         elif word == "opening":
             program.append((_LOAD_BYTE, 47))
             program.append((_AND, 0x12))  # SYN and ACK

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.hostile import recorded
 from tests.hostile.commands import Commands
 
 pytestmark = pytest.mark.slow
@@ -20,17 +19,6 @@ pytestmark = pytest.mark.slow
 _NUMBER = re.compile(r"(?<=: )-?\d+(?:\.\d+)?(?=[,\n}\]])|(?<=:)-?\d+(?:\.\d+)?(?=[,\n}\]])")
 # Names that are digits for str.isdigit, and none for int().
 _NAMES = ("²", "1e3", "-1", "a\nb", "\x1b[2J", "\u202egol", "<b>", "9" * 200)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded.record(tmp_path_factory.mktemp("recorded"))
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    with Commands() as running:
-        yield running
 
 
 def _records(run: Path) -> list[Path]:

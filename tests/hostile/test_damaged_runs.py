@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,6 @@ pytestmark = pytest.mark.slow
 
 SEEDS = range(30)  # scripts/fuzz.py has more
 AT_ONCE = 15  # so many in a test: each takes eleven commands
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is not damaged."""
-    return recorded.record(tmp_path_factory.mktemp("recorded"))
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    with Commands() as running:
-        yield running
 
 
 def test_every_command_answers_on_the_run_itself(run: Path, commands: Commands) -> None:
