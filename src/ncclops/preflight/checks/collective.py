@@ -9,7 +9,7 @@ from typing import Any
 from ncclops.preflight.catalogue import Check
 from ncclops.preflight.checks.look import HOST, Rule, some
 from ncclops.preflight.model import Finding
-from ncclops.preflight.readings import Node
+from ncclops.preflight.readings import Collective, Node
 
 _RESULT = re.compile(r"\[(OK|INFO)\]\s+(.*)")
 
@@ -19,14 +19,7 @@ def all_reduce(check: Check, node: Node) -> Iterator[Finding]:
     found = node.collective
     if found is None:
         return
-    if found.unknown:
-        yield check.unknown(HOST, found.unknown)
-    elif found.problem:
-        yield check.bad(HOST, f"over {found.gpus} GPUs: {found.problem}")
-    elif not found.right:
-        yield check.bad(HOST, f"wrong sums over {found.gpus} GPUs")
-    else:
-        yield check.ok(HOST, f"right sums over {found.gpus} GPUs")
+    yield _fault(check, HOST, found) or check.ok(HOST, f"right sums over {found.gpus} GPUs")
 
 
 def bandwidth(check: Check, node: Node) -> Iterator[Finding]:
@@ -71,22 +64,28 @@ def pair(check: Check, node: Node) -> Iterator[Finding]:
     found = node.pair
     if found is None:
         return
-    place, over = f"with {found.peer}", f"over {found.gpus} GPUs"
-    ports, gbps = node.needs.rdma_ports, node.needs.rdma_gbps
-    if found.unknown:
-        yield check.unknown(place, found.unknown)
-    elif found.problem:
-        yield check.bad(place, f"{over}: {found.problem}")
-    elif not found.right:
-        yield check.bad(place, f"wrong sums {over}")
+    place = f"with {found.peer}"
+    if (fault := _fault(check, place, found)) is not None:
+        yield fault
+        return
+    reached = bus_bandwidth(found.bytes, found.seconds, found.gpus)
+    said = f"{reached:.0f} GB/s over {found.gpus} GPUs, at {found.bytes >> 20} MiB"
+    most = (node.needs.rdma_ports or 0) * (node.needs.rdma_gbps or 0) / 8
+    if reached < most * check.limit("warn_share"):
+        yield check.warn(place, f"{said}; the lane's ports carry {most:.0f} GB/s")
     else:
-        reached = bus_bandwidth(found.bytes, found.seconds, found.gpus)
-        said = f"{reached:.0f} GB/s {over}, at {found.bytes >> 20} MiB"
-        most = (ports or 0) * (gbps or 0) / 8
-        if reached < most * check.limit("warn_share"):
-            yield check.warn(place, f"{said}; the lane's ports carry {most:.0f} GB/s")
-        else:
-            yield check.ok(place, said)
+        yield check.ok(place, said)
+
+
+def _fault(check: Check, place: str, found: Collective) -> Finding | None:
+    """Why it is not known to have ended with the right sums."""
+    if found.unknown:
+        return check.unknown(place, found.unknown)
+    if found.problem:
+        return check.bad(place, f"over {found.gpus} GPUs: {found.problem}")
+    if not found.right:
+        return check.bad(place, f"wrong sums over {found.gpus} GPUs")
+    return None
 
 
 def bus_bandwidth(size: int, seconds: float, count: int) -> float:
