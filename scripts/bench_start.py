@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """How long a job takes until its last rank trains: after the launch, and after a rank was killed.
 
-    python scripts/bench_start.py [--ranks 8] [--repeat 5]
+    python scripts/bench_start.py [--ranks 8] [--repeat 5] [--limit 120]
 
 Side by side, in turns, in one run: torchrun, ``ncclops launch`` with every worker started afresh,
 and with workers forked from one process that has imported torch. The script is a minimal training
 script, DDP and an optimizer over Gloo. What is measured ends with the first step of the last rank.
 After a kill all ranks start in new processes, which is what torchrun does. Where the job does not
-come up again within four restarts, the table says nan.
+come up again within four restarts or ``--limit`` seconds, it is ended, one line on stderr says so,
+and the table says nan for that way.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import resource
@@ -23,6 +25,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import psutil
 
 SCRIPT = """
 import os, time
@@ -51,9 +55,11 @@ WAYS = {
 OURS = ["--profile", "local-cpu", "--restart", "process", "--timeout", "stop_grace=1s"]
 
 
-def measure(way: str, ranks: int) -> tuple[float, float, float]:
+def measure(way: str, ranks: int, limit: float) -> tuple[float, float, float]:
     """Seconds from the launch to the first step of the last rank, the same from the kill of one
-    rank to its successors' first step, and of CPU of all processes."""
+    rank to its successors' first step, and of CPU of all processes.
+
+    The start, and what follows the kill up to the job's end, may take ``limit`` seconds each."""
     common = [f"--nproc-per-node={ranks}", "--max-restarts=4"]
     command = [*WAYS[way], *(OURS if way.startswith("ncclops") else []), *common, "train.py"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -70,25 +76,59 @@ def measure(way: str, ranks: int) -> tuple[float, float, float]:
             stdout=output,
             stderr=output,
         )
-        first = ends(directory, 0, ranks, process)
-        killed = time.time()
-        os.kill(first[ranks - 1][0], signal.SIGKILL)
-        came_up = process.wait() == 0
-        second = ends(directory, 1, ranks, process) if came_up else [(0, math.nan)]
+        try:
+            first = ends(directory, 0, ranks, process, limit)
+            killed = time.time()
+            os.kill(first[ranks - 1][0], signal.SIGKILL)
+            second = [(0, math.nan)]
+            if ended_well(way, process, limit):
+                second = ends(directory, 1, ranks, process, limit)
+        finally:
+            end(process)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return max(at for _, at in first) - began, max(at for _, at in second) - killed, cpu
 
 
+def ended_well(way: str, process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Whether the job ends with exit code 0 within ``limit`` seconds; if not, stderr says why."""
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        print(f"{way}: not come up within {limit:g} s of a kill", file=sys.stderr)
+        return False
+    if code != 0:
+        print(f"{way}: exit code {code} after a kill", file=sys.stderr)
+    return code == 0
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, which ends its workers; those it leaves are killed, lest they sleep on."""
+    if process.poll() is not None:
+        return
+    workers = psutil.Process(process.pid).children()
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+        process.kill()
+        process.wait()
+
+
 def ends(
-    directory: Path, attempt: int, ranks: int, process: subprocess.Popen[bytes]
+    directory: Path, attempt: int, ranks: int, process: subprocess.Popen[bytes], limit: float
 ) -> list[tuple[int, float]]:
     """Each rank's PID and the time of its first step, once all have written theirs."""
     paths = [directory / f"{attempt}-{rank}" for rank in range(ranks)]
+    deadline = time.monotonic() + limit
     while not all(path.exists() for path in paths):
-        if process.poll() not in (None, 0):
-            said = (directory / "output").read_text()
-            raise SystemExit(f"{process.args!r}: exit code {process.returncode}\n{said}")
+        failed = process.poll() not in (None, 0)
+        if failed or time.monotonic() > deadline:
+            why = f"exit code {process.returncode}" if failed else f"not up within {limit:g} s"
+            raise SystemExit(f"{process.args!r}: {why}\n{(directory / 'output').read_text()}")
         time.sleep(0.02)  # the launchers have no event for it, and it is on neither's account
     written = [path.read_text().split() for path in paths]
     return [(int(pid), float(at)) for pid, at in written]
@@ -98,11 +138,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=120, help="seconds to come up (120)")
     options = parser.parse_args()
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
     for _ in range(options.repeat):
         for way, values in found.items():
-            values.append(measure(way, options.ranks))
+            values.append(measure(way, options.ranks, options.limit))
     median = {
         way: [statistics.median(each) for each in zip(*found[way], strict=True)] for way in WAYS
     }

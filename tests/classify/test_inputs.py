@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,22 @@ def test_what_expands_without_end_is_read_up_to_a_limit_and_noted(
     monkeypatch.setattr(inputs, "_MOST_UNPACKED_BYTES", 1 << 20)
     (tmp_path / "a.gz").write_bytes(pack(LOG + bytes(8 << 20) + b"\n" + LOG))
     report = classify_paths([tmp_path / "a.gz"], LOADED)
+    assert report.verdict.rank == 2
+    [note] = report.notes
+    assert "expands to more than 200 times its size" in note
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_so_is_what_comes_through_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(inputs, "_MOST_UNPACKED_BYTES", 1 << 20)
+    read, write = os.pipe()
+    os.write(write, pack(LOG + bytes(8 << 20) + b"\n" + LOG))  # fits into the pipe
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        monkeypatch.setattr(inputs, "_stdin", lambda: pipe)
+        report = classify_paths(["-"], LOADED)
     assert report.verdict.rank == 2
     [note] = report.notes
     assert "expands to more than 200 times its size" in note

@@ -259,6 +259,7 @@ def test_who_comes_over_the_network_calls_it_by_its_name(start_agent: Start, tok
             return connection.getresponse().status
 
     assert status("evil.example.com") == status(f"evil.example.com:{agent.tcp_port}") == 421
+    assert status("localhost:80.evil.example.com") == status("[::1]evil.example.com") == 421
     assert {status(host) for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80")} == {
         200
     }

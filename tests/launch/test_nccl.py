@@ -368,12 +368,18 @@ def test_without_nvml_the_gpu_has_the_number_that_the_rank_was_given(
     check_names(run, done, {1: f"GPU 5 on node {HOST}: {what}; replace node {HOST}"})
 
 
+@pytest.mark.parametrize("recorder", ["2000", "0"])
 def test_no_rank_goes_on_with_what_an_abort_has_left(
-    launch: Callable[..., CompletedText], run: Path
+    launch: Callable[..., CompletedText], run: Path, recorder: str
 ) -> None:
-    """The others are in an all_reduce: what it has not summed comes into no checkpoint."""
+    """The others are in an all_reduce: what it has not summed comes into no checkpoint.
+
+    Also where the flight recorder keeps nothing, and cannot tell that it is pending.
+    """
     done = launch(
-        *("--nproc-per-node", "3", "--restart", "process", "--max-restarts", "1"), FAULT="late:1"
+        *("--nproc-per-node", "3", "--restart", "process", "--max-restarts", "1"),
+        FAULT="late:1",
+        TORCH_FR_BUFFER_SIZE=recorder,
     )
     assert done.returncode == 0, done.stderr
     assert f"{LOSS} of 3" in done.stdout

@@ -273,3 +273,8 @@ def test_metrics_say_what_the_status_says(run: Path) -> None:
     assert status.goodput is not None
     for phase, seconds in status.goodput["seconds"].items():
         assert samples["ncclops_phase_seconds", ("phase", phase)] == seconds
+
+
+def test_a_clock_that_was_set_back_gives_no_time_below_zero(tmp_path: Path) -> None:
+    write_events(tmp_path / "a-run", start_of_run(time.time() + 3600))
+    assert read_once(tmp_path / "a-run").seconds == 0

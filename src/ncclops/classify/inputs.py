@@ -6,14 +6,14 @@ A torchelastic error file is one line of JSON; it is read as the traceback it ca
 from __future__ import annotations
 
 import gzip
-import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from io import BufferedIOBase, BufferedReader
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.classify.loader import SignatureSet
@@ -22,6 +22,9 @@ from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 from ncclops.record.error_file import parse_error
 from ncclops.record.regular_file import WithoutHoles, advice, open_regular
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 # Blocks that stay in the second-level cache are read three times as fast as larger ones.
 _READ_BYTES = 1 << 18
@@ -160,20 +163,38 @@ class _TruncatedError(Exception):
 
 def _chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
     magic = stream.peek(4)[:4]
+    packed = _Sized(stream)
     if magic[:2] == _GZIP:
-        return _bounded(_read_all(gzip.GzipFile(fileobj=stream)), stream)
+        return _bounded(_read_all(gzip.GzipFile(fileobj=BufferedReader(packed))), packed)
     if magic == _ZSTD:
-        return _bounded(_zstd_chunks(stream, name), stream)
+        return _bounded(_zstd_chunks(BufferedReader(packed), name), packed)
     return _read_all(stream)
 
 
-def _bounded(chunks: Iterator[bytes], stream: BufferedReader) -> Iterator[bytes]:
-    """``chunks`` of the compressed ``stream``, up to a multiple of the file's size."""
-    packed = os.fstat(stream.fileno()).st_size  # none of a pipe, which is read to its end
-    left = max(_MOST_UNPACKED_BYTES, _MOST_RATIO * packed) if packed else math.inf
+class _Sized(RawIOBase):
+    """``stream``, with its ``size`` in bytes: of a pipe, or a file that grows, what was read."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self.size = os.fstat(stream.fileno()).st_size
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        count = self._stream.readinto1(buffer)
+        self._read += count
+        self.size = max(self.size, self._read)
+        return count
+
+
+def _bounded(chunks: Iterator[bytes], packed: _Sized) -> Iterator[bytes]:
+    """``chunks`` of what ``packed`` expands to, up to a multiple of its size."""
+    total = 0
     for chunk in chunks:
-        left -= len(chunk)
-        if left < 0:
+        total += len(chunk)
+        if total > max(_MOST_UNPACKED_BYTES, _MOST_RATIO * packed.size):
             raise _TruncatedError(f"it expands to more than {_MOST_RATIO} times its size")
         yield chunk
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -132,7 +133,11 @@ class Routes:
         return None
 
 
-def _name_in(host: str) -> str:
-    """The name in a ``Host`` header, without the port; IPv6 addresses are in brackets."""
-    name = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
-    return name.lower().rstrip(".")
+# A name or an address, IPv6 in brackets, and a port or none.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
+
+
+def _name_in(host: str) -> str | None:
+    """The name in a ``Host`` header, without the port; None where it has another form."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else found[1].strip("[]").lower().rstrip(".")

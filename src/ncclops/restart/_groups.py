@@ -268,6 +268,14 @@ def has_pending_operation() -> bool:
     return any(operation["pg_id"] > _newest_ended for operation in recorded)
 
 
+def recorder_is_silent() -> bool:
+    """Whether torch's flight recorder has nothing of NCCL: it is off, or no group was used.
+
+    It is off with ``TORCH_FR_BUFFER_SIZE=0``, which torch 2.7 to 2.10 have as default.
+    """
+    return not _recorded_groups()
+
+
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
 _newest_ended = -1
 

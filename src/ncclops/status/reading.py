@@ -63,7 +63,7 @@ class RunReader:
             phase=self._phase(ranks),
             as_of=now,
             started=facts.started,
-            seconds=None if facts.started is None else round((ended or now) - facts.started, 3),
+            seconds=_duration_s(facts.started, ended or now),
             profile=facts.profile,
             world_size=facts.world_size,
             nodes=tuple(dict.fromkeys(rank.host for rank in ranks)),
@@ -101,6 +101,11 @@ class RunReader:
         """Whether a rank has made a step since the last start."""
         iteration = self._facts.iteration
         return any(rank.phase == "training" and rank.iteration >= iteration for rank in ranks)
+
+
+def _duration_s(started: float | None, until: float) -> float | None:
+    # Not below zero: the host's clock may have been set back since.
+    return None if started is None else max(0.0, round(until - started, 3))
 
 
 def read_once(run_dir: Path) -> RunStatus:

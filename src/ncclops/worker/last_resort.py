@@ -38,12 +38,13 @@ def abort_groups(_command: AbortCommand) -> None:
 
 
 def _end_main_thread() -> None:
-    """Have the main thread leave the script where it waits for an operation of NCCL.
+    """Have the main thread leave the script where it waits, or may wait, for NCCL.
 
     The abort ends that wait without an error, and the script would go on with what the operation
     has not summed, into a checkpoint, too.
     """
-    from ncclops.restart._groups import has_pending_operation
+    from ncclops.restart._groups import has_pending_operation, recorder_is_silent
 
-    if has_pending_operation() and (main := threading.main_thread().ident) is not None:
+    main = threading.main_thread().ident
+    if main is not None and (has_pending_operation() or recorder_is_silent()):
         _set_async_exc(main, GroupsAbortedError)
