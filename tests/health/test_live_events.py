@@ -141,6 +141,15 @@ def test_warmup_is_reported_once_per_rank_and_start() -> None:
     assert record(live, 0, kind="compile-warmup", seconds=1.0, iteration=1)
 
 
+def test_what_is_printed_before_the_record_of_the_start_is_read_is_of_that_start() -> None:
+    """Output and records are read independently of each other."""
+    live = watch()
+    assert live.saw_line(0, line("warmup", seconds=3.5), now=0.0, at=0.0)
+    record(live, 0, kind="start", version=1)
+    again = [note for n in range(3) for note in record(live, 0, kind="step", step=n)]
+    assert not [note for note in again if isinstance(note, CompileWarmupEvent)]
+
+
 def test_a_slow_rank_is_reported_with_its_ratio_and_the_advice() -> None:
     live = watch()
     found: list[Event] = []

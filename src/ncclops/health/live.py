@@ -101,7 +101,9 @@ class LiveWatch:
             self._pace = _Pace()
             self._stalls.restart(now)
         if seen.kind == "start":
-            self._ranks[rank] = _Rank()
+            # What it has printed before its first record is read is of its first start.
+            if iteration > self._rank(rank).iteration:
+                self._ranks[rank] = _Rank(iteration)
             return found
         if seen.kind == "step":
             self._recording.add(rank)
@@ -182,6 +184,7 @@ class LiveWatch:
 class _Rank:
     """One rank since it was last started."""
 
+    iteration: int = 0  # of that start
     warm: bool = False
     steps: int = 0
     printed: int = 0

@@ -52,6 +52,7 @@ M = TypeVar("M", Facts, Plan, Outcome, Again, Verdict, PairTried, PairsTried)
 _SMALL_SEGMENT = 536
 _RETRY_S = 0.5  # no event says when another host begins to listen
 _CONNECT_S = 5.0
+_STORE_TRIES = 3
 # Beyond what a wait in the store was given: for the answer's way here.
 _ANSWER_S = 5.0
 
@@ -112,14 +113,7 @@ class Meeting:
             here = not where.external and interfaces.is_here(where.host)
         serving = here and _serve(where.port, tcp_store)
         way = contextlib.AsyncExitStack()
-        address, port = await _reached(where, deadline, way)
-
-        def connect() -> Any:
-            limit = timedelta(seconds=_CONNECT_S)
-            with one_short_query():
-                return tcp_store(address, port, None, False, limit, wait_for_workers=False)
-
-        store = await _call(connect, _CONNECT_S + _ANSWER_S, f"no store answers at {where.address}")
+        store = await _store(where, tcp_store, deadline, way)
         came = await _call(
             lambda: int(store.add(f"ncclops-preflight/{where.job_id}/came", 1)),
             _ANSWER_S,
@@ -228,6 +222,28 @@ def _serve(port: int, tcp_store: Any) -> bool:
         reap = store_server.start(listener, tcp_store)
     threading.Thread(target=reap, name="ncclops-store", daemon=True).start()
     return True
+
+
+async def _store(
+    where: Where, tcp_store: Any, deadline: float, way: contextlib.AsyncExitStack
+) -> Any:
+    """A client of the store. It connects by itself, from another local port than the trial before
+    it: where answers to that one alone are dropped, the next may pass."""
+    for tries_left in reversed(range(_STORE_TRIES)):
+        address, port = await _reached(where, deadline, way)
+
+        def connect(address: str = address, port: int = port) -> Any:
+            limit = timedelta(seconds=_CONNECT_S)
+            with one_short_query():
+                return tcp_store(address, port, None, False, limit, wait_for_workers=False)
+
+        failed = f"no store answers at {where.address}"
+        try:
+            return await _call(connect, _CONNECT_S + _ANSWER_S, failed)
+        except Unmet:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def _reached(
