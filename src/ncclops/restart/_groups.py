@@ -30,6 +30,7 @@ from torch.distributed import Store, distributed_c10d
 
 from ncclops.restart._delicate import holds_a_lock
 from ncclops.restart._gloo_sockets import release_gloo_connections
+from ncclops.restart._other_threads import makers_of_groups
 from ncclops.restart.log import logged
 
 # What the abort of an NCCL backend is called, newest torch first.
@@ -64,6 +65,7 @@ def forget_failed_groups() -> None:
     release_gloo_connections()
     _empty_tables()
     _hooks.clear()
+    makers_of_groups.clear()
     global _newest_ended
     _newest_ended = max(_recorded_groups(), default=-1)
 
@@ -260,20 +262,20 @@ def nccl_error() -> str | None:
 def has_pending_operation() -> bool:
     """Whether an operation of NCCL has not ended, as torch's flight recorder knows it.
 
-    A main thread that waits for the device is not in ``torch.distributed`` then, and waits for its
-    peers all the same. The recorder's counts do not tell: messages and collectives are numbered
-    apart, and counted together. Asks CUDA about operations that are pending.
+    A thread that waits for the device is not in ``torch.distributed`` then, and waits for its peers
+    all the same. The recorder's counts do not tell: messages and collectives are numbered apart,
+    and counted together. Asks CUDA about operations that are pending.
     """
     recorded = _recorded(with_operations=True).get("entries", ())
     return any(operation["pg_id"] > _newest_ended for operation in recorded)
 
 
-def recorder_is_silent() -> bool:
-    """Whether torch's flight recorder has nothing of NCCL: it is off, or no group was used.
+def may_have_pending_operation() -> bool:
+    """Likewise, or the recorder has nothing of NCCL: it is off, or no group was used.
 
     It is off with ``TORCH_FR_BUFFER_SIZE=0``, which torch 2.7 to 2.10 have as default.
     """
-    return not _recorded_groups()
+    return has_pending_operation() or not _recorded_groups()
 
 
 # The recorder's highest number of a group of an earlier iteration, whose operations stay pending.
@@ -407,6 +409,7 @@ def keep_backends_longer_than_groups() -> None:
 
     def register_and_keep(group: Any, device: Any, backend_type: Any, backend: Any = None) -> None:
         release_backends_of_ended_groups()
+        makers_of_groups.add(threading.get_ident())
         register(group, device, backend_type, backend)
         _kept.setdefault(ref(group), []).append(backend)
 

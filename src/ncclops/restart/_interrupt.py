@@ -27,9 +27,8 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import logging
-import re
+import os
 import signal
 import sys
 import threading
@@ -41,19 +40,11 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ncclops.restart._delicate import Delicate, holds_a_lock, how_delicate
+from ncclops.restart._threads import clear_async_exc, kernel_wait, set_async_exc
 from ncclops.restart.attribution import comes_from_restart
 from ncclops.restart.exception import RankShouldRestart
 
 log = logging.getLogger("ncclops.restart")
-
-# Prototypes of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
-_set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
-# The same function, for clearing what is pending: py_object cannot be NULL.
-_clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
 
 # Between two attempts, at first and at most. The first wait is longer than any unwinding that
 # does nothing in particular; the cap is the wrapper's monitor_thread_interval.
@@ -67,10 +58,6 @@ _STILL_FOR_S = 3.0
 # In all, for ``__enter__`` and ``__exit__``: they take microseconds, but for those that wait.
 _BRIEFLY_S = 0.1
 _STATUS = Path("/proc/self/status")
-# It is counted when a wait begins: the number of one is not 0.
-_ASLEEP = re.compile(
-    r"^State:\tS.*^voluntary_ctxt_switches:\t([1-9]\d*)$", re.DOTALL | re.MULTILINE
-)
 # A waiting thread looks again after this time, which is the most that a missed wake-up costs.
 _LOOK_AGAIN_S = 0.05
 
@@ -96,7 +83,7 @@ class Interrupter:
         self._raising = False
         self._one_at_a_time = threading.Lock()
         self._outermost: CodeType | None = None  # that has called the function
-        self._status = _STATUS  # the main thread's
+        self._native_id = os.getpid()  # the main thread's
         self._is_ending = False  # no section is under way, and none will be
         self._ahead: _Attempt | None = None  # what ``raise_ahead`` has done in this iteration
         self._gate = _Gate()
@@ -111,7 +98,7 @@ class Interrupter:
         To be called by what calls the function: its callers do not count as parts of it.
         """
         self._outermost = sys._getframe(1).f_code
-        self._status = Path(f"/proc/self/task/{threading.get_native_id()}/status")
+        self._native_id = threading.get_native_id()
         self._gate = _Gate()
         self.armed = True
 
@@ -137,7 +124,7 @@ class Interrupter:
             # In the place of what is pending, and at once. Merely taking that back would leave
             # Python (3.11, at least) looking for an exception after each call from then on: it is
             # slower by a fifth, and code that is traced or profiled does not get on at all.
-            _set_async_exc(self._thread_id, _Settled)
+            set_async_exc(self._thread_id, _Settled)
             while True:
                 pass
         except _Settled:
@@ -238,14 +225,14 @@ class Interrupter:
 
     def _raise(self, patience: _Patience) -> _Attempt | None:
         """Raise once; ``None``: the main thread has come to a delicate place meanwhile."""
-        attempt = _Attempt(self._sleep(), self._stack())
+        attempt = _Attempt(kernel_wait(self._native_id), self._stack())
         if patience.lasts(attempt.stack, self._how_delicate()):
             return None
-        _set_async_exc(self._thread_id, RankShouldRestart)
+        set_async_exc(self._thread_id, RankShouldRestart)
         # Since that look it may have run on. From here to the next line it cannot have, unless this
         # thread has lost the GIL twice within a few instructions.
         if patience.lasts(attempt.stack, self._how_delicate()):
-            _clear_async_exc(self._thread_id, None)
+            clear_async_exc(self._thread_id, None)
             return None
         return attempt
 
@@ -254,7 +241,7 @@ class Interrupter:
         if attempt.asleep is None:
             return False
         self._main_is_out.wait(_ASLEEP_S)
-        return self._sleep() == attempt.asleep
+        return kernel_wait(self._native_id) == attempt.asleep
 
     def _escalate(self, unblock: Callable[[FrameType], None], before: list[_Place]) -> None:
         now = self._stack()
@@ -262,16 +249,6 @@ class Interrupter:
             unblock(now[-1].frame)
         elif log.isEnabledFor(logging.DEBUG):
             log.debug("%s", describe_suppression(before, now))
-
-    def _sleep(self) -> str | None:
-        """Which of its waits in the kernel the main thread is in, by their number.
-
-        ``None``: in none that a signal would end, or this kernel does not count them.
-        """
-        with contextlib.suppress(OSError):
-            if found := _ASLEEP.search(self._status.read_text()):
-                return found[1]
-        return None
 
     def _stack(self) -> list[_Place]:
         frame = sys._current_frames().get(self._thread_id)
@@ -292,7 +269,7 @@ class Interrupter:
             if not comes_from_restart(ignored.exc_value):
                 before(ignored)
                 return
-            raised = map(_set_async_exc, (self._thread_id,), (RankShouldRestart,))
+            raised = map(set_async_exc, (self._thread_id,), (RankShouldRestart,))
             if self.armed:
                 # Python raises it after the next call: hence none from here on, or it would be
                 # ignored in here as well.
@@ -403,7 +380,7 @@ class _Patience:
 class _Attempt(NamedTuple):
     """Where the main thread was when an exception was raised in it."""
 
-    asleep: str | None  # see ``_sleep``
+    asleep: str | None  # see ``kernel_wait``
     stack: list[_Place]
 
 

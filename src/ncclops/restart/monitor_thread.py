@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 
-from ncclops.restart._groups import before_silent_ends
+from ncclops.restart._groups import before_silent_ends, may_have_pending_operation
 from ncclops.restart._interrupt import Interrupter
 from ncclops.restart._observer import place
+from ncclops.restart._other_threads import end_threads_at_work
 from ncclops.restart._world import Place
 from ncclops.restart.abort import Abort
 from ncclops.restart.agreement import Agreement
@@ -225,7 +226,7 @@ class MonitorThread:
         def run() -> None:
             with _guarded("abort"):
                 place("abort")
-                before_silent_ends.set(self._interrupter.raise_ahead)
+                before_silent_ends.set(self._leave_ahead)
                 self._note_abort(True)
                 abort(state)
                 self._note_abort(False)
@@ -235,6 +236,12 @@ class MonitorThread:
         thread.join(self._abort_timeout.total_seconds())
         if thread.is_alive():
             log.error("abort is not done after %s; going on without it", self._abort_timeout)
+
+    def _leave_ahead(self) -> None:
+        """Before waits for the device end without an error."""
+        self._interrupter.raise_ahead()
+        if may_have_pending_operation():
+            end_threads_at_work(RankShouldRestart)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 
@@ -13,12 +12,6 @@ from ncclops.record.worker_commands import AbortCommand
 
 class GroupsAbortedError(RuntimeError):
     """The agent has had the process groups aborted: what they have not delivered is of no use."""
-
-
-# A prototype of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
-_set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
-    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
-)
 
 
 def abort_groups(_command: AbortCommand) -> None:
@@ -32,19 +25,22 @@ def abort_groups(_command: AbortCommand) -> None:
         from ncclops.restart.abort import AbortTorchDistributed
         from ncclops.restart.state import State
 
-        before_silent_ends.set(_end_main_thread)
+        before_silent_ends.set(_end_script)
         AbortTorchDistributed()(State(rank=0, world_size=1).freeze())  # of use to a trace alone
     worker_record.report(GroupsAbortedEvent())
 
 
-def _end_main_thread() -> None:
-    """Have the main thread leave the script where it waits, or may wait, for NCCL.
+def _end_script() -> None:
+    """Have the script's threads leave it where they wait, or may wait, for NCCL.
 
     The abort ends that wait without an error, and the script would go on with what the operation
     has not summed, into a checkpoint, too.
     """
-    from ncclops.restart._groups import has_pending_operation, recorder_is_silent
+    from ncclops.restart._groups import may_have_pending_operation
+    from ncclops.restart._other_threads import end_threads_at_work
+    from ncclops.restart._threads import set_async_exc
 
     main = threading.main_thread().ident
-    if main is not None and (has_pending_operation() or recorder_is_silent()):
-        _set_async_exc(main, GroupsAbortedError)
+    if main is not None and may_have_pending_operation():
+        set_async_exc(main, GroupsAbortedError)
+        end_threads_at_work(GroupsAbortedError)

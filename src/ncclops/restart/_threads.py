@@ -1,0 +1,48 @@
+"""What can be done to other threads of this process, and what the kernel tells of them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+# Prototypes of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
+set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+# The same function, for clearing what is pending: py_object cannot be NULL.
+clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+
+# It is counted when a wait begins: the number of one is not 0.
+_ASLEEP = re.compile(
+    r"^State:\tS.*^voluntary_ctxt_switches:\t([1-9]\d*)$", re.DOTALL | re.MULTILINE
+)
+
+
+def kernel_wait(native_id: int | None) -> str | None:
+    """Which of its waits in the kernel the thread is in, by their number.
+
+    ``None``: in none that a signal would end, or this kernel does not count them.
+    """
+    found = _ASLEEP.search(_read(native_id, "status"))
+    return found[1] if found else None
+
+
+def is_running(native_id: int | None) -> bool:
+    """Whether the thread is on a core, or waits for one."""
+    return "\nState:\tR" in _read(native_id, "status")
+
+
+def system_call(native_id: int | None) -> int | None:
+    """The number of the system call that the thread is in. ``None``: in none, or it is not told."""
+    first = _read(native_id, "syscall").partition(" ")[0]
+    return int(first) if first.isdecimal() else None
+
+
+def _read(native_id: int | None, name: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{native_id}/{name}").read_text()
+    except OSError:  # the thread has ended, or the kernel is built without
+        return ""
