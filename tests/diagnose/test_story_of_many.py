@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,33 @@ def test_the_story_of_512_ranks_is_as_long_as_that_of_two(tmp_path: Path) -> Non
     assert many[0] == few[0].replace("1 more rank raised", "511 more ranks raised")
     assert many[1:-1] == few[1:-1]
     assert sum(map(len, many)) < 600
+
+
+@pytest.mark.slow
+def test_ranks_that_waited_for_the_culprit_have_not_raised_the_same(tmp_path: Path) -> None:
+    """Two ranks gave up waiting, with the same words, for one that did not come."""
+    gave_up = "DistStoreError: Timed out waiting for rank 1 to join 'default_pg'"
+    faults = [
+        {"kind": "exception", "initial_rank": rank, "summary": gave_up, "traceback": TRACEBACK}
+        for rank in (0, 2)
+    ]
+    record = {
+        "iteration": 1,
+        "cause": "exception",
+        "summary": gave_up,
+        "exception": gave_up,
+        "traceback": TRACEBACK,
+        "first_faulty_rank": 0,
+        "faulty_ranks": [0, 2],
+        "faults": faults,
+        "at": 1.0,
+    }
+    write_document(RunPaths(tmp_path).incident(0) / INCIDENT, record)
+    report = report_incident(tmp_path, None)
+    absent = replace(report, culprit=replace(report.culprit, rank=1))
+    told = tell(tmp_path, absent, None, None, node="n1", attempt=0)
+    assert told is not None
+    assert "raised the same" not in told.what
 
 
 def test_a_restart_is_one_line_that_counts_those_who_raised_the_same() -> None:

@@ -177,7 +177,7 @@ def went_on(report: IncidentReport, events: Sequence[Event]) -> bool:
 
 
 def _alike(record: IncidentRecord) -> str:
-    """The ranks that raised what the first one did, as a number: there may be thousands."""
+    """The ranks that raised what the culprit did, as a number: there may be thousands."""
     others = (fault for fault in record.faults if fault.initial_rank != record.first_faulty_rank)
     said = record.exception
     count = 0 if said is None else sum(same_words(fault.summary, said) for fault in others)
@@ -195,8 +195,10 @@ def _of_incident(report: IncidentReport) -> Story:
     if not code and culprit.frame is not None:
         code = own_code.of_stack((culprit.frame, *culprit.callers))
     last = None if view is None else view.last
+    # Where the culprit is absent, those that raised are the ranks that waited for it.
+    raised = culprit.rank == record.first_faulty_rank
     return Story(
-        what=report.sentence + _alike(record),
+        what=report.sentence + (_alike(record) if raised else ""),
         rank=culprit.rank,
         host=culprit.host,
         code=code,

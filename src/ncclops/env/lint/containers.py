@@ -29,6 +29,7 @@ _TEMPLATE_LINE = re.compile(r"^[ \t]*(?:\{\{-?[^{}\n]*\}\}|\{%[^%\n]*%\})[ \t]*$
 _TEMPLATE_PIECE = re.compile(r"\{\{[^{}\n]*\}\}|\{%[^%\n]*%\}")
 _FILLED = "TEMPLATE@@"
 _MOST_LEVELS = 100
+_TOO_DEEP = f"it is nested more than {_MOST_LEVELS} levels deep"
 _ENV_KEYS = frozenset(
     {"env", "envs", "environment", "env_vars", "envvars", "environment_variables", "extraenv"}
     | {"extra_env", "extraenvvars", "environmentvariables", "env_variables", "variables"}
@@ -58,8 +59,10 @@ def _problem(text: str) -> str | None:
             levels += isinstance(event, yaml.CollectionStartEvent)
             levels -= isinstance(event, yaml.CollectionEndEvent)
             if levels > _MOST_LEVELS:
-                return f"it is nested more than {_MOST_LEVELS} levels deep"
+                return _TOO_DEEP
     except yaml.MarkedYAMLError as error:
+        if "nesting depth" in str(error.problem):
+            return _TOO_DEEP  # libyaml has a limit of its own, from PyYAML 6.0.4 on
         mark = error.problem_mark
         return f"line {mark.line + 1}: {error.problem}" if mark else str(error.problem)
     except yaml.YAMLError as error:  # characters that are none
