@@ -29,6 +29,7 @@ from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis, LiveScan, unread
 from ncclops.agent.network_watch import NetworkLines, NetworkWatch
 from ncclops.agent.rendezvous_result import Place
+from ncclops.agent.replacements import Replacements
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.team_stop import TeamStop
@@ -60,7 +61,7 @@ from ncclops.record.events import (
     XidEvent,
 )
 from ncclops.record.stop_point import StopPage
-from ncclops.record.variables import AGENT_PID, ATTACHED, STARTED
+from ncclops.record.variables import AGENT_PID, ATTACHED, RETURNING, STARTED
 
 # For a worker's own children once it has ended: time to flush a log or finish an upload.
 _LEFTOVER_GRACE = timedelta(seconds=5)
@@ -136,6 +137,14 @@ class RunningAttempt:
         self.elsewhere = False  # a rank of another node ended it, while ranks of this one ran
         self.hang: Hang | None = None  # where the attempt came to nothing because of one
         self._hang_action = HangAction(self._job, self.team, context.say, self._on_hang)
+        self._replacements = Replacements(
+            self.team,
+            context.stop,
+            enabled=self._job.grows,
+            refused=self._is_not_to_be_replaced,
+            start=self._replace,
+            say=context.say,
+        )
         self.hang_watch = HangWatch(
             self._job,
             place.ranks,
@@ -177,7 +186,7 @@ class RunningAttempt:
         team, stop, coordinator = self.team, self._context.stop, self._context.coordinator
         await self._context.condition.until(
             lambda: (
-                not (team.running() or self._place.idle)
+                not (team.at_work() or self._place.idle)
                 or team.final_failure() is not None
                 or stop.asked
                 or self.hang
@@ -185,6 +194,7 @@ class RunningAttempt:
                 or coordinator.over_for_all()
             )
         )
+        self._replacements.close()
         self.hang_watch.close()
         self._hang_action.close()
 
@@ -416,8 +426,19 @@ class RunningAttempt:
     def _on_worker_end(self, worker: workers.Worker) -> None:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
         ended = worker.reap()
-        self.team.ended.append(worker)
         log.info("rank %d (pid %d) %s", worker.rank, worker.pid, ended.describe())
+        self._context.collect()  # before its end is judged: it may just have taken its place
+        if worker.rank in self.team.returning:  # it never took the place of the one before
+            self.team.returning.discard(worker.rank)
+            self.team.forget([worker])
+            self._run.add(
+                WorkerExitedEvent(rank=worker.rank, exit_code=ended.code, signal=ended.signal)
+            )
+            if not ended.ok:
+                self._replace_or_lose(worker.rank)
+            self._context.condition.notify()
+            return
+        self.team.ended.append(worker)
         page = self._run.paths.rank(worker.rank).progress
         if ended.signal == "SIGBUS" and shared_page.is_cut_short(page):
             self.team.explained[worker.rank] = f"{self._run.shown(page)} was truncated"
@@ -431,10 +452,14 @@ class RunningAttempt:
         if self.team.has_failed(worker) and worker.rank not in self.team.asked_to_stop:
             self._gpus.judge(worker.rank)
             if not self.team.ends_all(worker):
-                others = [] if self.team.escalation else self.team.running()
-                self._context.lose(worker.rank, [other.rank for other in others])
+                self._replace_or_lose(worker.rank)
             self._context.coordinator.share_failure(worker, fatal=self.team.ends_all(worker))
         self._context.condition.notify()
+
+    def _replace_or_lose(self, rank: int) -> None:
+        if not self._replacements.of(rank):
+            others = [] if self.team.escalation else self.team.at_work()
+            self._context.lose(rank, [other.rank for other in others])
 
     def _on_store_end(self) -> None:
         assert self._server is not None
@@ -464,25 +489,21 @@ class RunningAttempt:
             self._server = None
 
     async def _spawn_all(self) -> None:
-        attempt = workers.WorkerAttempt(
-            number=self.number,
-            most=self._job.retry.granted,
-            job_id=self._job.job_id,
-            store=self._place.store,
-        )
-        environs = [
-            self._worker_environ(attempt, local_rank, rank)
-            for local_rank, rank in enumerate(self._place.ranks)
-        ]
+        environs = [self._worker_environ(rank) for rank in self._place.ranks]
         servers, stop = self._context.fork_servers, self._context.stop
         server = await servers.for_workers(environs, lambda: stop.asked) if environs else None
         started = f"{time.time():.3f}"
         for rank, environ in zip(self._place.ranks, environs, strict=True):
             self._spawn(rank, environ | {STARTED: started}, server)
 
-    def _worker_environ(
-        self, attempt: workers.WorkerAttempt, local_rank: int, rank: int
-    ) -> dict[str, str]:
+    def _worker_environ(self, rank: int) -> dict[str, str]:
+        attempt = workers.WorkerAttempt(
+            number=self.number,
+            most=self._job.retry.granted,
+            job_id=self._job.job_id,
+            store=self._place.store,
+        )
+        local_rank = list(self._place.ranks).index(rank)
         return {
             **self._job.environ_of(rank),
             **self._place.environ,
@@ -491,6 +512,21 @@ class RunningAttempt:
             "TORCHELASTIC_ERROR_FILE": str(self._run.paths.rank(rank).error(self.number)),
             AGENT_PID: str(os.getpid()),
         }
+
+    def _is_not_to_be_replaced(self, rank: int) -> str | None:
+        """Why no new process takes the place of ``rank``; None: one does."""
+        for fault in self.gpu_faults:
+            if fault.rank == rank:
+                return str(fault)
+        return "it has the terminal" if rank == self._job.attached else None
+
+    async def _replace(self, rank: int) -> None:
+        environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
+        stop = self._context.stop
+        server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
+        if self.team.at_work() and not self.team.ending and not stop.asked:
+            self.team.returning.add(rank)
+            self._spawn(rank, environ, server)
 
     def _spawn(self, rank: int, environ: dict[str, str], server: ForkServer | None) -> None:
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start

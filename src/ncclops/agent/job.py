@@ -53,6 +53,7 @@ class Job:
     trainers: Sequence[Form]  # forms of printed lines that the profile adds
     shown: Shown
     restarts_in_process: bool  # a worker that ends does not end the others
+    grows: bool = False  # and a new one takes its place
     listener: socket.socket | None = None
     master_port: int = 0
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
@@ -26,6 +27,7 @@ class Team:
     finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
+    returning: set[int] = field(default_factory=set)  # new processes that have not entered yet
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     script_failures: dict[int, ScriptFailedEvent] = field(default_factory=dict)  # each rank's last
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
@@ -40,6 +42,23 @@ class Team:
 
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit is None]
+
+    def at_work(self) -> list[Worker]:
+        """Those that run, without new processes that wait for the others."""
+        return [worker for worker in self.running() if worker.rank not in self.returning]
+
+    def has_returned(self, rank: int) -> None:
+        """The new process of ``rank`` has taken its place: how the old one ended is settled."""
+        if rank in self.returning:
+            self.returning.discard(rank)
+            self.forget([worker for worker in self.ended if worker.rank == rank])
+            self.why_ended.pop(rank, None)
+            self.explained.pop(rank, None)
+
+    def forget(self, workers: Collection[Worker]) -> None:
+        """Judge the attempt without ``workers``, which have ended."""
+        self.workers = [worker for worker in self.workers if worker not in workers]
+        self.ended = [worker for worker in self.ended if worker not in workers]
 
     @property
     def ranks_ended(self) -> set[int]:
@@ -78,7 +97,7 @@ class Team:
     def final_failure(self) -> Worker | None:
         """The worker whose failure ends the attempt, if there is one."""
         failed = [worker for worker in self.ended if self.has_failed(worker)]
-        if self.restarts_in_process and self.running():
+        if self.restarts_in_process and self.at_work():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
             failed = [w for w in failed if w.rank not in self.entered or self.escalation]

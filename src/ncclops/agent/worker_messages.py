@@ -70,7 +70,10 @@ def restart_line(event: RestartEvent) -> str:
     who = ranks_named(event.faulty_ranks[:1])
     more = f" and {event.alike} more rank{'s' * (event.alike != 1)}" if event.alike else ""
     place = "" if event.place is None else f" ({shown(event.place)})"
-    lost = f" without {ranks_named(event.ranks_lost)}" if event.ranks_lost else ""
+    left = [rank for rank in event.ranks_lost if rank not in event.ranks_returned]
+    lost = f" without {ranks_named(left)}" if left else ""
+    if event.ranks_returned:
+        lost += f", {ranks_named(event.ranks_returned)} in a new process"
     again = f"restart {event.iteration} in place{lost}"
     what = event.cause.removeprefix(f"{who}: ")
     if what.startswith(_FOUND_HUNG):
@@ -88,6 +91,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
     match event:
         case EnteredEvent():
             team.entered.add(about)
+            team.has_returned(about)
         case FinishedEvent():  # on all ranks
             team.leaving.add(about)
             team.finished |= {worker.rank for worker in team.running()} | {about}

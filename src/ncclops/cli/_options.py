@@ -14,6 +14,8 @@ from ncclops.errors import UsageError
 # As in ncclops.profiles, which takes longer to import than most commands run.
 RestartMode = Literal["in-process", "process", "none"]
 RESTART_MODES: tuple[RestartMode, ...] = ("in-process", "process", "none")
+LaunchRestart = Literal["in-process", "in-process:grow", "process", "none"]
+LAUNCH_RESTARTS: tuple[LaunchRestart, ...] = ("in-process", "in-process:grow", "process", "none")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ParamOption = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ncclops.cli import _output, _verbosity
-from ncclops.cli._options import RESTART_MODES, RestartMode, one_of, shown
+from ncclops.cli._options import LAUNCH_RESTARTS, LaunchRestart, one_of, shown
 
 if TYPE_CHECKING:
     from ncclops.launch import Prepared
@@ -88,13 +88,14 @@ def launch(
         ),
     ] = None,
     restart: Annotated[
-        RestartMode,
+        LaunchRestart,
         typer.Option(
             "--restart",
-            parser=one_of("--restart", RESTART_MODES),
-            metavar=shown(RESTART_MODES),
+            parser=one_of("--restart", LAUNCH_RESTARTS),
+            metavar=shown(LAUNCH_RESTARTS),
             rich_help_panel=_OURS,
-            help="After a fault: go on in the same processes, start new ones, or stop.",
+            help="After a fault: go on in the same processes (:grow: with new ones in the places of"
+            " ranks that are lost), start all anew, or stop.",
         ),
     ] = "in-process",
     run_dir: Annotated[

@@ -151,13 +151,16 @@ def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
     for event in events:
         match event:
             case RestartEvent(instead=None):
-                lost = f", without {ranks_named(event.ranks_lost)}" if event.ranks_lost else ""
+                left = [rank for rank in event.ranks_lost if rank not in event.ranks_returned]
+                lost = f", without {ranks_named(left)}" if left else ""
+                if event.ranks_returned:
+                    lost += f", {ranks_named(event.ranks_returned)} in a new process"
                 yield TriedStep(
                     at=event.ts,
                     kind="restart",
                     what=f"restart {event.iteration} in place{lost}",
                     why=event.cause,
-                    lost=list(event.ranks_lost),
+                    lost=left,
                 )
             case EscalationEvent():
                 to = "new processes" if event.to == "respawn" else "the end of the job"

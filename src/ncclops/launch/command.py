@@ -318,6 +318,7 @@ def _job(
         trainers=prepared.trainers,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
+        grows=request.mode == "in-process" and request.profile.restarts.grow,
         listener=listener,
         master_port=request.master_port,
         require_receipt=request.require_receipt,

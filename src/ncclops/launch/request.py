@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ncclops.durations import format_duration
 from ncclops.profiles.model import as_text
 
-Restart = Literal["in-process", "process", "none"]
+Restart = Literal["in-process", "in-process:grow", "process", "none"]
 Preflight = Literal["off", "host", "full"]
 
 
@@ -49,7 +49,8 @@ class LaunchRequest:
     """Timeouts by the profile's names (``soft``, ``hard``, ``groups.PATTERN``…), all positive."""
 
     restart: Restart = "in-process"
-    """After a fault: go on in the same processes, start new ones, or stop."""
+    """After a fault: go on in the same processes (``:grow``: and start new ones in the places of
+    ranks that are lost), start all anew, or stop."""
 
     max_restarts: int | None = None
     """How often to start all workers again. Default: 0, and what the retry policy grants."""

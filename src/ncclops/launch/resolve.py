@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from ncclops.env.request import overrides_of, resolve_profile
 from ncclops.launch import launch_config, options
 from ncclops.launch.prepared import Resolved
 from ncclops.launch.request import LaunchRequest
-from ncclops.profiles.model import NetworkSettings
+from ncclops.profiles.model import NetworkSettings, RestartMode
 from ncclops.schedulers.node_options import NodeOptions
 
 
@@ -39,6 +40,9 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
     )
     if request.networks:
         profile = replace(profile, network=NetworkSettings(request.networks, log=True))
+    restart, _, grow = request.restart.partition(":")
+    if grow:
+        profile = replace(profile, restarts=replace(profile.restarts, grow=True))
     if request.warm_start is not None:
         warm_start = replace(profile.warm_start, enabled=request.warm_start)
         profile = replace(profile, warm_start=warm_start)
@@ -57,7 +61,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         master_port=request.master_port or 0,
         allowed_differences=tuple(request.allow_difference),
         nproc=placed.nproc,
-        restart=request.restart,
+        restart=cast(RestartMode, restart),
         max_restarts=placed.max_restarts,
         job_id=request.rdzv_id,
         run_dir=None if request.run_dir is None else Path(request.run_dir),

@@ -127,9 +127,12 @@ class Restarts:
 
     ``min_world_size``: the fewest ranks that may train on when others are lost; below it, new
     processes for all ranks are asked for, and the retry policy decides. 0: as many as at the start.
+    ``grow``: a new process takes the place of a rank that is lost; ``[timeouts] grow`` is how long
+    the others wait for it before they go on without.
     """
 
     min_world_size: int = field(default=1, metadata={"ge": 0})
+    grow: bool = False
 
 
 @dataclass(frozen=True)

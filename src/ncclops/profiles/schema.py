@@ -134,6 +134,7 @@ class TimeoutsPart(_Part):
     abort: Duration | None = None
     heartbeat: Duration | None = None
     barrier: Duration | None = None
+    grow: Duration | None = None
     completion: Duration | None = None
     stop_grace: Duration | None = None
     groups: dict[Annotated[str, Field(min_length=1)], Duration] = {}
@@ -155,6 +156,8 @@ def _part_of(settings: type) -> type[_Part]:
         kind = hints[entry.name]
         if kind is timedelta:
             kind = Duration
+        elif kind is bool:
+            kind = Annotated[bool, Field(strict=True)]
         elif kind in (int, float):
             kind = Annotated[kind, Field(strict=kind is int, **entry.metadata)]
         else:

@@ -413,7 +413,9 @@ class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
     faulty_ranks: list[int] = []
     """all ranks that had a fault, the one that caused the others first"""
     ranks_lost: list[int] = []
-    """those that do not come back"""
+    """those whose processes are gone"""
+    ranks_returned: list[int] = []
+    """those, lost now or before, in whose places new processes go on"""
     why_ended: dict[str, str] = {}
     """of those among them that their monitor processes have ended: why"""
     world_size: int | None = None

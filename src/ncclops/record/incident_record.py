@@ -86,6 +86,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     faulty_ranks: list[int] = []
     ranks_lost: list[int] = []
+    ranks_returned: list[int] = []
     exception: str | None = None
     traceback: str | None = None
     faults: list[FaultRecord] = []

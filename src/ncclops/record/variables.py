@@ -21,6 +21,8 @@ LIMITS = "NCCLOPS_LIMITS"
 RESPAWNED_FOR = "NCCLOPS_RESPAWNED_FOR"
 # How many ranks train, where more take part: the others are in reserve (``in_process``).
 ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
+# 1: the worker takes the place of a rank that was lost (``ncclops.restart``'s own name for it).
+RETURNING = "NCCLOPS_RETURNING"
 # The worker has the launcher's standard input (``attached``); removed once read.
 ATTACHED = "NCCLOPS_ATTACHED"
 # The names of the job's nodes, by their numbers; absent on a single node.
@@ -38,6 +40,7 @@ OURS = (
     LIMITS,
     RESPAWNED_FOR,
     ACTIVE_RANKS,
+    RETURNING,
     ATTACHED,
     NODES,
 )

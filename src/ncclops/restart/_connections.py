@@ -81,7 +81,7 @@ class Connections:
         shares = relay_is_wanted(os.environ)
         self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
         self._around = _calls[-1].around
-        self._name = _calls[-1].next_name()
+        self._name = self._call = _calls[-1].next_name()
         self._inside: _Calls | None = None
         self._for_assignment: StoreClient | None = None
         self._groups_made = 0  # in the present iteration
@@ -106,6 +106,25 @@ class Connections:
         self._groups_made = 0
         self._inside = _Calls(f"{self._name}/{iteration}/", around=self)
         _calls.append(self._inside)
+
+    def enter_generation(self, number: int) -> None:
+        """Have ``first``, and all connections that are made from now on, lead to its name space.
+
+        Those that were made before stay in theirs.
+        """
+        self.close()
+        self._name = f"{self._call}/g{number}" if number else self._call
+        self._prefix = f"{job_prefix()}/{self._name}"
+        self._for_assignment = None
+        self.first = self._path.client(self._connect())
+        if self._moves is not None:
+            self._moves = self._moves_to_relay()
+            self._use_relay()
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the call is made inside an iteration of another one."""
+        return self._around is not None
 
     def close(self) -> None:
         """No iteration is under way any more, nor a call inside it. The connections stay."""

@@ -88,6 +88,13 @@ class Inbox:
                 f"{where}: not all ranks arrived within {timeout} (barrier_timeout, and what "
                 "the hard timeout allows), and no rank reported the missing ones lost"
             ) from None
+        return self._agreed(message)
+
+    def agreement_within(self, timeout: timedelta) -> Agreed:
+        """The next agreement. Raises ``queue.Empty`` when it is late."""
+        return self._agreed(self.next(timeout))
+
+    def _agreed(self, message: MonitorMessage) -> Agreed:
         if not isinstance(message, Agreed):
             raise InternalError(f"expected the agreement, got {message}")
         self._causes.note_faults(message.agreement.faults)

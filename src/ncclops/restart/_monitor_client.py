@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from traceback import format_stack
 from typing import Any
@@ -44,8 +44,9 @@ class MonitorClient:
     """Of one call of a wrapped function, for the initial rank ``rank``.
 
     ``iteration`` is the present one (``INITIAL`` before the first), ``gone`` the initial ranks
-    that had left the job when it began; ``main_thread`` is the identity of the main thread,
-    ``fault_seen_in`` the iteration in which this rank last knew of a fault.
+    that had left the job when it began, ``absent`` before the first; ``main_thread`` is the
+    identity of the main thread, ``fault_seen_in`` the iteration in which this rank last knew of a
+    fault.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class MonitorClient:
         connect: Callable[[], Ledger],
         look_again: Callable[[int], object],
         fault_seen_in: Callable[[], int | None],
+        absent: frozenset[int] = frozenset(),
     ) -> None:
         self.iteration = INITIAL
-        self.gone: frozenset[int] = frozenset()
+        self.gone = absent
         self._rank = rank
         self._world_size = world_size
         self._main_thread = main_thread
@@ -119,6 +121,12 @@ class MonitorClient:
             return
         successor = (self._rank + 1) % self._world_size
         self._addresses.append(ledger.address_of(successor, timeout))
+        self._send_addresses()
+
+    def connect_ring_of(self, ledger: Ledger, gone: Collection[int]) -> None:
+        """Give it the addresses of its successors: all but ``gone`` have published theirs."""
+        following = (rank for rank in self._following(self._rank) if rank not in gone)
+        self._addresses = ledger.known_addresses(itertools.islice(following, _KNOWN_SUCCESSORS))
         self._send_addresses()
 
     def add_successors(self, ledger: Ledger, gone: Iterable[int]) -> None:

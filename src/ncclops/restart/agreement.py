@@ -19,7 +19,8 @@ class Agreement:
     """How iteration ``iteration`` ended, the same on every rank.
 
     ``gone`` are the initial ranks that left the job up to now; ``lost`` those among them that left
-    in this iteration, and ``terminated`` their numbers in it; ``faults`` what happened in it,
+    in this iteration, and ``terminated`` their numbers in it; ``returning`` those that have gone
+    whose places new processes take, or are waited for; ``faults`` what happened in it,
     if that was much only the beginning; ``faulty`` all ranks it happened on, by initial number.
     ``brief``: in a large job, where all would read too much, most ranks know only the fault that
     caused the others, without traceback.
@@ -32,6 +33,7 @@ class Agreement:
     faults: tuple[Fault, ...]
     faulty: tuple[int, ...]
     brief: bool = False
+    returning: frozenset[int] = frozenset()
 
     def in_brief(self) -> Agreement:
         """What every rank has to know of it."""
@@ -44,9 +46,10 @@ class Agreement:
         return json.dumps(
             {
                 "iteration": self.iteration,
-                "gone": _ranges(self.gone),
-                "lost": _ranges(self.lost),
-                "terminated": _ranges(self.terminated),
+                "gone": ranges(self.gone),
+                "lost": ranges(self.lost),
+                "terminated": ranges(self.terminated),
+                "returning": ranges(self.returning),
                 "faults": [fault.to_json() for fault in self.faults],
                 "faulty": self.faulty,
                 "brief": self.brief,
@@ -59,16 +62,17 @@ class Agreement:
         fields: dict[str, Any] = json.loads(text)
         return cls(
             fields["iteration"],
-            gone=_from_ranges(fields["gone"]),
-            lost=_from_ranges(fields["lost"]),
-            terminated=_from_ranges(fields["terminated"]),
+            gone=from_ranges(fields["gone"]),
+            lost=from_ranges(fields["lost"]),
+            terminated=from_ranges(fields["terminated"]),
+            returning=from_ranges(fields["returning"]),
             faults=tuple(map(Fault.from_json, fields["faults"])),
             faulty=tuple(fields["faulty"]),
             brief=fields["brief"],
         )
 
 
-def _ranges(numbers: Collection[int]) -> list[list[int]]:
+def ranges(numbers: Collection[int]) -> list[list[int]]:
     """``numbers`` as first and last of each run: a host that is lost takes a run of ranks."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -79,8 +83,8 @@ def _ranges(numbers: Collection[int]) -> list[list[int]]:
     return runs
 
 
-def _from_ranges(runs: Iterable[Sequence[int]]) -> frozenset[int]:
-    """The inverse of ``_ranges``."""
+def from_ranges(runs: Iterable[Sequence[int]]) -> frozenset[int]:
+    """The inverse of ``ranges``."""
     return frozenset(number for first, last in runs for number in range(first, last + 1))
 
 

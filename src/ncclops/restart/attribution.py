@@ -13,6 +13,7 @@ import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 from ncclops.restart._instant import Instant
@@ -289,6 +290,22 @@ class Fault:
             escalation=error.escalation if isinstance(error, RestartAbort) else None,
             due_to_peer=is_due_to_peer(error),
             device=error.device if isinstance(error, GpuUnusable | CudaContextLost) else None,
+        )
+
+    @classmethod
+    def of_absence(cls, initial_rank: int, timeout: timedelta) -> Fault:
+        """The loss of a rank that has not joined the others within ``timeout``."""
+        detail = f"did not join the others within {timeout.total_seconds():g} s"
+        return cls(
+            kind=FaultKind.LOST,
+            initial_rank=initial_rank,
+            rank=None,
+            iteration=-1,
+            at=time.time(),
+            summary=f"rank {initial_rank}: {detail}",
+            gone=True,
+            detail=detail,
+            instant=Instant.now(),
         )
 
     @classmethod

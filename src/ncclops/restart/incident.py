@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ PHASES = (
     "finalize",
     "health_check",
     "barrier",
+    "grow",
     "assign",
     "enter",
 )
@@ -44,13 +45,15 @@ class Incident:
     """Why iteration ``iteration`` ended, and what the restart after it took on this rank.
 
     Ranks are initial ranks. ``faulty_ranks`` are all that faulted, the one that caused the others
-    first; ``ranks_lost`` those that left the job in this iteration. In a job of so many ranks that
+    first; ``ranks_lost`` those that left the job in this iteration, and ``ranks_returned`` those in
+    whose places new processes go on after it. In a job of so many ranks that
     not each of them can read all that happened, the new rank 0 and ranks that leave have the whole
     of it; on the others ``faulty_ranks`` and ``faults`` end after the first, without traceback.
     ``phases_ms`` has the milliseconds this rank spent in each of ``PHASES``, which together are all
     that the restart took here; ``detect`` runs from the fault until it was known here (of a fault
-    on another host: until it was recorded), and ``leave`` is what the function took to end:
-    ``atomic`` sections, clean-up of its own and ``last_call_wait``. World sizes count healthy
+    on another host: until it was recorded), ``leave`` is what the function took to end: ``atomic``
+    sections, clean-up of its own and ``last_call_wait``, and ``grow`` what it took to join anew
+    with ranks that come back. ``speaks_for_all`` is true on one rank. World sizes count healthy
     ranks; ``rank`` and ``rank_before`` are this rank's numbers (``None``: it left). ``traceback``
     is the exception's, or the stacks of a rank that was silent: of its main thread at the soft
     timeout, of all its threads (with ``incident_dir``) at the hard one.
@@ -80,6 +83,8 @@ class Incident:
     raised: Raised | None = None
     timeout: ExceededTimeout | None = None
     escalation: Escalation | None = None
+    ranks_returned: tuple[int, ...] = ()
+    speaks_for_all: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it, with the schema's name."""
@@ -89,6 +94,8 @@ class Incident:
         total_ms = sum(self.phases_ms.values())
         phases = ", ".join(f"{name} {ms:.0f}" for name, ms in self.phases_ms.items() if ms >= 0.5)
         lost = f"; lost {', '.join(map(str, self.ranks_lost))}" if self.ranks_lost else ""
+        if self.ranks_returned:
+            lost += f"; new processes for {', '.join(map(str, self.ranks_returned))}"
         what = self.summary if self.detail is None else self.detail
         went_on = f"{self.world_size} rank{'s' * (self.world_size != 1)} went on"
         return (
@@ -99,12 +106,20 @@ class Incident:
 
 
 def describe(
-    agreement: Agreement, before: State, after: State | None, phases_ms: Mapping[str, float]
+    agreement: Agreement,
+    before: State,
+    after: State | None,
+    phases_ms: Mapping[str, float],
+    returned: Collection[int] = (),
 ) -> Incident:
     """The incident that ended ``agreement.iteration``, as seen by one rank.
 
     ``before`` is its state in that iteration and ``after`` in the next; ``None``: it left.
+    ``returned`` are the initial ranks that new processes stand in for in the next.
     """
+    # A new process knows nothing of it: of those that do, the first.
+    left = set(range(before.initial_world_size)) - agreement.gone
+    reporter = before.initial_rank == min(left, default=None) if returned else None
     faults = agreement.faults or (_unknown(agreement, before),)
     cause = find_cause(faults)
     return Incident(
@@ -128,6 +143,8 @@ def describe(
         raised=cause.raised,
         timeout=cause.timeout,
         escalation=next((f.escalation for f in faults if f.escalation is not None), None),
+        ranks_returned=tuple(sorted(returned)),
+        speaks_for_all=after is not None and (after.rank == 0 if reporter is None else reporter),
     )
 
 
@@ -172,17 +189,19 @@ def free_number(parent: Path) -> int:
 def write(incident: Incident, directory: Path) -> Path:
     """Write ``incident.json`` in ``directory``, whole or not at all; returns the path.
 
-    Rank 0 does, and on another host, where its file is not to be seen, the first rank that comes.
-    A rank that left writes ``left-rank<initial>.json`` next to it. Raises ``OSError``.
+    The rank that speaks for all does, and on another host, where its file is not to be seen, the
+    first rank that comes. A rank that left writes ``left-rank<initial>.json`` next to it. Raises
+    ``OSError``.
     """
     name = "incident" if incident.rank is not None else f"left-rank{incident.initial_rank}"
     path = directory / f"{name}.json"
-    if incident.rank and path.exists():
+    is_left_to_another = incident.rank is not None and not incident.speaks_for_all
+    if is_left_to_another and path.exists():
         return path
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f".{path.name}.{os.getpid()}.partial"
     draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
-    if not incident.rank:
+    if not is_left_to_another:
         draft.replace(path)
         return path
     with contextlib.suppress(FileExistsError):
@@ -198,6 +217,7 @@ class _Restart:
     agreement: Agreement
     before: State
     phases_ms: dict[str, float]
+    returned: Collection[int] = ()
 
 
 class Account:
@@ -252,9 +272,11 @@ class Account:
 
     # --- the incidents ------------------------------------------------------------------------
 
-    def restarting(self, agreement: Agreement, before: State) -> None:
+    def restarting(
+        self, agreement: Agreement, before: State, returned: Collection[int] = ()
+    ) -> None:
         """All ranks have their new numbers: what remains is to enter the function."""
-        self._restart = _Restart(agreement, before, self._phases_ms)
+        self._restart = _Restart(agreement, before, self._phases_ms, returned)
         self._assigned_at = time.monotonic()
 
     def restarted(self, state: State) -> None:
@@ -270,10 +292,12 @@ class Account:
 
     def _report(self, restart: _Restart, after: State | None) -> None:
         """Log the incident, write it and hand it to the callback."""
-        incident = describe(restart.agreement, restart.before, after, restart.phases_ms)
-        # One rank warns: the new rank 0, or of ranks that leave no other behind the first.
+        incident = describe(
+            restart.agreement, restart.before, after, restart.phases_ms, restart.returned
+        )
+        # One rank warns; of ranks that leave no other behind the first.
         none_left = not incident.world_size and incident.ranks_lost[:1] == (incident.initial_rank,)
-        warns = none_left or (after is not None and after.rank == 0)
+        warns = none_left or incident.speaks_for_all
         log.log(logging.WARNING if warns else logging.INFO, "%s", incident)
         if self._directories is not None:
             with logged("writing the incident"):
@@ -284,7 +308,7 @@ class Account:
 
     def _write(self, incident: Incident, directory: Path) -> None:
         write(incident, directory)
-        if self._on_lost is not None and incident.rank == 0:
+        if self._on_lost is not None and incident.speaks_for_all:
             reasons = {fault.initial_rank: fault.summary for fault in incident.faults if fault.gone}
             for rank in incident.ranks_lost:
                 self._on_lost(directory, rank, reasons.get(rank, _LOST_WITH_MANY))

@@ -28,6 +28,8 @@ key                       meaning
 ``<k>/arrivals`` (log)    what ranks report when they arrive, if anything
 ``<k>/done``              the agreement that ends *k*: who is gone, and why; first writer wins
 ``<k>/world``             the next world, which the planner of iteration *k + 1* starts from
+``next``, ``iteration``,  of lost ranks that come back: see ``generations``, which also says
+``returning``             which name space all these keys are in
 ``<k>/placements/<g>``    the agreement once more (in brief if all ranks would read too much), and
                           what each rank of group *g* becomes; set by the planner, all in one
                           message with the world
@@ -91,9 +93,13 @@ from ncclops.restart.attribution import (
     without_repeats,
 )
 from ncclops.restart.exception import NameSpaceUsed
+from ncclops.restart.generations import Generation, GenerationKeys, to_return
 
 FAULT = "fault"
 COMPLETED = "completed"
+
+
+_FIRST = Generation()
 
 
 @dataclass(frozen=True)
@@ -126,9 +132,11 @@ _LEFT_BEHIND = ("groups/", "call")
 class Ledger:
     """The agreed record of one call of a wrapped function, over one connection to the store.
 
-    ``initial_world_size`` ranks take part. The object is used by one thread at a time; other
-    threads make their own over a connection of their own, because a blocking ``wait`` occupies
-    the connection it was called on. All methods may raise what the store raises.
+    ``initial_world_size`` ranks take part, in ``generation`` those that are not absent. Lost ranks
+    may come back; ``waits_for_lost``: they are waited for. ``None``: none comes back. The object is
+    used by one thread at a time; other threads make their own over a connection of their own,
+    because a blocking ``wait`` occupies the connection it was called on. All methods may raise what
+    the store raises.
     """
 
     def __init__(
@@ -136,11 +144,16 @@ class Ledger:
         store: Store | StoreClient,
         initial_world_size: int,
         planner: Planner | None = None,
+        generation: Generation = _FIRST,
+        waits_for_lost: bool | None = None,
     ) -> None:
         client = store if isinstance(store, StoreClient) else StoreClient(Connection(store))
         self._store = client
         self._initial_world_size = initial_world_size
         self._planner = planner
+        self.generation = generation
+        self._waits_for_lost = waits_for_lost
+        self.generations = GenerationKeys(client)
 
     def renew(self) -> None:
         """Have the next answer, also to a call that waits, come over a new connection. Any thread.
@@ -203,7 +216,8 @@ class Ledger:
             self._store.append(f"{roll}/again", str(active_rank))
             self._count(roll, self._again(roll))
         else:
-            if number == bit and size > 1:  # the first of its group
+            # the first of its group; where ranks come back, that keeps them from it
+            if number == bit and (size > 1 or self._waits_for_lost is not None):
                 self._store.publish(f"{iteration}/first-returned", returned.to_json())
             if not self._is_to_look(roll, size, (), group, number):
                 return
@@ -324,7 +338,8 @@ class Ledger:
         present = self._present(_arrived(iteration), self._initial_world_size, gone_before)
         if present is None:
             return
-        if len(known := self._ranks_gone() | present) < self._initial_world_size:
+        known = self._ranks_gone() | present | set(gone_before)
+        if len(known) < self._initial_world_size:
             again = self._again(_arrived(iteration))
             if len(known | again) < self._initial_world_size:
                 return
@@ -337,17 +352,16 @@ class Ledger:
         silent, returned = (self._first(iteration, what) for what in ("silent", "returned"))
         faults = with_hidden_cause(faults, silent, returned)
         world = self._world_of(iteration)
-        gone_ranks = frozenset(fault.initial_rank for fault in gone)
+        gone_ranks = frozenset(fault.initial_rank for fault in gone).union(gone_before)
         unrecorded = map(int, self._store.read_log(f"{iteration}/faulty"))
         proposal = Agreement(
             iteration,
             gone=gone_ranks,
             lost=gone_ranks - frozenset(gone_before),
-            terminated=numbers_claimed_and_left(iteration, gone, arrivals, gone_before)
-            if self._planner is None
-            else numbers_lost(world, gone, gone_before),
+            terminated=self._terminated(iteration, gone, gone_ranks, arrivals, world, gone_before),
             faults=tuple(condense(faults)),
             faulty=tuple(dict.fromkeys([*(f.initial_rank for f in faults), *unrecorded])),
+            returning=self._returning(iteration, gone, gone_before, returned),
         )
         self._store.publish(f"{iteration}/done", proposal.to_json())
         if self._planner is not None:
@@ -355,6 +369,56 @@ class Ledger:
             keys = dict.fromkeys(present, ()) | {a.initial_rank: a.keys for a in arrivals}
             self._publish_plan(iteration, self._planner(world, agreed, keys), agreed)
         self._forget(iteration - 2)
+
+    def _terminated(
+        self,
+        iteration: int,
+        gone: Collection[Fault],
+        gone_ranks: frozenset[int],
+        arrivals: Collection[Arrival],
+        world: World | None,
+        gone_before: Collection[int],
+    ) -> frozenset[int]:
+        if iteration == INITIAL and self.generation.number:
+            return gone_ranks  # each rank has its number at launch again
+        if self._planner is None:
+            return numbers_claimed_and_left(iteration, gone, arrivals, gone_before)
+        return numbers_lost(world, gone, gone_before)
+
+    def _returning(
+        self,
+        iteration: int,
+        gone: Collection[Fault],
+        gone_before: Collection[int],
+        returned: Fault | None,
+    ) -> frozenset[int]:
+        if self._waits_for_lost is None or iteration == INITIAL:
+            return frozenset()
+        lost = [fault for fault in gone if fault.initial_rank not in gone_before]
+        left = {fault.initial_rank for fault in lost}.union(gone_before)
+        announced = left.intersection(map(int, self._store.read_log("returning")))
+        waits = self._waits_for_lost
+        return to_return(lost, announced, waits=waits, returned=returned is not None)
+
+    def missing(self, iteration: int, gone_before: Collection[int]) -> frozenset[int]:
+        """The initial ranks that have neither come to the barrier after ``iteration`` nor gone."""
+        roll = _arrived(iteration)
+        there = self._ranks_gone() | self._again(roll) | set(gone_before)
+        for group in bitmap.groups(self._initial_world_size):
+            number = self._store.add(f"{roll}/{group}", 0, repeatable=True)
+            there.update(bitmap.arrived(group, number))
+        return frozenset(range(self._initial_world_size)).difference(there)
+
+    def is_awaited(self, initial_rank: int) -> bool:
+        """Whether that rank has not joined yet, and not been given up."""
+        joined = self._store.check([f"monitor/{initial_rank}"])
+        return not joined and initial_rank not in self._ranks_gone()
+
+    def is_over(self, iteration: int) -> bool:
+        """Whether ``iteration`` has an outcome, or a rank has returned from the function in it."""
+        return any(
+            self._store.check([f"{iteration}/{key}"]) for key in ("outcome", "first-returned")
+        )
 
     def _faults(self, iteration: int) -> list[Fault]:
         lines = [line.split(" ", 1) for line in self._store.read_log(f"{iteration}/faults")]
@@ -372,7 +436,8 @@ class Ledger:
         """The world of ``iteration``; ``None`` where nothing is planned, and before the first."""
         if self._planner is None or iteration == INITIAL:
             return None
-        return World.from_json(self._store.get(f"{iteration - 1}/world"))
+        is_first = iteration == self.generation.first_iteration
+        return World.from_json(self._store.get(f"{INITIAL if is_first else iteration - 1}/world"))
 
     def _publish_plan(self, iteration: int, plan: RestartPlan, agreement: Agreement) -> None:
         blocks: dict[str, dict[int, Place]] = {}

@@ -6,7 +6,9 @@
               ▲           │
               │           └─ fault ─► detect ─► abort ─► leave ─► finalize ─► health check
               │                                                                   │
-              └─────────────────────────────────── assign ◄───── barrier ◄────────┘
+              └────────────────────── assign ◄── (grow) ◄────── barrier ◄─────────┘
+
+In ``grow``, where lost ranks come back, all join anew with them (``generations.py``).
 
 ``detect``, ``collect`` (a snapshot of this rank, where a hook for that was handed in) and ``abort``
 happen in the monitor thread; ``leave`` is this thread's way out of the function. Any phase may end
@@ -23,10 +25,13 @@ import queue
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import distributed
+from torch.distributed import Store
 
+from ncclops.restart._connections import Connections
 from ncclops.restart._endings import (
     Failed,
     Finished,
@@ -67,6 +72,7 @@ from ncclops.restart.exception import (
     StoreGone,
     TimeoutError,  # noqa: A004 - the public API's name
 )
+from ncclops.restart.generations import Generation
 from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Account
 from ncclops.restart.log import logged
@@ -77,9 +83,10 @@ from ncclops.restart.monitor_thread import (
     MonitorMessage,
 )
 from ncclops.restart.rank_assignment import RankDiscarded
+from ncclops.restart.returning import await_join, find_generation
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
-from ncclops.restart.state import Mode, State
+from ncclops.restart.state import Mode, State, take_returning
 
 log = logging.getLogger("ncclops.restart")
 
@@ -106,23 +113,43 @@ class RestartLoop:
         self._restart_health_check = restart_health_check
         self._state = state
         self._call = call
-        self.session = Session(settings, state)
-        self._page = self.session.monitor_process.page
-        session = self.session
-        self._account = Account(session.incidents, settings.on_incident, session.record_lost)
+        self._connections: Connections | None = Connections(settings)
+        self._grows = settings.grow_timeout is not None
+        if self._grows and self._connections.is_inner:
+            raise ValueError("grow_timeout is for the outermost wrapped function: leave it out")
+        generation = Generation()
+        if self._grows and take_returning(os.environ):
+            rank, size = state.initial_rank, state.initial_world_size
+            generation = find_generation(self._connections, rank, size)
+            state.join_anew(generation.first_iteration)
         self._causes = Causes(state.initial_rank)
+        self._begin_session(generation)
+        self._account = Account(
+            self.session.incidents,
+            settings.on_incident,
+            self._record_lost,
+        )
         self._caught: BaseException | None = None  # what has left the function in this iteration
         self._returned = False  # from the function in this iteration
         self.unfinished: frozenset[int] | None = None  # see CallWrapper
+        self._torch_state = TorchState()
+        self._pid = os.getpid()
+
+    def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
+        self.session.record_lost(directory, rank, reason)
+
+    def _begin_session(self, generation: Generation) -> None:
+        assert self._connections is not None
+        session = Session(self._settings, self._state, self._connections, generation)
+        self.session = session
+        self._page = session.monitor_process.page
         self._inbox = Inbox(
-            settings,
+            self._settings,
             session.monitor_thread,
             session.ledger,
             self._causes,
             session.ask_to_look_again,
         )
-        self._torch_state = TorchState()
-        self._pid = os.getpid()
 
     @property
     def iteration(self) -> int:
@@ -157,6 +184,7 @@ class RestartLoop:
         finally:
             if os.getpid() == self._pid:
                 self.session.close(error)
+                self._connections = None
             release_handlers()
         raise self._causes.with_root_cause(error)
 
@@ -182,18 +210,50 @@ class RestartLoop:
     def _join(self) -> None:
         """The barrier before the first iteration, and the first assignment."""
         session, timeout = self.session, self._settings.barrier_timeout
-        session.monitor_thread.expect_agreement(INITIAL)
-        session.ledger.publish_address(self._state.initial_rank, session.monitor_process.address)
-        self._arrive(INITIAL)
+        self._come_to_join()
         keep_backends_longer_than_groups()
         finish_operations_before_groups_end()
         keep_compiler_unloaded()
         freeze_heap()
-        session.connect_ring(timeout)
-        agreed = self._inbox.agreement(INITIAL)
-        session.add_successors(agreed.agreement.gone)
+        if session.generation.number:  # this rank has come back
+            agreed = self._inbox.agreement(INITIAL)
+            session.connect_ring_of(agreed.agreement.gone)
+        else:
+            session.connect_ring(timeout)
+            agreed = self._inbox.agreement(INITIAL)
+            session.add_successors(agreed.agreement.gone)
         self._assign(agreed)
-        session.enter(0, agreed.agreement)
+        self._enter_iteration(agreed)
+
+    def _come_to_join(self) -> None:
+        session = self.session
+        session.monitor_thread.expect_agreement(INITIAL)
+        session.ledger.publish_address(self._state.initial_rank, session.monitor_process.address)
+        self._arrive(INITIAL)
+
+    def _enter_iteration(self, agreed: Agreed) -> None:
+        session, iteration = self.session, self._state.iteration
+        session.enter(iteration, agreed.agreement)
+        if self._grows and self._state.rank == 0:
+            session.ledger.generations.note_iteration(iteration)
+
+    # --- grow ---------------------------------------------------------------------------------
+
+    def _grow(self, agreed: Agreed) -> Agreed:
+        """Join anew, with those that come back: the agreement about who is there now."""
+        session, connections = self.session, self._connections
+        assert connections is not None
+        first = None if session.incidents is None else session.incidents.first
+        proposal = session.generation.after(agreed.agreement, first)
+        generation = session.ledger.generations.open_next(proposal)
+        session.close()
+        connections.enter_generation(generation.number)
+        self._state.join_anew(generation.first_iteration)
+        self._begin_session(generation)
+        self._come_to_join()
+        joined = await_join(self._inbox, self.session.ledger, self._state, self._settings)
+        self.session.connect_ring_of(joined.agreement.gone)
+        return joined
 
     # --- enter and run ------------------------------------------------------------------------
 
@@ -330,6 +390,9 @@ class RestartLoop:
         self._recover(ending)
         agreed = self._pass_barrier()
         before = copy.copy(self._state)
+        if agreed.agreement.returning:
+            self._restart_with_returning(agreed, before)
+            return
         with self._account.phase("assign"):
             self._assign(agreed)
         ledger, iteration = self.session.ledger, self._state.iteration
@@ -338,7 +401,20 @@ class RestartLoop:
         if self._state.rank == 0:  # the one that writes the incident
             agreed = self._inbox.in_whole(agreed)
         self._account.restarting(agreed.agreement, before)
-        self.session.enter(self._state.iteration, agreed.agreement)
+        self._enter_iteration(agreed)
+
+    def _restart_with_returning(self, ended: Agreed, before: State) -> None:
+        """The rest of a restart after which lost ranks are there again."""
+        if not set(range(before.initial_rank)) - ended.agreement.gone:  # it writes the incident
+            ended = self._inbox.in_whole(ended)
+        self.unfinished = None
+        with self._account.phase("grow"):
+            joined = self._grow(ended)
+        with self._account.phase("assign"):
+            self._assign(joined)
+        returned = ended.agreement.returning - joined.agreement.gone
+        self._account.restarting(ended.agreement, before, returned)
+        self._enter_iteration(joined)
 
     def _note_abort(self, message: MonitorMessage) -> None:
         if not isinstance(message, Aborted):
@@ -414,6 +490,9 @@ class RestartLoop:
     def _complete(self, value: Any) -> Any:
         """All ranks have finished."""
         self._page.finished = 1
+        if self._grows:
+            with logged("ending the job for those that would come back"):
+                self.session.ledger.generations.end()
         if self._settings.completion is not None:
             with logged("the completion callback"):
                 self._settings.completion(self._state.freeze())
@@ -480,8 +559,16 @@ class RestartLoop:
 
     def _env_rendezvous(self) -> contextlib.AbstractContextManager[None]:
         if self._settings.env_rendezvous:
-            return env_leads_to(self.session.store_for_user, self.session.group_is_made)
+            return env_leads_to(self._store_for_user, self._group_is_made)
         return contextlib.nullcontext()
+
+    # A later generation has another session.
+
+    def _store_for_user(self) -> Store:
+        return self.session.store_for_user()
+
+    def _group_is_made(self) -> None:
+        self.session.group_is_made()
 
     def _fault(
         self, error: BaseException, kind: FaultKind, *, gone: bool = False, secondary: bool = False

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,7 @@ from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import Fault, summarise
 from ncclops.restart.blocked import BlockedMainThread
 from ncclops.restart.exception import NameSpaceUsed
+from ncclops.restart.generations import Generation
 from ncclops.restart.incident import IncidentDirectories, free_number
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.log import logged
@@ -54,13 +55,21 @@ _END_GROUPS_WITHIN_S = 5.0
 class Session:
     """The threads, the monitor process and the connections of one call of a wrapped function.
 
-    ``state`` is the rank's, as the loop keeps it.
+    ``state`` is the rank's, as the loop keeps it. Of a call that goes on in another ``generation``
+    the connections stay: there is a session for each.
 
-    Raises what the store factory raises, and ``OSError`` when no monitor process can be started.
+    Raises ``OSError`` when no monitor process can be started.
     """
 
-    def __init__(self, settings: Settings, state: State) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        state: State,
+        connections: Connections,
+        generation: Generation,
+    ) -> None:
         self.settings = settings
+        self.generation = generation
         self._state = state
         self._rank = state.initial_rank
         self._world_size = state.initial_world_size
@@ -84,10 +93,7 @@ class Session:
             page.touch()
             page.soft_s = settings.soft_timeout.total_seconds()
             page.hard_s = settings.hard_timeout.total_seconds()
-            self._connections = Connections(settings)
-            page.touch()  # connecting may have taken longer than a timeout
-            # Not before the store answers: until then there is nothing that it could report to, and
-            # the wait for a late rank 0 would count towards the hard timeout.
+            self._connections = connections
             self.monitor_process.start()
             self.assigner = choose_assigner(
                 settings.rank_assignment, self._connections.for_assignment
@@ -102,6 +108,7 @@ class Session:
                 lambda: self._ledger(self._connections.another()),
                 self._look_again,
                 lambda: self.monitor_thread.fault_seen_in,
+                generation.absent,
             )
             stack.callback(self._client.stop, _RECORD_WITHIN_S)
             self.watchdog = ProgressWatchdog(
@@ -166,13 +173,18 @@ class Session:
         if self.settings.incident_dir is None:
             return None
         parent = Path(self.settings.incident_dir)
-        first = self.ledger.agree_on("incidents-from", free_number(parent))
+        first = self.generation.incidents_from
+        if first is None:
+            first = self.ledger.agree_on("incidents-from", free_number(parent))
         directories = IncidentDirectories(parent, first)
         self.monitor_process.page.incidents_from = directories.first + 1
         return directories
 
     def _ledger(self, store: StoreClient) -> Ledger:
-        return Ledger(store, self._world_size, self.assigner.planner)
+        limit = self.settings.grow_timeout
+        waits = None if limit is None else limit > timedelta(0)
+        size, planner = self._world_size, self.assigner.planner
+        return Ledger(store, size, planner, self.generation, waits)
 
     def store_for_user(self) -> Store:
         """A store for the process groups of the present iteration."""
@@ -265,6 +277,10 @@ class Session:
     def connect_ring(self, timeout: timedelta) -> None:
         """See ``MonitorClient``."""
         self._client.connect_ring(self.ledger, timeout)
+
+    def connect_ring_of(self, gone: Collection[int]) -> None:
+        """See ``MonitorClient``."""
+        self._client.connect_ring_of(self.ledger, gone)
 
     def add_successors(self, gone: Iterable[int]) -> None:
         """See ``MonitorClient``."""

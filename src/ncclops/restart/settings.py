@@ -59,6 +59,7 @@ class Settings:
     incident_dir: str | None
     snapshots: SnapshotFactory | None
     env_rendezvous: bool
+    grow_timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -117,6 +118,10 @@ def _check_orders(settings: Settings) -> None:
         if not smaller < larger:
             values = f"{low}={_show(smaller)}, {high}={_show(larger)}"
             wrong.append(f"{low} < {high} must hold, and {values}")
+    limit = settings.grow_timeout
+    if limit is not None and not limit < settings.barrier_timeout:
+        values = f"grow_timeout={_show(limit)}, barrier_timeout={_show(settings.barrier_timeout)}"
+        wrong.append(f"grow_timeout < barrier_timeout must hold, and {values}")
     if wrong:
         raise ValueError("; ".join(wrong))
 
@@ -164,6 +169,7 @@ def _expected_type(field: dataclasses.Field[Any]) -> tuple[type, ...] | None:
         return (_OPTIONAL_CALLBACKS[field.name], type(None))
     by_annotation: dict[str, tuple[type, ...]] = {
         "timedelta": (timedelta,),
+        "timedelta | None": (timedelta, type(None)),
         "bool": (bool,),
         "str | None": (str, type(None)),
         "dict[str, Any] | None": (dict, type(None)),

@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+
+RETURNING = "NCCLOPS_RETURNING"
+"""Set to 1 for a process that takes the place of a lost rank, besides ``RANK`` and the others."""
+
+
+def take_returning(environ: MutableMapping[str, str]) -> bool:
+    """Whether this process was started to take the place of a lost rank; true only once."""
+    return environ.pop(RETURNING, None) == "1"
 
 
 class Mode(enum.Enum):
@@ -73,6 +81,11 @@ class State:
         """Enter the next iteration, forgetting the exception of the last one."""
         self.iteration += 1
         self.fn_exception = None
+
+    def join_anew(self, iteration: int) -> None:
+        """Become as at launch again, before ``iteration``: ranks are assigned from the start."""
+        launch = State(self.initial_rank, self.initial_world_size, iteration=iteration)
+        self.copy_from(launch)
 
     def freeze(self) -> FrozenState:
         """An immutable copy, which is what user callbacks are given."""

@@ -90,6 +90,11 @@ class Wrapper:
       that is a fault.
     - ``heartbeat_timeout`` (30 s): after so long without an answer from a rank's monitor process
       the rank is lost, which is how the loss of a whole host is noticed.
+    - ``grow_timeout`` (``None``: never): lost ranks come back, as new processes that are started
+      with ``NCCLOPS_RETURNING=1``, and the world is at its size again. For so long a restart waits
+      for a rank that has just been lost; 0 s: the others go on without it, and restart once more
+      when its new process is there. Shorter than ``barrier_timeout``. Not for a call inside
+      another one.
     - ``last_call_wait`` (0 s; NVIDIA's: 1 s): pause between a fault and the abort, for faults of
       other ranks to be recorded. The barrier gathers them anyway.
 
@@ -147,6 +152,7 @@ class Wrapper:
         heartbeat_timeout: timedelta = timedelta(seconds=30),
         barrier_timeout: timedelta = timedelta(seconds=120),
         completion_timeout: timedelta = timedelta(seconds=120),
+        grow_timeout: timedelta | None = None,
         last_call_wait: timedelta = timedelta(seconds=0),
         termination_grace_time: timedelta = timedelta(seconds=5),
         monitor_thread_interval: timedelta = timedelta(seconds=1),
@@ -181,6 +187,7 @@ class Wrapper:
             heartbeat_timeout=heartbeat_timeout,
             barrier_timeout=barrier_timeout,
             completion_timeout=completion_timeout,
+            grow_timeout=grow_timeout,
             last_call_wait=last_call_wait,
             termination_grace_time=termination_grace_time,
             monitor_thread_interval=monitor_thread_interval,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import selectors
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(
         self,
-        ranks: Mapping[int, RankWatch],
+        ranks: dict[int, RankWatch],
         faults: Sequence[Fault],
         carry_out: Callable[[Fault], None],
     ) -> None:
@@ -92,6 +92,16 @@ class Watch:
         """What there is, as a value."""
         ranks = {rank: each.result(directory) for rank, each in self.ranks.items()}
         return JobResult(ranks, self.strikes(), self.notes())
+
+    def replace(self, new: RankWatch) -> RankWatch:
+        """Read the channel of ``new`` in place of that of the same rank; returns ``new``."""
+        with self._changed:
+            old = self.ranks[new.rank]
+            old.channel.close()
+            new.incidents = list(old.incidents)
+            self.ranks[new.rank] = new
+            self._selector.register(new.channel, selectors.EVENT_READ, new)
+        return new
 
     def close(self) -> None:
         """Stop reading; a rank whose channel closes is ended by its keeper."""

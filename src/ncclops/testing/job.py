@@ -10,12 +10,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.restart.state import RETURNING
 from ncclops.testing import _processes
 from ncclops.testing._channel import Channel
 from ncclops.testing._fork_server import ForkServer
@@ -90,6 +92,9 @@ class Job:
             kwargs=dict(kwargs or {}),
             faults=self.faults,
             wrapper=dict(wrapper or {}),
+        )
+        self._later_call = _pickled(
+            args=tuple(args), kwargs=dict(kwargs or {}), faults=(), wrapper=dict(wrapper or {})
         )
         self._deadline = deadline
         self._end = 0.0
@@ -183,6 +188,27 @@ class Job:
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Signal the main process of ``rank``; nothing where it has ended."""
         _processes.send(number, [self._pid(rank)])
+
+    def replace(self, rank: int) -> None:
+        """Start a new process for ``rank``, whose process has ended: with ``grow_timeout``, it
+        takes its place. No fault strikes it; results are of it, notes and incidents of both.
+
+        Raises ``UsageError`` where its process has not ended.
+        """
+        watch = self._started()
+        if watch.ranks[self._known(rank)].code is None:
+            raise UsageError(f"rank {rank}: its process has not ended; wait for that first")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        new = watch.replace(RankWatch(rank, Channel(ours, self.directory)))
+        order = self._order(rank)
+        environment = {**order.environment, RETURNING: "1"}
+        with theirs:
+            self._server.fork(
+                replace(order, call=self._later_call, environment=environment), theirs
+            )
+        self._until(lambda: bool(new.pid), f"the start of rank {rank}")
+        assert new.pid is not None
+        self.pids[rank] = new.pid
 
     def lose_host(self, ranks: Collection[int]) -> None:
         """SIGKILL to all processes of ``ranks`` at once."""

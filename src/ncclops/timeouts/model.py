@@ -51,7 +51,7 @@ class Timeouts:
     ``process_group`` holds until compile warm-up is over, ``steady_...`` hold afterwards (None: as
     before), and ``groups`` then for process groups whose description matches a shell-style
     pattern, the first match first. ``compile`` is how long warm-up may take. ``soft``, ``hard``,
-    ``abort``, ``heartbeat``, ``barrier`` and ``completion`` are the restart core's
+    ``abort``, ``heartbeat``, ``barrier``, ``grow`` and ``completion`` are the restart core's
     (``ncclops.restart.Wrapper``), which keeps ``soft`` and ``hard`` for the whole run: hangs are
     found before. ``stop_grace`` is what workers have between a stop and SIGKILL. ``nccl_watchdog``
     and ``nccl_heartbeat`` are torch's own, and ``scheduler`` is what was left until the scheduler
@@ -68,6 +68,7 @@ class Timeouts:
     steady_hard: timedelta | None = None
     heartbeat: timedelta | None = None
     barrier: timedelta | None = None
+    grow: timedelta | None = None
     completion: timedelta | None = None
     stop_grace: timedelta
     nccl_watchdog: timedelta | None = None

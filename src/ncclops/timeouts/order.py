@@ -41,6 +41,7 @@ _RULES = (
     _Rule(
         "abort", "hard", "a rank whose abort hangs is ended then at the latest", may_be_equal=True
     ),
+    _Rule("grow", "barrier", "a lost rank's new process is waited for within the barrier"),
     _Rule("heartbeat", "barrier", "a lost node is noticed while it is waited for"),
     _Rule("steady_soft", "steady_hard", "a restart is tried before a process is ended"),
     _Rule("steady_hard", "steady_process_group", "the restart core acts before torch does"),

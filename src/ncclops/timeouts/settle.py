@@ -39,6 +39,9 @@ _FIRST = 0.9
 _ABORT = timedelta(minutes=5)
 # A monitor process that is silent for so long is taken for lost: the restart core's own default.
 _HEARTBEAT = timedelta(seconds=30)
+# For a new process in a lost rank's place: a fork takes tenths of a second, and one that imports
+# torch anew takes some seconds.
+_GROW = timedelta(seconds=20)
 # A rank that has finished waits for the others, which may be writing a last checkpoint or still
 # training on more data. That is no error, and ranks that hang are found by `soft`; this limit
 # exists only because every wait has one.
@@ -166,6 +169,7 @@ def _of_restart_core(
         "abort": named.get("abort") or min(_ABORT, hard),
         "heartbeat": named.get("heartbeat") or min(_HEARTBEAT, _share(group, 0.25)),
         "barrier": named.get("barrier") or _share(group, _BARRIER),
+        "grow": named.get("grow") or min(_GROW, _share(group, 0.5)),
         "completion": named.get("completion") or max(_COMPLETION, group),
     }
     if steady is not None:

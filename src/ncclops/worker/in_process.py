@@ -28,6 +28,7 @@ from ncclops.restart import blocked
 from ncclops.restart._process import TRACEBACK_NOTE
 from ncclops.restart.attribution import RemoteFaultError, chain_of
 from ncclops.restart.exception import Escalation, RestartAbort, RestartError, StoreGone
+from ncclops.restart.generations import JobEnded
 from ncclops.restart.incident import Incident
 from ncclops.stacks.parsing import last_traceback
 from ncclops.timeouts.model import Timeouts
@@ -78,6 +79,9 @@ def run(
     handler = own_log.write_to(own.worker_log)
     try:
         wraps_itself = attempts.run_wrapped()
+    except JobEnded as end:
+        own_log.log.info("%s", end)
+        leftovers.end_process(0)
     except (RestartAbort, StoreGone) as end:
         if not (attempts.has_ended_well() and no_restart.is_needed()):
             _show_own_failure(end)
@@ -183,6 +187,7 @@ class _Attempts:
             restarts.min_world_size,
             at_start=int(os.environ.get(ACTIVE_RANKS) or os.environ["WORLD_SIZE"]),
         )
+        self._grows = restarts.grow
         self._repetition = Repetition(
             started=float(os.environ[STARTED]),
             respawned_for=os.environ.get(RESPAWNED_FOR),
@@ -203,6 +208,7 @@ class _Attempts:
             initialize=spares.Entered(),
             finalize=no_restart.NoRestart(),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
+            grow_timeout=self._timeouts.grow if self._grows else None,
             on_incident=self._on_incident,
             incident_dir=str(RunPaths(Path(os.environ[RUN_DIR])).incidents),
         )

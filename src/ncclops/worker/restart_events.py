@@ -22,7 +22,7 @@ def report(incident: Incident, instead: str | None = None) -> None:
     ``instead`` is what follows the restart where that does not start the script again.
     """
     recorder.current().flush()  # the steps before the fault are on record before the fault is
-    culprit, speaks_for_all = incident.first_faulty_rank, incident.rank == 0
+    culprit, speaks_for_all = incident.first_faulty_rank, incident.speaks_for_all
     if culprit == incident.initial_rank:
         worker_record.report(FaultEvent(cause=incident.summary, kind=incident.cause))
     elif speaks_for_all and incident.cause in _SILENT:
@@ -34,6 +34,7 @@ def report(incident: Incident, instead: str | None = None) -> None:
                 cause=incident.summary,
                 faulty_ranks=list(incident.faulty_ranks),
                 ranks_lost=list(incident.ranks_lost),
+                ranks_returned=list(incident.ranks_returned),
                 why_ended={
                     str(fault.initial_rank): fault.detail or fault.summary
                     for fault in incident.faults

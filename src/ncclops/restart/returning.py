@@ -1,0 +1,99 @@
+"""A new process takes the place of a lost rank, and the others wait for it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from datetime import timedelta
+
+from ncclops.restart._connections import Connections
+from ncclops.restart._inbox import Inbox
+from ncclops.restart._instant import Instant
+from ncclops.restart.agreement import INITIAL
+from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.generations import Generation
+from ncclops.restart.ledger import Ledger
+from ncclops.restart.monitor_thread import Agreed
+from ncclops.restart.settings import Settings
+from ncclops.restart.state import State
+
+log = logging.getLogger("ncclops.restart")
+
+# A new process has said that it is there; on a busy machine its next steps may take seconds.
+_COMES_WITHIN = timedelta(seconds=10)
+# Between the ranks that record as gone who has not come.
+_IN_TURN = timedelta(seconds=2)
+_MOST_IN_TURN = 3
+
+
+def find_generation(
+    connections: Connections, initial_rank: int, initial_world_size: int
+) -> Generation:
+    """The generation in which this process takes the place of ``initial_rank``.
+
+    Waits for it as long as the others run, and restarts them once if they can go on from that.
+    ``connections`` then lead to its name space. Raises ``JobEnded``, and what the store raises.
+    """
+    generation = Generation()
+    while True:
+        ledger = Ledger(connections.first, initial_world_size, generation=generation)
+        if initial_rank in generation.returning and ledger.is_awaited(initial_rank):
+            return generation
+        generation = _wait_for_next(ledger, initial_rank)
+        connections.enter_generation(generation.number)
+
+
+def _wait_for_next(ledger: Ledger, initial_rank: int) -> Generation:
+    """The generation after that of ``ledger``, in which all know that this process is there."""
+    generations = ledger.generations
+    if (following := generations.next()) is not None:
+        return following
+    log.info("a new process for rank %d waits for the others", initial_rank)
+    generations.announce(initial_rank)
+    asked: int | None = None
+    while following is None:
+        iteration = generations.iteration()
+        if iteration is not None and iteration != asked and not ledger.is_over(iteration):
+            ledger.record_fault(iteration, _request(initial_rank, iteration))
+            asked = iteration
+        following = generations.wait_for_next()
+    return following
+
+
+def _request(initial_rank: int, iteration: int) -> Fault:
+    detail = "a new process takes its place"
+    return Fault(
+        kind=FaultKind.REQUESTED,
+        initial_rank=initial_rank,
+        rank=None,
+        iteration=iteration,
+        at=time.time(),
+        instant=Instant.now(),
+        summary=f"rank {initial_rank}: {detail}",
+        detail=detail,
+    )
+
+
+def await_join(inbox: Inbox, ledger: Ledger, state: State, settings: Settings) -> Agreed:
+    """Who is there in the generation of ``ledger``, on a rank that was there before.
+
+    Ranks that do not come are recorded as gone: after ``grow_timeout`` those that were to come
+    back, and after half of ``barrier_timeout`` any. Raises ``BarrierTimeout``.
+    """
+    generation = ledger.generation
+    stay = set(range(state.initial_rank)) - generation.absent - generation.returning
+    # One rank records them, and the next ones if that one is lost.
+    turn = min(len(stay), _MOST_IN_TURN) * _IN_TURN
+    everyone = frozenset(range(state.initial_world_size))
+    for timeout, ranks in (
+        ((settings.grow_timeout or _COMES_WITHIN) + turn, generation.returning),
+        (settings.barrier_timeout / 2, everyone),
+    ):
+        try:
+            return inbox.agreement_within(timeout)
+        except queue.Empty:
+            for rank in sorted(ledger.missing(INITIAL, generation.absent) & ranks):
+                fault = Fault.of_absence(rank, timeout)
+                ledger.record_gone(INITIAL, fault, generation.absent)
+    return inbox.agreement(INITIAL)
