@@ -22,25 +22,28 @@ from ncclops.restart.rank_assignment import (
 )
 from ncclops.testing import note
 
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "soft_timeout": timedelta(seconds=30),
     "hard_timeout": timedelta(seconds=40),
     "heartbeat_timeout": timedelta(seconds=20),
     "barrier_timeout": timedelta(seconds=60),
     "completion_timeout": timedelta(seconds=60),
 }
-TREE = Tree(
-    [Layer(key_or_fn="job"), Layer(key_or_fn=lambda state: state.rank, flag=LayerFlag.RESERVE)]
-)
 
 
-def train(grow_s: float | None, stop: str, assignment: str = "") -> Any:
+def _own(state: restart.State) -> int:
+    return state.rank
+
+
+ASSIGNMENTS: dict[str, Any] = {
+    "reserve": restart.Compose(MaxActiveWorldSize(2), ShiftRanks()),
+    "tree": Tree([Layer(key_or_fn="job"), Layer(key_or_fn=_own, flag=LayerFlag.RESERVE)]),
+}
+
+
+def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any:
     """Reduce until the file ``stop`` is there: the iteration, the rank and the world size then."""
-    assignments = {
-        "reserve": restart.Compose(MaxActiveWorldSize(2), ShiftRanks()),
-        "tree": TREE,
-    }
-    chosen = {"rank_assignment": assignments[assignment]} if assignment else {}
+    chosen = {} if assignment is None else {"rank_assignment": ASSIGNMENTS[assignment]}
     grow = None if grow_s is None else timedelta(seconds=grow_s)
 
     @restart.Wrapper(**LIMITS, **chosen, grow_timeout=grow)
