@@ -119,7 +119,7 @@ class Repetition:
         """
         try:
             found = self._judge(incident, furthest, starting_up, unfinished)
-        except Exception as error:  # noqa: BLE001 - else the script would start over for ever
+        except Exception as error:
             log.exception("whether a restart in place can help is not known")
             why = f"whether a restart in place can help is not known ({type(error).__name__})"
             found = Escalation("respawn", f"{incident.summary}: {why}", _failure_of(incident))
