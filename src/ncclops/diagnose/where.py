@@ -51,8 +51,9 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
     """Take snapshots of all ranks of the run, into ``<run>/where/<n>``, and say where they are.
 
     Where the run is another user's, they go into a directory for temporary files of our own: who
-    owns the run directory decides where what is written there comes to lie. Raises ``UsageError`` when no worker of it is alive on this machine, ``NcclopsError`` when the
-    snapshots cannot be written.
+    owns the run directory decides where what is written there comes to lie. Raises ``UsageError``
+    when no worker of it is alive on this machine, ``NcclopsError`` when the snapshots cannot be
+    written.
     """
     if not live_ranks(run):
         raise UsageError(
