@@ -90,6 +90,7 @@ def test_the_names_of_the_table_exist_and_say_something() -> None:
         ("mine.Broken: no words that anybody knows", True),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
         (FAILED_START["examples"][0], False),
+        ("RuntimeError: cannot read data/\udcff.bin: a name that is no UTF-8", True),
     ],
 )
 def test_an_exception_is_the_script_s_unless_a_signature_knows_better(

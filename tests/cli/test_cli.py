@@ -125,6 +125,42 @@ def test_wrong_usage_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            [*command, "a" * 100_000]
+            for command in (
+                ["status"],
+                ["bundle"],
+                ["stop"],
+                ["classify"],
+                ["receipt", "check"],
+                ["flight", "analyze"],
+                ["preflight", "--root"],
+                ["launch"],
+            )
+        ),
+        ["preflight", "--path", "/tmp/\udcff"],
+        ["env", "exec", "-p", "local-cpu", ""],
+    ],
+    ids=lambda arguments: " ".join(arguments)[:20],
+)
+def test_a_name_that_no_file_has_is_one_line_and_exit_2(
+    arguments: list[str], ncclops_in_process: Ncclops
+) -> None:
+    done = ncclops_in_process(*arguments)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if "ncclops: error: " in line]
+    assert len(errors) == 1 and len(errors[0]) < 300
+
+
+@pytest.mark.parametrize("columns", ["²", "-1", "9" * 5000])
+def test_a_width_that_is_none_is_passed_over(columns: str, ncclops: Ncclops) -> None:
+    done = ncclops("env", "explain", "NCCL_DEBUG", env={"COLUMNS": columns})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "suggestion"),
     [
         (["lanch"], "did you mean launch?"),

@@ -91,7 +91,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[Server]:
-    server = Server(Limits(request_s=60, connections=4))
+    limits = Limits(request_s=600, response_s=600, connections=4, requests_per_s=0.01, burst=40)
+    server = Server(limits)
     yield server
     server.close()
     assert server.failures == []
@@ -269,7 +270,7 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected(hasty: Server) 
 
 
 def test_silent_clients_keep_nobody_out(crowded: Server) -> None:
-    """They have a minute, unless others want their places."""
+    """They have ten minutes, unless others want their places; and take nobody's turn."""
     slow = [crowded.connect() for _ in range(64)]
     for client, beginning in zip(
         slow, itertools.cycle((b"", b"G", GOOD[:-2], POST[:-1])), strict=False
@@ -278,6 +279,15 @@ def test_silent_clients_keep_nobody_out(crowded: Server) -> None:
     for _ in range(20):
         assert crowded.send(GOOD).startswith(b"HTTP/1.1 200 OK")
     for client in slow:
+        client.close()
+
+
+def test_clients_that_take_no_answer_keep_nobody_out(crowded: Server) -> None:
+    stuck = [crowded.connect() for _ in range(4)]
+    for client in stuck:
+        client.sendall(GOOD.replace(b"/status", b"/large"))
+    assert crowded.send(GOOD).startswith(b"HTTP/1.1 200 OK")
+    for client in stuck:
         client.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ncclops.capture.run_snapshots import collect_run
+from ncclops.diagnose.where import look
 from ncclops.host import process_identity
 from ncclops.host_name import host_name
 from ncclops.record import snapshot_server_record
@@ -34,8 +36,8 @@ _ANSWERS = {
 }
 
 
-def _said(run: Path, address: str, limit: timedelta) -> str | None:
-    """Why the rank, which is this process, did not answer at ``address``."""
+def _record(run: Path, address: str) -> None:
+    """Record this process as rank 0, to be asked at ``address``."""
     current = process_identity.current()
     path = RunPaths(run).rank(0).snapshot_server
     path.parent.mkdir(parents=True)
@@ -47,6 +49,11 @@ def _said(run: Path, address: str, limit: timedelta) -> str | None:
         address=address,
     )
     snapshot_server_record.write(path, record)
+
+
+def _said(run: Path, address: str, limit: timedelta) -> str | None:
+    """Why the rank, which is this process, did not answer at ``address``."""
+    _record(run, address)
     return collect_run(run, [0], run / "out", limit).reasons.get(0)
 
 
@@ -81,3 +88,27 @@ def test_an_answer_of_a_byte_now_and_then_is_waited_for_no_longer(tmp_path: Path
         said = _said(tmp_path, address, timedelta(seconds=0.4))
     assert said is not None
     assert said.startswith("no Python thread of it ran for 0.2 s")
+
+
+@pytest.mark.parametrize("how", ["another user's run", "a link in place of the directory"])
+def test_nothing_is_written_where_others_decide_where_it_comes_to_lie(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, theirs, temporary = (tmp_path / name for name in ("run", "theirs", "temporary"))
+    theirs.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with _answering(b'{"ok": false, "reason": "as they like"}\n') as address:
+        _record(run, address)
+        if how == "another user's run":
+            if os.geteuid() != 0:
+                pytest.skip("needs root, to make a directory another user's")
+            RunPaths(run).where.mkdir()
+            os.chown(run, 65534, 65534)
+        else:
+            RunPaths(run).where.symlink_to(theirs)
+        seen = look(run, limit=timedelta(seconds=2), native="none")
+    assert seen.collected.reasons[0] == _FAILED + "as they like"
+    assert seen.collected.directory.is_relative_to(temporary)
+    assert list(theirs.iterdir()) == []
+    assert list(RunPaths(run).where.iterdir()) == []

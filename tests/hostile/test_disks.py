@@ -57,16 +57,16 @@ def private_mounts() -> None:
 
 
 def launch(
-    directory: Path, act: str, *, size: str, limits: str = ""
+    directory: Path, act: str, *, size: str, limits: str = "", program: str = TRAIN
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A run of two ranks in a file system of ``size``, of which rank 0 does ``act``."""
-    (directory / "train.py").write_text(TRAIN.format(act=act.strip()))
+    (directory / "train.py").write_text(program.replace("{act}", act.strip()))
     small, kept = directory / "small", directory / "kept"
     small.mkdir()
     kept.mkdir()
     command = [sys.executable, "-m", "ncclops", "launch", "--nproc-per-node", "2"]
     command += ["--run-dir", str(small / "run"), str(directory / "train.py")]
-    program = f"""
+    in_namespace = f"""
         mount -t tmpfs -o size={size} none {shlex.quote(str(small))} || exit 99
         {limits} {shlex.join(command)}
         code=$?
@@ -75,7 +75,7 @@ def launch(
         exit $code
     """
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", program],
+        ["unshare", "--mount", "sh", "-c", in_namespace],
         cwd=directory,
         env=clean_environ(),
         capture_output=True,
@@ -91,6 +91,39 @@ def test_the_verdict_has_its_place_on_a_full_disk(private_mounts: None, tmp_path
     assert done.stderr.count("No space left on device (no space, or no inodes") == 1
     assert json.loads((run / "verdict.json").read_text())["outcome"] == "completed"
     assert sorted(path.name for path in run.glob(".*")) == []
+
+
+KILLED = """
+import os, signal
+from torch import distributed
+from ncclops import receipt
+
+distributed.init_process_group("gloo")
+for step in range(5):
+    receipt.step(step)
+    distributed.barrier()
+    if step == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+distributed.destroy_process_group()
+"""
+# By another program, once the files of the ranks are made, and before a rank has begun.
+FULL_EARLY = """
+    (cd {small}; until [ -e run/store.log ]; do sleep 0.01; done
+     dd if=/dev/zero of=run/fill bs=4k) >/dev/null 2>&1 &
+"""
+
+
+def test_on_a_disk_that_was_full_early_the_others_go_on_without_a_rank_that_was_killed(
+    private_mounts: None, tmp_path: Path
+) -> None:
+    """The agent has been told that the ranks had begun, and what they did is on record."""
+    full_early = FULL_EARLY.format(small=shlex.quote(str(tmp_path / "small")))
+    done, run = launch(tmp_path, "pass", size="8m", limits=full_early, program=KILLED)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads((run / "verdict.json").read_text())
+    assert "the others went on" in verdict["reason"]
+    assert verdict["receipt"]["verdict"] == "incomplete"
+    assert list(run.glob("incidents/*/.*")) == []
 
 
 def test_a_full_disk_below_standard_error_stops_nothing(tmp_path: Path) -> None:

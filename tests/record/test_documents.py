@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,16 @@ def test_numbers_that_are_not_finite_are_read_as_null(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     path.write_text('{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1.5}')
     assert read_document(path) == {"a": None, "b": None, "c": None, "d": 1.5}
+
+
+def test_a_link_that_waits_for_the_draft_is_not_followed(tmp_path: Path) -> None:
+    """In a directory of another user's, who knows our process's number."""
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    (tmp_path / f".document.json.{os.getpid()}.partial").symlink_to(kept)
+    write_document(tmp_path / "document.json", {"a": 1})
+    assert read_document(tmp_path / "document.json") == {"a": 1}
+    assert kept.read_text() == "kept"
 
 
 @PER_FILE

@@ -74,6 +74,18 @@ HANG = incident("rank 3: no progress", kind=FaultKind.SOFT_TIMEOUT)
 FOUND_HUNG = incident("rank 3 hangs: step counter", kind=FaultKind.HUNG)
 
 
+def test_what_cannot_be_judged_is_not_started_over_for_ever() -> None:
+    (fault,) = BROKEN.faults
+    damaged = dataclasses.replace(fault, traceback=7)  # type: ignore[arg-type]
+    escalation = after((dataclasses.replace(BROKEN, faults=(damaged,)), 10))
+    assert escalation is not None
+    assert (escalation.to, escalation.failure) == (
+        "respawn",
+        (BROKEN.summary, "train.py:7, in step"),
+    )
+    assert "is not known (TypeError)" in escalation.reason
+
+
 def test_the_script_s_own_error_ends_the_job_when_it_comes_again_without_a_new_step() -> None:
     assert after((BROKEN, 10)) is None
     escalation = after((BROKEN, 10), (BROKEN, 10))

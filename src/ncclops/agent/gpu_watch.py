@@ -186,8 +186,8 @@ def find_fault(
     if _REMOTE in said:
         said = said.rpartition(_CONSEQUENCE)[2]
     scanner = Scanner()
-    scanner.feed(rank, DRIVER, "".join(f"{fact.line}\n" for fact in facts).encode())
-    scanner.feed(rank, "output", said.encode() + b"\n")
+    scanner.feed(rank, DRIVER, "".join(f"{fact.line}\n" for fact in facts))
+    scanner.feed(rank, "output", f"{said}\n")
     verdict = scanner.verdict().verdict
     # Whatever speaks against another attempt, such as an exception that the job got over before.
     signature = load_signatures().by_id.get(verdict.signature or "")

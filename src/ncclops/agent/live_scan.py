@@ -119,9 +119,9 @@ class LiveScan:
         if self._scanner is None or self._failure is not None:
             return unread(str(self._failure), self._failure)
         for rank, lines in driver.items():
-            self._scanner.feed(rank, DRIVER, "".join(f"{line}\n" for line in lines).encode())
+            self._scanner.feed(rank, DRIVER, "".join(f"{line}\n" for line in lines))
         for rank, text in last_words.items():
-            self._scanner.feed(rank, EXITS, f"SystemExit: {text}\n".encode())
+            self._scanner.feed(rank, EXITS, f"SystemExit: {text}\n")
         for rank, end in exits.items():
             self._scanner.add_exit(rank, code=end.code, signal=end.signal)
         if hang is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,12 @@ from pathlib import Path
 
 from ncclops.agent.echo import Source
 from ncclops.agent.layout import Shown
+from ncclops.record.regular_file import append_regular
 from ncclops.record.run_directory import RunDirectory
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+# For the first some hundred lines of a rank.
+_RESERVED_BYTES = 32 << 10
 
 
 def make(run: RunDirectory, ranks: Sequence[int]) -> None:
@@ -19,7 +25,20 @@ def make(run: RunDirectory, ranks: Sequence[int]) -> None:
         own.root.mkdir(parents=True, exist_ok=True)
         for path in (own.stdout_log, own.stderr_log, own.worker_events, own.receipt):
             path.touch()
+        for path in (own.worker_events, own.receipt):
+            _reserve(path)
         _begin_anew(own.nccl_log)
+
+
+def _reserve(path: Path) -> None:
+    """Space behind the end of ``path`` for what the agent has to be told, whoever fills the disk:
+    without it no rank is known to have begun, and the loss of one ends all."""
+    with suppress(OSError), append_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # Python's own would make the file larger. A file system that cannot is none the worse.
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+        fallocate(file.fileno(), _KEEP_SIZE, size, _RESERVED_BYTES)
 
 
 def _begin_anew(path: Path) -> None:

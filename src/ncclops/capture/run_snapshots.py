@@ -26,7 +26,7 @@ from ncclops.capture.signal_stacks import StackDumper, dump_stacks
 from ncclops.host import process_view
 from ncclops.host_name import host_name
 from ncclops.plain_text import plain_line
-from ncclops.record import documents, snapshot_files, snapshot_server_record
+from ncclops.record import control_address, documents, snapshot_files, snapshot_server_record
 from ncclops.record.documents import write_document, write_whole
 from ncclops.record.paths import RunPaths
 from ncclops.record.snapshot_server_record import SnapshotServerRecord
@@ -169,6 +169,9 @@ def _ask(server: SnapshotServerRecord, directory: Path, patience_s: float) -> st
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(patience_s)
             connection.connect("\0" + server.address)
+            if (user := control_address.user_of_peer(connection)) != os.geteuid():
+                # It cannot write into a directory of ours, nor may we write into one of its own.
+                return f"it is user {user}'s, and was looked at from outside: ask as that user"
             connection.sendall(request)
             answer = documents.parse(_line(connection, deadline) or _REFUSED)
     except TimeoutError:

@@ -78,8 +78,8 @@ def judge(text: str, printed: str = "") -> Judgement:
     from ncclops.classify.scanner import Scanner
 
     scanner = Scanner(SignatureSet(_signatures()))
-    scanner.feed(None, "output", f"{printed[-_MOST_CHARS:]}\n".encode())
-    scanner.feed(None, "output", f"{_QUOTED.sub(_first_line, text[-_MOST_CHARS:])}\n".encode())
+    scanner.feed(None, "output", f"{printed[-_MOST_CHARS:]}\n")
+    scanner.feed(None, "output", f"{_QUOTED.sub(_first_line, text[-_MOST_CHARS:])}\n")
     report = scanner.verdict()
     found, final = report.verdict, data()["final"]
     return Judgement(

@@ -56,7 +56,7 @@ def classify(
         return classify_paths([Path(source)], signatures)
     scanner = Scanner(signatures)
     for line in source:
-        data = line if isinstance(line, bytes) else line.encode()
+        data = line if isinstance(line, bytes) else line.encode(errors="replace")
         scanner.feed(None, "<lines>", data if data.endswith(b"\n") else data + b"\n")
     return scanner.verdict()
 
@@ -223,7 +223,7 @@ def _zstd_chunks(stream: BufferedReader, name: str) -> Iterator[bytes]:
 
 def _scan_error_file(scanner: Scanner, stream: BufferedReader, file: Path) -> None:
     line = _error_line(stream.read(_ERROR_FILE_BYTES))
-    scanner.feed(rank_of_path(file.absolute()), str(file), line.encode(errors="replace") + b"\n")
+    scanner.feed(rank_of_path(file.absolute()), str(file), f"{line}\n")
 
 
 def _error_line(raw: bytes) -> str:

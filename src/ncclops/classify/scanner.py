@@ -122,11 +122,14 @@ class Scanner:
         self._is_empty = True
         self._began = time.monotonic()
 
-    def feed(self, rank: int | None, stream: str, data: bytes) -> None:
+    def feed(self, rank: int | None, stream: str, data: bytes | str) -> None:
         """Read what ``rank`` has just written to ``stream``; ``data`` may end within a line.
 
-        ``stream`` names the source in the evidence: a path, or ``stdout``.
+        ``stream`` names the source in the evidence: a path, or ``stdout``. Text, such as that of an
+        exception, may hold halves of characters (of names that are no UTF-8): they become ``?``.
         """
+        if isinstance(data, str):
+            data = data.encode(errors="replace")
         source = self._source(rank, stream)
         self._bytes += len(data)
         self._is_empty = self._is_empty and not data

@@ -22,9 +22,13 @@ from ncclops.cli._commands import CommandTable
 from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError, UsageError
 from ncclops.exhausted import advice, described
 from ncclops.plain_text import plain, plain_line
+from ncclops.whole_numbers import whole_number
 
 # What a write to a full or broken disk raises, without the name of a file.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# Of a path that can be none: one word of more than 255 bytes, or links in a circle.
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+_MOST_CHARS_OF_NAME = 80
 # An error is one line; what it quotes may be of any length.
 _MOST_CHARS = 2000
 _EPILOG = """
@@ -91,6 +95,7 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with the code that the contracts promise."""
     _open_missing_streams()
+    _forget_sizes_that_are_none()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an arrow is no reason to fail
@@ -129,6 +134,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _forget_sizes_that_are_none() -> None:
+    """rich takes every digit for a number (``COLUMNS=²``), and fails where it is none."""
+    for name in ("COLUMNS", "LINES"):
+        if name in os.environ and whole_number(os.environ[name]) is None:
+            del os.environ[name]
+
+
 def _open_missing_streams() -> None:
     # A caller may have closed them (`<&-`). The next file that is opened, such as the listener of
     # the ranks' store, would have the number of a standard stream, and a child get another there.
@@ -154,6 +166,9 @@ def _fail_for_the_system(error: OSError) -> int:
         return _fail(f"cannot write standard output: {error.strerror}", 1)
     if isinstance(error, PermissionError) and error.filename is not None:
         return _fail(f"{described(error)}: check its mode and its owner", UsageError.exit_code)
+    if error.filename is not None and error.errno in _NO_NAME:
+        name = plain_line(os.fsdecode(error.filename), _MOST_CHARS_OF_NAME)
+        return _fail(f"{error.strerror}: {name}: name another path", UsageError.exit_code)
     if error.filename is None and isinstance(error, FileNotFoundError) and _is_nowhere():
         what = "the current directory has been removed: change to one that exists"
         return _fail(what, UsageError.exit_code)

@@ -176,6 +176,8 @@ def exec_(
         os.execvpe(command[0], command, environ)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError("cannot run a command without a name: name a program") from None
 
 
 app.command(name="compare")(env_snapshot.compare_command)

@@ -285,6 +285,10 @@ def _report(
 
     if not root.is_dir():
         raise UsageError(f"--root {root}: there is no such directory")
+    for path in paths:
+        # The process that asks the file system is asked in JSON.
+        if path.encode(errors="replace").decode() != path:
+            raise UsageError(f"--path {path}: is no UTF-8: name a directory above it")
     began = time.monotonic()
     report = check_node(
         needs,

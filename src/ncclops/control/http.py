@@ -31,8 +31,8 @@ class Limits:
     """What one client, and all of them together, may take. Times in seconds.
 
     A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
-    Where all of ``connections`` are taken, a request is awaited for ``crowded_s`` only: clients
-    that send nothing must not keep out those that do.
+    Where all of ``connections`` are taken, a request is awaited for ``crowded_s`` only, and so is a
+    client that takes no answer: those that do nothing must not keep out those that do.
     After an answer to a request that is not read to its end, ``linger_s`` are for the client to
     read it: closed at once, the kernel would throw it away on the client's side.
     A body comes in ``body_chunks`` at most: taking a chunk apart costs as much for one byte as for
@@ -184,12 +184,12 @@ class _Connection:
     @asynccontextmanager
     async def _limited(self, seconds: float) -> AsyncIterator[None]:
         """What the client does, or does not do, may take so long; raises ``TimeoutError``."""
-        self.awaited_since = self._loop.time()
+        before, self.awaited_since = self.awaited, self._loop.time()
         try:
             async with asyncio.timeout(seconds) as self.awaited:
                 yield
         finally:
-            self.awaited = None
+            self.awaited = before
 
     async def _answer_next(self) -> bool:
         """Whether there may be another request on this connection."""
@@ -204,8 +204,10 @@ class _Connection:
             response = error_response(error.status, str(error))
         except h11.RemoteProtocolError as error:
             response = error_response(error.error_status_hint, str(error))
-        # Even if that is at once: requests may come without a pause, and others have theirs.
-        await asyncio.sleep(self._pace.take_turn(self._loop.time()))
+        # Even if that is at once: requests may come without a pause, and others have theirs. One
+        # that was given up has waited already.
+        late = response.status == HTTPStatus.REQUEST_TIMEOUT
+        await asyncio.sleep(0 if late else self._pace.take_turn(self._loop.time()))
         await self._send(response, head_only=head_only)
         if self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
             return False
@@ -283,7 +285,7 @@ class _Connection:
         await self._write(b"".join(part for part in parts if part))
 
     async def _write(self, data: bytes | None) -> None:
-        async with asyncio.timeout(self._limits.response_s):
+        async with self._limited(self._limits.response_s):
             await self._loop.sock_sendall(self._socket, data or b"")
 
 

@@ -36,7 +36,7 @@ def classify_rank(
         skipped[str(path)] = lines_before
         scanner.feed(rank, str(path), data)
     if said:
-        scanner.feed(rank, "exception", said.encode() + b"\n")
+        scanner.feed(rank, "exception", f"{said}\n")
     if end is not None:
         scanner.add_exit(rank, code=end.code, signal=end.signal)
     report = scanner.verdict()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,8 +50,10 @@ class Look:
 def look(run: Path, *, limit: timedelta, native: Native) -> Look:
     """Take snapshots of all ranks of the run, into ``<run>/where/<n>``, and say where they are.
 
-    Raises ``UsageError`` when no worker of it is alive on this machine, ``NcclopsError`` when the
-    snapshots cannot be written.
+    Where the run is another user's, they go into a directory for temporary files of our own: who
+    owns the run directory decides where what is written there comes to lie. Raises ``UsageError``
+    when no worker of it is alive on this machine, ``NcclopsError`` when the snapshots cannot be
+    written.
     """
     if not live_ranks(run):
         raise UsageError(
@@ -59,6 +64,8 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
     at = time.time()
     try:
         ranks = RunPaths(run).rank_numbers()
+        if not _is_ours(parent):
+            parent = Path(tempfile.mkdtemp(prefix="ncclops-stacks-"))
         out = parent / str(snapshot_files.next_number(parent))
         collected = collect_run(run, ranks, out, limit, native=native)
     except OSError as error:
@@ -66,6 +73,17 @@ def look(run: Path, *, limit: timedelta, native: Native) -> Look:
         raise NcclopsError(why) from error
     views = tuple(places.read_rank(out, rank) for rank in ranks)
     return Look(run, at, collected, views, tuple(places.cluster(views)))
+
+
+def _is_ours(parent: Path) -> bool:
+    """Whether the run directory above ``parent`` is this user's, and ``parent`` no link."""
+    if parent.parent.stat().st_uid != os.geteuid():
+        return False
+    try:
+        found = parent.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _rank_json(view: RankView) -> dict[str, Any]:

@@ -410,7 +410,9 @@ class Recorder(Silent):
     def _tick(self) -> None:
         self._numbers[progress.TICK_NS] = time.monotonic_ns()
         if (last_moved := self._last_moved) is not None:
-            self._numbers[progress.MAIN_NS] = int(last_moved() * 1e9)
+            # Of a call under the restart core, which may end meanwhile, and its memory with it.
+            with suppress(ValueError):
+                self._numbers[progress.MAIN_NS] = int(last_moved() * 1e9)
 
     def _put(self, kind: str, **fields: Any) -> None:
         record = {"ts": time.time(), "kind": kind, "iteration": self._iteration, **fields}

@@ -84,7 +84,8 @@ class Writer:
         lines = "".join(
             json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records
         )
-        remaining = lines.encode()
+        # What a script names may hold halves of characters, which no file takes.
+        remaining = lines.encode(errors="replace")
         try:
             while remaining:
                 remaining = remaining[os.write(self._fd, remaining) :]

@@ -15,11 +15,13 @@ _MOST_LEVELS = 100
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises ``OSError``."""
+    """Write a file whole or not at all, and through no link. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    draft.unlink(missing_ok=True)  # of a process that had our number, or a link that waits for us
     try:
-        draft.write_bytes(data)
+        with draft.open("xb") as file:
+            file.write(data)
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ class ProgressPage:
 
     def set_phase(self, name: str | None, began_ns: int, limit_ns: int) -> None:
         """Declare the phase that the rank is in, or with None that it is in none."""
-        text = (name or "").encode()[: _NAME_BYTES - 1]
+        text = (name or "").encode(errors="replace")[: _NAME_BYTES - 1]
         self.numbers[PHASE_BEGAN_NS] = 0  # no reader pairs the new name with the old times
         self._memory[_NAME_AT : _NAME_AT + _NAME_BYTES] = text.ljust(_NAME_BYTES, b"\0")
         self.numbers[PHASE_LIMIT_NS] = limit_ns

@@ -52,7 +52,8 @@ def write_stacks(directory: Path, text: str, left_by: str | None = None) -> None
     ``left_by`` is the exception (type and text) by which the main thread had left the script: the
     stack shown for it is then of where that was raised, and not of where it stood.
     """
-    write_whole(directory / STACKS, text.encode())
+    # A script's name may be no UTF-8.
+    write_whole(directory / STACKS, text.encode(errors="backslashreplace"))
     if left_by is not None:
         write_document(directory / LEFT, {"exception": left_by})
     else:

@@ -200,13 +200,15 @@ def write(incident: Incident, directory: Path) -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f".{path.name}.{os.getpid()}.partial"
-    draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
-    if not is_left_to_another:
-        draft.replace(path)
-        return path
-    with contextlib.suppress(FileExistsError):
-        path.hardlink_to(draft)
-    draft.unlink()
+    try:
+        draft.write_text(json.dumps(incident.to_dict(), indent=1, default=str) + "\n")
+        if not is_left_to_another:
+            draft.replace(path)
+            return path
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink(missing_ok=True)  # on a full disk, too
     return path
 
 

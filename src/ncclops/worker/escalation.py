@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import logging
 from collections.abc import Collection, Sequence
 
 from ncclops.classify import in_place
@@ -20,6 +21,8 @@ from ncclops.restart.attribution import Fault, FaultKind, Raised
 from ncclops.restart.exception import Escalation, GpuUnusable, RestartAbort
 from ncclops.restart.incident import Incident
 from ncclops.worker.meeting import AbsentRanksError
+
+log = logging.getLogger("ncclops.restart")
 
 # So often may one failure come without a new step in between. What the script raises for a reason
 # of its own, it raises in new processes too; another failure may have to do with these.
@@ -114,6 +117,22 @@ class Repetition:
         if all that would run it now had: they do not, and whether the whole job starts once more is
         the agent's decision.
         """
+        try:
+            found = self._judge(incident, furthest, starting_up, unfinished)
+        except Exception as error:
+            log.exception("whether a restart in place can help is not known")
+            why = f"whether a restart in place can help is not known ({type(error).__name__})"
+            found = Escalation("respawn", f"{incident.summary}: {why}", _failure_of(incident))
+        self.escalation = _with_hung(found, incident)
+        return self.escalation
+
+    def _judge(
+        self,
+        incident: Incident,
+        furthest: int | None,
+        starting_up: bool | None,
+        unfinished: Collection[int] | None,
+    ) -> Escalation | None:
         this = _failure_of(incident)
         asked = (
             incident.escalation
@@ -124,11 +143,9 @@ class Repetition:
             or _alone(unfinished)
         )
         if asked is not None or this is None:
-            self.escalation = _with_hung(asked, incident)
-            return self.escalation
+            return asked
         self._note_progress(incident, furthest)
-        self.escalation = _with_hung(self._decide(incident, this, starting_up), incident)
-        return self.escalation
+        return self._decide(incident, this, starting_up)
 
     def _note_progress(self, incident: Incident, furthest: int | None) -> None:
         lasted_s, self._ended_at = incident.at - self._ended_at, incident.at
