@@ -45,7 +45,8 @@ _OTHER_BAR = re.compile(
 _END = re.compile(
     rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training"
     rb"|trial \S+ completed after)"
-    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b|(?<=\.\.\. )(?:ok\s*$|passed\b)"
+    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b"
+    rb"|(?<=\.\.\. )(?:ok\s*$|passed\b)"
     rb"|={3,} \d+ passed[^\n]{0,60} in [\d.]+s"
 )
 _INIT = re.compile(

@@ -31,8 +31,8 @@ from ncclops.errors import UsageError
 from ncclops.toml_files import load_toml
 
 _LISTS = (
-    "literals", "requires", "requires_all", "absent", "outranks", "explains_line", "echo_of", "remedy", "references",
-    "examples", "near_misses",
+    "literals", "requires", "requires_all", "absent", "outranks", "explains_line", "echo_of",
+    "remedy", "references", "examples", "near_misses",
 )  # fmt: skip
 _REQUIRED = ("id", "class", "role", "literals", "summary", "examples", "near_misses")
 _REQUIRED_OF_FAILURES = ("retry", "remedy")
