@@ -34,7 +34,7 @@ _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
 _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
-_SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
+_SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: ")
 # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
 _REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
 # Bars of work that is done before training, by the verbs they begin with.
