@@ -34,7 +34,9 @@ _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
 _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
-_SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: ")
+_SERVED = re.compile(
+    rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: "
+)
 # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
 _REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
 # Bars of work that is done before training, by the verbs they begin with.
@@ -52,7 +54,7 @@ _END = re.compile(
 _INIT = re.compile(
     rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
     rb"|Warmup completed|Application startup complete|fired up and ready to roll"
-    rb"|Uvicorn running on|RUNNING +OK"
+    rb"|Uvicorn running on|RUNNING +OK|Shard ready in \d|text_generation_router: Connected"
     rb"|torch\.compile takes \d|Graph capturing finished|init engine [^\n]{0,60}took"
 )
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
