@@ -36,6 +36,7 @@ _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/
 # What vLLM and SGLang print as long as they answer.
 _SERVED = re.compile(
     rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: "
+    rb"|\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"
 )
 # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
 _REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
@@ -64,7 +65,8 @@ _INIT_BEGUN = re.compile(
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
     rb"|Initializing an LLM engine|Initializing TorchBackend|vLLM is using nccl=="
-    rb"|Init torch distributed"
+    rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
+    rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")
