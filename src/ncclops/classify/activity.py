@@ -66,6 +66,7 @@ _INIT_BEGUN = re.compile(
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
     rb"|Initializing an LLM engine|Initializing TorchBackend|vLLM is using nccl=="
     rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
+    rb"|ProcessGroupNCCL initializ(?:ed|ation)|NCCL watchdog thread started"
     rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
 )
 
