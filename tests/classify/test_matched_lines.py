@@ -192,3 +192,48 @@ def test_the_verdict_does_not_depend_on_the_cuts() -> None:
         report = scanner.verdict()
         assert report.verdict == whole.verdict
         assert report.evidence == whole.evidence
+
+
+@pytest.mark.parametrize(
+    ("lines", "class_"),
+    [
+        # The message names what failed: on its own line the exception is that, and no script's.
+        (["RuntimeError: NVLink error on GPU 3: link 4 is broken"], "gpu-hardware"),
+        # It explains its own line only: an exception of another line keeps its place.
+        (["KeyError: 'labels'", "RuntimeError: NVLink error on GPU 3: link 4"], "user-error"),
+        # A line of failure that no signature knows, by what it speaks of.
+        (["health: NVSwitch 3 has failed"], "gpu-hardware"),
+        (["ERROR: could not reach the coordinator at 10.0.0.1:1234"], "store-rendezvous"),
+        # It stands behind a line that names its cause, wherever that is.
+        (["health: NVSwitch 3 has failed", CAUSE.decode()], "cuda-error"),
+        # NCCL's code 6 is an error of the other end.
+        (
+            [
+                "n1:1:2 [1] proxy.cc:1119 NCCL WARN [Proxy Service 9] Failed to execute operation "
+                "Connect from rank 9, retcode 6"
+            ],
+            "peer-exit",
+        ),
+    ],
+)
+def test_a_line_is_of_what_it_speaks_of(lines: list[str], class_: str) -> None:
+    verdict = classify_bytes("\n".join([*lines, ""]).encode(), LOADED).verdict
+    assert verdict.class_ == class_
+    assert not (verdict.retry_policy or "none").startswith("retry")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO NVLink error counters: 0",
+        "WARNING: RDMA is not there, falling back to TCP",
+        "if the NIC failed, replace it",
+        "8 workers, 0 failed",
+        "NET/IB: the adapter's firmware doesn't support error injection",
+        'INFO:     10.0.0.9:5000 - "POST /v1/completions HTTP/1.1" 200 OK',
+    ],
+)
+@pytest.mark.parametrize("around", [[], ["step 1 loss 2.1 tok/s 100", "step 2 loss 2.0 tok/s 99"]])
+def test_a_line_without_a_failure_names_none(line: str, around: list[str]) -> None:
+    data = "\n".join([*around[:1], line, *around[1:], ""]).encode()
+    assert not classify_bytes(data, LOADED).verdict.names_failure

@@ -34,7 +34,10 @@ _TUNING = re.compile(rb"\[tuning\][^\n]{0,120}?\d GB/s")
 # Bars of Keras: `5/5 [====] - 4s 60ms/step - loss: 2.3`.
 _KERAS = re.compile(rb"\d/\d{1,12} (?:\[[=>.]{3,}\]|\xe2\x94\x81)[^\n\r]{0,120}/step\b")
 # What vLLM and SGLang print as long as they answer.
-_SERVED = re.compile(rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput")
+_SERVED = re.compile(
+    rb"Avg prompt throughput: |Decode batch[^\n]{0,200}throughput|, Generated text: "
+    rb"|\"POST /(?:v1/|generate)[^\"\n]{0,60} HTTP/1\.\d\" 200\b"
+)
 # Composer's losses on lines of their own, what Ray Train reports of a trial, verl's metrics.
 _REPORTED = re.compile(rb"(?:rain loss/\S{1,40}: |finished iteration )\d|step:\d{1,9} - \w+/")
 # Bars of work that is done before training, by the verbs they begin with.
@@ -45,13 +48,14 @@ _OTHER_BAR = re.compile(
 _END = re.compile(
     rb"(?i:training (?:is )?(?:complete|finished|done)|finished training|end of training"
     rb"|trial \S+ completed after)"
-    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b|(?<=\.\.\. )ok\s*$"
+    rb"|# Avg bus bandwidth|Collective test concluded|\btest passed\b"
+    rb"|(?<=\.\.\. )(?:ok\s*$|passed\b)"
     rb"|={3,} \d+ passed[^\n]{0,60} in [\d.]+s"
 )
 _INIT = re.compile(
     rb"Init COMPLETE|Connected all (?:rings|trees)|Connected NVLS|Destroy COMPLETE"
     rb"|Warmup completed|Application startup complete|fired up and ready to roll"
-    rb"|Uvicorn running on|RUNNING +OK"
+    rb"|Uvicorn running on|RUNNING +OK|Shard ready in \d|text_generation_router: Connected"
     rb"|torch\.compile takes \d|Graph capturing finished|init engine [^\n]{0,60}took"
 )
 # NCCL says INFO only while it works; a failure among such lines is found by its signature.
@@ -61,7 +65,9 @@ _INIT_BEGUN = re.compile(
     rb"|(?i:initializing (?:distributed|ddp): GLOBAL_RANK)|distributed init \(rank \d"
     rb"|NET/OFI Selected [Pp]rovider is|\bUsing network [A-Z]\w+"
     rb"|Initializing an LLM engine|Initializing TorchBackend|vLLM is using nccl=="
-    rb"|Init torch distributed"
+    rb"|Init torch distributed|vLLM API server version|\bserver_args=ServerArgs\(|WORLD INFO DICT: "
+    rb"|ProcessGroupNCCL initializ(?:ed|ation)|NCCL watchdog thread started"
+    rb"|nnodes=\d{1,5}, num_local_procs=|\"POST /[^\"\n]{1,60} HTTP/1\.\d\" 200\b"
 )
 
 _LINE_END = re.compile(rb"[\n\r]")

@@ -31,8 +31,8 @@ from ncclops.errors import UsageError
 from ncclops.toml_files import load_toml
 
 _LISTS = (
-    "literals", "requires", "requires_all", "absent", "outranks", "echo_of", "remedy", "references",
-    "examples", "near_misses",
+    "literals", "requires", "requires_all", "absent", "outranks", "explains_line", "echo_of",
+    "remedy", "references", "examples", "near_misses",
 )  # fmt: skip
 _REQUIRED = ("id", "class", "role", "literals", "summary", "examples", "near_misses")
 _REQUIRED_OF_FAILURES = ("retry", "remedy")
@@ -226,6 +226,7 @@ def _parse_entry(entry: dict[str, Any], where: str, compile_patterns: bool) -> S
         hang=entry.get("hang", False),
         condition=entry.get("condition", ""),
         compares=entry.get("compares", False),
+        explains_line=frozenset(lists["explains_line"]),
     )
 
 
@@ -301,8 +302,9 @@ def _check_names(loaded: SignatureSet) -> None:
     for signature in loaded.signatures:
         named = signature.requires | signature.requires_all | signature.absent | signature.echo_of
         named |= {name for name in signature.outranks if not name.startswith("class:")}
+        named |= signature.explains_line
         if missing := sorted(named - known):
             raise UsageError(
                 f"signature {signature.id!r} ({signature.origin}) refers to {missing[0]!r}, "
-                "which does not exist: check requires, absent, outranks and echo_of"
+                "which does not exist: check requires, absent, outranks, explains_line and echo_of"
             )

@@ -168,7 +168,7 @@ def strongest_on_line(matched: list[Match]) -> list[Match]:
     )
 
     def survives(signature: Signature) -> bool:
-        if any(other.outranks_signature(signature) for other in found if other is not signature):
+        if any(other.explains_on_line(signature) for other in found if other is not signature):
             return False
         return not (firm and signature.certainty == "weak")
 

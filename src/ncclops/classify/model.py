@@ -82,6 +82,7 @@ class Signature:
     ``exits``: how a worker ended, given as a value and not as a line: signal names, exit codes, or
     ``nonzero`` (any code but 0). ``hang``: a hang that the launcher has found, given the same way.
     ``compares``: the line counts where its operation is another one than a different rank's.
+    ``explains_line``: ids that give way where they match the same line, and there only.
     ``condition``: of a harmless line, in words, what must follow or be absent for it to be so.
     """
 
@@ -112,6 +113,7 @@ class Signature:
     requires_all: frozenset[str] = frozenset()
     condition: str = ""
     compares: bool = False
+    explains_line: frozenset[str] = frozenset()
     origin: str = "shipped"
 
     @staticmethod
@@ -122,6 +124,10 @@ class Signature:
 
     def outranks_signature(self, other: Signature) -> bool:
         return other.id in self.outranks or f"class:{other.class_}" in self.outranks
+
+    def explains_on_line(self, other: Signature) -> bool:
+        """Whether ``other`` gives way where both are found in one line."""
+        return other.id in self.explains_line or self.outranks_signature(other)
 
 
 @dataclass(frozen=True)
