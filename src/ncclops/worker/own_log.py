@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from ncclops.record.log_file import LogFile
+
 log = logging.getLogger("ncclops.restart")
 
 
 def write_to(path: Path) -> logging.Handler:
-    """From now on its records go to ``path`` alone."""
-    handler = logging.FileHandler(path, delay=True)
+    """From now on its records go to ``path`` alone.
+
+    An error there would be one of the rank to the restart core, which would restart without end.
+    """
+    handler = LogFile(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
