@@ -81,6 +81,35 @@ time.sleep(1)
     assert max(map(len, ours)) < 3000
 
 
+@pytest.mark.parametrize(
+    "ways",
+    [
+        "shutil.rmtree(os.environ['NCCLOPS_RUN_DIR'])",
+        # No thread can be started any more, and no address space is left for another stack.
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+    ],
+)
+def test_what_a_restart_needs_may_be_missing_and_the_run_ends_all_the_same(
+    ways: str, ncclops: Callable[..., CompletedText], tmp_path: Path
+) -> None:
+    """The core's own log, for one, whose file is opened with the first restart."""
+    (tmp_path / "bad.py").write_text(f"""
+import os, resource, shutil
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if os.environ["RANK"] == "1":
+    {ways}
+    raise ConnectionError("again")
+dist.all_reduce(torch.ones(1))
+""")
+    done = ncclops("launch", "--nproc-per-node", "2", "--run-dir", "run", "bad.py")
+    verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert verdict["exit_code"] == done.returncode, done.stderr
+    assert any(worker["rank"] == 1 and worker["exit_code"] == 1 for worker in verdict["workers"])
+    assert "internal error" not in done.stderr and "monitor_thread.py" not in done.stderr
+
+
 def test_a_rank_that_truncates_its_progress_page_is_told_so(
     ncclops: Callable[..., CompletedText], tmp_path: Path
 ) -> None:

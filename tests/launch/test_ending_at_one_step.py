@@ -254,6 +254,7 @@ def page(step: int | None = None, *, updates: int = 0, callbacks: int = 0) -> Pr
         phase=None,
         phase_began_ns=0,
         phase_limit=timedelta(0),
+        left=False,
         ended=False,
         updates=updates,
         stop_callbacks=callbacks,

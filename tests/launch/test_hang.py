@@ -115,6 +115,37 @@ def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -
     assert "rank 1 was killed by SIGKILL, the others went on" in run.verdict["reason"]
 
 
+@pytest.mark.slow
+def test_a_rank_that_does_not_leave_the_script_is_ended(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun, tmp_path: Path
+) -> None:
+    """Python runs, and the command to restart comes; the text of what was raised takes for ever."""
+    profile = tmp_path / "impatient.toml"
+    # A restart is waited for as long as all its timeouts together.
+    limits = '"3s"\nprocess_group = "6s"\nabort = "1s"\n[watch]'
+    profile.write_text(IMPATIENT.format(lane="local-cpu").replace('"3s"\n[watch]', limits))
+    source = """
+import os, time
+import torch, torch.distributed as dist
+class Endless(Exception):
+    def __str__(self):
+        time.sleep(600)
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(1))
+if os.environ["RANK"] == "1":
+    raise Endless
+dist.all_reduce(torch.ones(1))
+"""
+    ncclops("launch", "--profile", profile, "--nproc-per-node", "2", script(source))
+    run = only_run()
+    (ended,) = run.named("hang-ended")
+    assert ended["rank"] == 1
+    actions = [hang["action"] for hang in run.named("hang") if hang["culprits"] == [1]]
+    assert actions[0] == "restart in place"
+    assert actions[-1] == "end it"
+
+
 @lanes("gloo", "nccl")
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:

@@ -119,6 +119,26 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     assert agent_log(run).count("is ready") == 1
 
 
+def test_children_of_multiprocessing_are_waited_for_before_only_the_end_is_left(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """From then on the agent ends a process that stays. One that uploads in a child may."""
+    source = """
+import os
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+own = Path(os.environ["NCCLOPS_RUN_DIR"], "ranks", os.environ["RANK"], "worker.jsonl")
+# multiprocessing runs it where it joins the children.
+Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), exitpriority=1)
+"""
+    for start in ("--warm-start", "--no-warm-start"):
+        run = launch(ncclops, tmp_path / start, start, script(source))
+        assert forked(run) == [start == "--warm-start"] * 2
+        assert run.stdout(0) == "False\n"
+        assert '"exiting"' in (run.path / "ranks" / "0" / "worker.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
@@ -128,6 +148,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             "the imports have started threads: python",
         ),
         ("import os\nos._exit(3)", "it has ended"),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+            "its imports hang, or it was stopped",
+        ),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "it has ended"),
     ],
 )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from ncclops.exhausted import advice, described
 from ncclops.plain_text import plain
 from ncclops.record.events import InternalErrorEvent
+from ncclops.record.log_file import LogFile
 from ncclops.record.run_directory import RunDirectory
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class AgentLog:
         logger.propagate = False
         logger.setLevel(min(shown, logging.INFO))
         try:
-            file = _QuietFile(self._run.paths.agent_log, encoding="utf-8", errors="replace")
+            file = LogFile(self._run.paths.agent_log, encoding="utf-8", errors="replace")
         except OSError as error:
             log.warning("no log of the agent: %s", described(error))
             return
@@ -88,13 +89,6 @@ class _PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
-
-
-class _QuietFile(logging.FileHandler):
-    """A full disk ends the log without a message: the run's other files report it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002
-        return
 
 
 class _SayHandler(logging.Handler):

@@ -11,6 +11,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +60,17 @@ class Echo:
         self._thread.start()
 
     def follow(self, sources: Iterable[Source]) -> None:
-        """Show these too; a source that is followed already stays so."""
+        """Show these too; a source that is followed already stays so.
+
+        Not one that is not there: the script may have removed its directory.
+        """
         for source in sources:
             if source not in self._sources:
                 self._sources.add(source)
-                self._watch.add(source.path)
                 kind = _PlainFeed if source.as_is else _Feed
-                self._new.append(kind(source, self._screen))
+                with suppress(OSError):
+                    self._new.append(kind(source, self._screen))
+                    self._watch.add(source.path)
         self._watch.wake()
 
     def say(self, note: str) -> None:

@@ -15,11 +15,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 
 from ncclops.agent import workers
 from ncclops.agent.condition import Condition
 from ncclops.agent.job import Job
 from ncclops.exhausted import described
+from ncclops.host import process_view
 from ncclops.record import fork_messages, variables
 from ncclops.record.fork_messages import (
     FORK_SERVER_FD,
@@ -35,6 +39,10 @@ log = logging.getLogger(__name__)
 
 # A fork takes milliseconds, or some tenths of a second where memory is short.
 _FORK_LIMIT_S = 5.0
+# Of a process that has been killed; one that waits for a file server ends later.
+_END_LIMIT_S = 5.0
+# An import that uses no CPU for so many looks in a row hangs. A host's pause is one look.
+_LOOK, _LOOKS_WITHOUT_CPU = timedelta(seconds=3), 5
 # Read when process groups and devices are made: the imports of the server do not depend on them.
 _READ_LATER = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES")
 
@@ -69,7 +77,8 @@ class ForkServers:
     ) -> ForkServer | None:
         """A server that can fork workers with each of ``environs``; None: start them afresh.
 
-        Waits until it has imported, as the workers would have to themselves, or ``give_up()``.
+        Waits until it has imported, as the workers would have to themselves, or ``give_up()``; not
+        for imports that hang, or a process that was stopped.
         """
         first, *others = environs
         if self._server is not None and not self._server.fits(first):
@@ -77,7 +86,14 @@ class ForkServers:
         server = self._server
         if server is None or not all(server.fits(each) for each in others):
             return None
-        await self._condition.until(lambda: server.is_ready is not None or give_up())
+        looks, used_s = 0, None
+        while not await self._condition.until(
+            lambda: server.is_ready is not None or give_up(), _LOOK
+        ):
+            before_s, used_s = used_s, server.cpu_s()
+            looks = looks + 1 if used_s == before_s else 0
+            if looks == _LOOKS_WITHOUT_CPU:
+                server.give_up("its imports hang, or it was stopped")
         return server if server.is_ready else None
 
     def close(self) -> None:
@@ -125,6 +141,16 @@ class ForkServer:
         """Of the server's process."""
         return self._process.pid
 
+    def cpu_s(self) -> float | None:
+        """The CPU time that it has used, in seconds; None once it has ended."""
+        stat = process_view.read_stat(Path(f"/proc/{self.pid}"))
+        return None if stat is None else stat.user_s + stat.system_s
+
+    def give_up(self, why: str) -> None:
+        """Wait for it no longer, and end it."""
+        self._end(why)
+        self._process.kill()
+
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Whether the imports of a worker with ``environ`` would see what the server's saw."""
         return _at_import(environ) == self._environ
@@ -171,7 +197,8 @@ class ForkServer:
         """End the process; its workers go on."""
         self._end(None)
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_LIMIT_S)
         self._socket.close()
 
     def _on_message(self) -> None:

@@ -4,16 +4,20 @@ A rank whose interpreter does not run gets SIGCONT first, in case that it was st
 not run then either, or if it runs but only waits, and workers restart in place: a rank that runs
 Python is sent the command to restart, and all restart. A rank that sleeps or waits is interrupted
 and takes part; one whose interpreter still does not run is ended after the grace time, so that the
-others can go on without it, and at once where none of its node can be sent the command. Without
-restarts in place the attempt has failed, and the policy decides.
+others can go on without it, and at once where none of its node can be sent the command. A rank
+that runs Python, and has not left the script long after the command, does not react to it (its
+exception has a text that hangs): it is ended as well. Without restarts in place the attempt has
+failed, and the policy decides.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from ncclops.agent.job import Job
 from ncclops.agent.team import Team
@@ -22,6 +26,7 @@ from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.record import progress
 from ncclops.record.event_values import HangEvidence
 from ncclops.record.events import HangEndedEvent, HangEvent
+from ncclops.record.progress import Progress
 from ncclops.record.worker_commands import RestartCommand
 
 # A rank that was stopped shows that it runs again with its next heartbeat, of which there is one a
@@ -49,12 +54,19 @@ class HangAction:
         self._closed = False
         self.last: Hang | None = None  # that was found in this attempt
         self._said: HangVerdict | None = None
+        # Ranks that were to leave the script: in which iteration, and until when.
+        self._leaving = dict[int, tuple[int, float]]()
 
     def on_hung(self, verdict: HangVerdict) -> None:
         """The hang of ``verdict`` was found; called repeatedly while it lasts."""
         if self._loop.time() < self._not_before:
             return
         self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
+        if staying := self._staying(verdict):
+            self._record(verdict, "end it")
+            for worker in staying:
+                self._end_now(worker)
+            return
         frozen = {finding.rank for finding in verdict.findings if finding.frozen}
         culprits = [w for w in self._team.running() if w.rank in frozen & set(verdict.culprits)]
         if not culprits:
@@ -95,7 +107,25 @@ class HangAction:
         worker.send_command(
             RestartCommand(reason=f"hang: {verdict.reason}", hung=verdict.culprits[0])
         )
+        until = self._loop.time() + (self._job.timeouts.abort or timedelta()).total_seconds()
+        for rank in verdict.culprits:
+            page = self._page(rank)
+            if page is not None and self._leaving.get(rank, (None,))[0] != page.iteration:
+                self._leaving[rank] = page.iteration, until
         return True
+
+    def _staying(self, verdict: HangVerdict) -> list[Worker]:
+        """The culprits that were to leave the script, and have not in the time of an abort."""
+        culprits = (w for w in self._team.running() if w.rank in verdict.culprits)
+        return [worker for worker in culprits if self._stays(worker.rank)]
+
+    def _stays(self, rank: int) -> bool:
+        iteration, until = self._leaving.get(rank, (None, math.inf))
+        if self._loop.time() < until:
+            return False
+        page = self._page(rank)
+        # One that has left waits for the others, and has the limits of the restart core.
+        return page is not None and page.iteration == iteration and not page.left
 
     def close(self) -> None:
         """The attempt is over: actions that are still scheduled do nothing."""
@@ -131,13 +161,19 @@ class HangAction:
 
     def _end(self, worker: Worker, tick: int | None) -> None:
         if not self._closed and worker.exit is None and self._tick(worker) == tick:
-            self._job.run.add(HangEndedEvent(rank=worker.rank))
-            self._team.ended_for_hang.add(worker.rank)
-            worker.send(signal.SIGKILL)
+            self._end_now(worker)
+
+    def _end_now(self, worker: Worker) -> None:
+        self._job.run.add(HangEndedEvent(rank=worker.rank))
+        self._team.ended_for_hang.add(worker.rank)
+        worker.send(signal.SIGKILL)
 
     def _tick(self, worker: Worker) -> int | None:
-        page = progress.read(self._job.run.paths.rank(worker.rank).progress)
+        page = self._page(worker.rank)
         return None if page is None else page.tick_ns
+
+    def _page(self, rank: int) -> Progress | None:
+        return progress.read(self._job.run.paths.rank(rank).progress)
 
 
 def _evidence(finding: HangFinding) -> HangEvidence:

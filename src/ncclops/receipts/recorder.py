@@ -86,6 +86,8 @@ class Silent:
 
     def begin_restart(self, limit: timedelta) -> None: ...
 
+    def note_left(self) -> None: ...
+
     def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
 
     def note_pace(self, fields: dict[str, Any]) -> None: ...
@@ -267,6 +269,7 @@ class Recorder(Silent):
         self._iteration = iteration
         self._numbers[progress.ITERATION] = iteration
         self._numbers[progress.ENDED_NS] = 0
+        self._numbers[progress.LEFT_NS] = 0
         self._numbers[progress.STEPS] = 0
         self._numbers[progress.UPDATES] = 0
         self._forget_iteration()
@@ -278,6 +281,10 @@ class Recorder(Silent):
         """The rank leaves the script to run it again, in at most ``limit``. From any thread."""
         self._numbers[progress.RESTART_LIMIT_NS] = int(limit.total_seconds() * 1e9)
         self._numbers[progress.RESTART_BEGAN_NS] = time.monotonic_ns()
+
+    def note_left(self) -> None:
+        """The main thread is out of the script, which it is to run again with the others."""
+        self._numbers[progress.LEFT_NS] = time.monotonic_ns()
 
     def on_step(self, listener: StepListener) -> None:
         """Call ``listener(n)`` within every step, in the thread that trains."""

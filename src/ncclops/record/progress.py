@@ -31,7 +31,7 @@ class Warmup(IntEnum):
 MAGIC, PID, ITERATION, STEP, STEP_NS, STEPS, TICK_NS = range(7)
 WARMUP, WARMUP_NS, PHASE_BEGAN_NS, PHASE_LIMIT_NS, ENDED_NS, STARTED_NS = range(7, 13)
 UPDATES, STOP_CALLBACKS, ENQUEUED, COMPLETED, MAIN_NS = range(13, 18)
-RESTART_BEGAN_NS, RESTART_LIMIT_NS = range(18, 20)
+RESTART_BEGAN_NS, RESTART_LIMIT_NS, LEFT_NS = range(18, 21)
 
 
 # A script that does not say when it has warmed up has done so when its second step ends: the first
@@ -51,7 +51,8 @@ class Progress:
     in this iteration, and ``updates`` how often an optimizer has updated in it.
     ``stop_callbacks`` is how many the script has registered for a requested stop,
     ``collectives`` how many were enqueued and completed (``receipts.collectives``). ``main_ns`` is
-    when the main thread was last known to execute Python, None where nothing looks.
+    when the main thread was last known to execute Python, None where nothing looks. ``left``: the
+    main thread is out of the script, which the ranks are about to run again.
     """
 
     pid: int
@@ -68,6 +69,7 @@ class Progress:
     phase_began_ns: int
     phase_limit: timedelta
     ended: bool
+    left: bool
     updates: int
     stop_callbacks: int
     collectives: tuple[int, int | None] | None
@@ -126,6 +128,7 @@ def read(path: Path) -> Progress | None:
         phase_began_ns=began_ns,
         phase_limit=timedelta(microseconds=limit_ns // 1000),
         ended=numbers[ENDED_NS] > 0,
+        left=numbers[LEFT_NS] > 0,
         updates=numbers[UPDATES],
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),

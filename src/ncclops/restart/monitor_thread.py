@@ -232,7 +232,12 @@ class MonitorThread:
                 self._note_abort(False)
 
         thread = threading.Thread(target=run, name="ncclops-abort", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no memory for its stack, or too many
+            log.error("the abort has no thread of its own, so no deadline: %s", error)
+            run()
+            return
         thread.join(self._abort_timeout.total_seconds())
         if thread.is_alive():
             log.error("abort is not done after %s; going on without it", self._abort_timeout)

@@ -40,9 +40,11 @@ from ncclops.worker.start_up import StartUp
 from ncclops.worker.timeout_phases import TimeoutPhases
 from ncclops.worker.waits import Waits
 
+# Before the fork server imports what registers callbacks at exit: multiprocessing's waits for the
+# script's children, and has to run before a worker says that only its end is left.
+exiting.watch()
 fork_server.serve_if_asked()  # returns in workers alone
 worker_record.own_rank()
-exiting.watch()
 parent_death.tie_to_agent()
 log_output.keep_printing()
 snapshot_server.start_worker(os.environ, RUN_DIR)

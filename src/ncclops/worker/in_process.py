@@ -165,6 +165,14 @@ class _TellsOfRestart(restart.abort.Abort):
         return state
 
 
+class _TellsThatItHasLeft(restart.finalize.Finalize):
+    """Tells the agent that it is not this rank for which the others wait, if they do."""
+
+    def __call__(self, state: restart.state.FrozenState) -> restart.state.FrozenState:
+        recorder.current().note_left()
+        return state
+
+
 class _Attempts:
     """The iterations of one script, and what is kept from one to the next."""
 
@@ -206,7 +214,7 @@ class _Attempts:
             **_of_restart_core(self._timeouts),
             abort=restart.Compose(restart.abort.AbortTorchDistributed(), tells_of_restart),
             initialize=spares.Entered(),
-            finalize=no_restart.NoRestart(),
+            finalize=restart.Compose(no_restart.NoRestart(), _TellsThatItHasLeft()),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             grow_timeout=self._timeouts.grow if self._grows else None,
             on_incident=self._on_incident,

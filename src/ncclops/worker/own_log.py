@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from ncclops.record.log_file import LogFile
+
 log = logging.getLogger("ncclops.restart")
 
 
 def write_to(path: Path) -> logging.Handler:
-    """From now on its records go to ``path`` alone."""
-    handler = _File(path, delay=True, encoding="utf-8", errors="backslashreplace")
+    """From now on its records go to ``path`` alone.
+
+    An error there would be one of the rank to the restart core, which would restart without end.
+    """
+    handler = LogFile(path, delay=True, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
     return handler
-
-
-class _File(logging.FileHandler):
-    """A log file that says nothing between the script's lines, on a full disk either."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """What cannot be written is lost."""
 
 
 def leave_to_script(handler: logging.Handler) -> None:
