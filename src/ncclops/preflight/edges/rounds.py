@@ -15,7 +15,7 @@ from ncclops.preflight.edges.states import LOSSES, LOST, doubtful, scattered
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
 # In the second round there are few edges, and most of them wait.
-_AGAIN_AT_ONCE = 24
+_AGAIN_AT_ONCE, _CONNECTIONS_AGAIN = 24, 64
 _PINGS, _PINGS_AGAIN = 4, 12
 # If the first port fails and so many more: the others of that host are not tried in this round.
 _DEAD_AFTER = 3
@@ -60,6 +60,7 @@ class _Edge:
     lost: int = 0
     repeated: bool = False
     stalled: bool = False
+    by_source: list[int] = field(default_factory=list)
 
     def seen(self, mac: str) -> Seen:
         return Seen(
@@ -79,6 +80,7 @@ class _Edge:
             lost=self.lost,
             repeated=self.repeated,
             stalled=self.stalled,
+            by_source=tuple(self.by_source),
         )
 
 
@@ -100,6 +102,7 @@ class Rounds:
         self._me = me
         self._numbers = {each.uid: number for number, each in enumerate(plan.hosts)}
         self._lost_data: set[int] = set()  # the hosts with which that happened in the first round
+        self._lost: dict[int, dict[int, int]] = {}  # by host and slot: from which local port
         self._connections = asyncio.Semaphore(_CONNECTIONS_AT_ONCE)
 
     async def first(self, within_s: float) -> Outcome:
@@ -116,6 +119,7 @@ class Rounds:
         took = [max(way) for way in ways if min(way) >= 0]
         macs = self._network.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
+        self._lost = {dst: _lost_from(each) for dst, each in edges.items() if each.passed}
         return Outcome(
             src=self._me,
             seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
@@ -129,6 +133,7 @@ class Rounds:
     async def second(self, dsts: Iterable[int], within_s: float) -> Outcome:
         """``dsts`` again: every port, more patiently, and which sizes pass. All are reported."""
         edges = {dst: _Edge(dst) for dst in dsts if self._can_be_tried(dst)}
+        self._connections = asyncio.Semaphore(_CONNECTIONS_AGAIN)
         done = await self._all(list(edges.values()), self._second_edge, _AGAIN_AT_ONCE, within_s)
         done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
         macs = self._network.neighbours()
@@ -169,20 +174,28 @@ class Rounds:
         # Spread over the range: what a firewall leaves open is among the first, if it is much.
         first = every[::_SPREAD]
         rest = [slot for slot in every if slot not in first]
-        await self._ports(edge, first, SECOND)
+        _, steady = await asyncio.gather(self._ports(edge, first, SECOND), self._fails_again(edge))
         if not edge.passed:
             return
         if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
             await self._repeated(edge, 1)
             if edge.lost >= LOSSES:
+                edge.repeated = True
                 return  # what else fails, fails by chance
-        slot = await self._whole(edge, FIRST if edge.failed else SECOND, _PINGS_AGAIN)
+        patience = FIRST if edge.failed else SECOND
+        slot = await self._whole(edge, patience, _PINGS_AGAIN)
         if edge.passed and not _lost_data(edge):
-            await self._packet(edge, SECOND)
+            await self._packet(edge, patience)
         if _lost_data(edge) or edge.dst in self._lost_data:
             await self._sizes(edge, slot)
         await self._ports(edge, rest, FIRST)
-        await self._repeated(edge)
+        _, elsewhere = await asyncio.gather(self._repeated(edge), self._passes_from_another(edge))
+        for slot in steady.intersection(edge.passed):
+            edge.passed.remove(slot)
+            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
+            elsewhere.add(slot)
+        edge.repeated = True
+        edge.by_source = sorted(elsewhere & edge.failed.keys())
 
     async def _whole(self, edge: _Edge, patience: Patience, pings: int) -> int:
         """Much data over a port that passes, which is returned."""
@@ -217,7 +230,31 @@ class Rounds:
                 for slot in unsure:
                     group.create_task(one(slot))
             unsure = [slot for slot in unsure if slot in edge.failed]
-        edge.repeated = True
+
+    async def _fails_again(self, edge: _Edge) -> set[int]:
+        """Of what failed in the first round, the slots that still do from the same local ports."""
+        before = self._lost.get(edge.dst, {})
+        passed = await asyncio.gather(
+            *(self._passes(edge, slot, port) for slot, port in before.items())
+        )
+        return {slot for slot, passes in zip(before, passed, strict=True) if not passes}
+
+    async def _passes(self, edge: _Edge, slot: int, source_port: int = 0) -> bool:
+        """Whether one of several connections passes, each from ``source_port`` (0: from any)."""
+        for _ in range(_REPEATS):
+            async with self._connections:
+                found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
+            if found.how not in LOST:
+                return True
+        return False
+
+    async def _passes_from_another(self, edge: _Edge) -> set[int]:
+        """Of what fails here and there, the slots that pass from another local port."""
+        if not doubtful(edge.failed, edge.passed):
+            return set()
+        unsure = [slot for slot, how in edge.failed.items() if how in LOST]
+        passed = await asyncio.gather(*(self._passes(edge, slot) for slot in unsure))
+        return {slot for slot, passes in zip(unsure, passed, strict=True) if passes}
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
         async def one(slot: int) -> None:
@@ -388,6 +425,15 @@ def _tried(edge: _Edge) -> bool:
 
 def _lost_data(edge: _Edge) -> bool:
     return any(how in _LARGE for how in edge.failed.values())
+
+
+def _lost_from(edge: _Edge) -> dict[int, int]:
+    """The slots that nothing came back from, and the local ports of those connections."""
+    return {
+        slot: edge.sources[slot]
+        for slot, how in edge.failed.items()
+        if how == "timeout" and slot in edge.sources
+    }
 
 
 def _notable(edge: _Edge) -> bool:
