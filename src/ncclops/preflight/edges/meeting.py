@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ncclops.errors import PreflightRefused
+from ncclops.errors import STORE_CALL, PreflightRefused
 from ncclops.host import interfaces
 from ncclops.preflight.edges import machine, relay
 from ncclops.preflight.edges.model import (
@@ -309,7 +309,7 @@ async def _call(function: Callable[[], T], within_s: float, failed: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=call, name="ncclops-store-call", daemon=True).start()
+    threading.Thread(target=call, name=STORE_CALL, daemon=True).start()
     try:
         return await asyncio.wait_for(answer, within_s)
     except TimeoutError:

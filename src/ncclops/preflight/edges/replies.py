@@ -46,10 +46,8 @@ def answers(hosts: Sequence[Facts], states: States) -> dict[Edge, Edge]:
             back = states.seen.get(other)
             if back is None or other in found:
                 continue
-            # A rule for local ports, however many ranges it has; the others were tried from several
-            # that are blocked.
-            if 2 * len(seen.by_source) > len(seen.failed):
-                found[edge] = other
+            if seen.by_source and other not in states.unsure:
+                found[edge] = other  # a rule for local ports, however many ranges it has
                 break
             blocked = _range(hosts, other, back)
             if blocked is None or not _by_source(seen, blocked):

@@ -23,6 +23,8 @@ _DEAD_AFTER = 3
 _SPREAD = 5
 # What may have failed by chance is repeated so often: of packets, one in five may be lost.
 _REPEATS = 2
+# Some of it is tried from so many other local ports as well, a prime apart.
+_ASKED, _OTHERS, _STEP = 6, 4, 7919
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
@@ -60,7 +62,7 @@ class _Edge:
     lost: int = 0
     repeated: bool = False
     stalled: bool = False
-    by_source: list[int] = field(default_factory=list)
+    by_source: bool = False
 
     def seen(self, mac: str) -> Seen:
         return Seen(
@@ -80,7 +82,7 @@ class _Edge:
             lost=self.lost,
             repeated=self.repeated,
             stalled=self.stalled,
-            by_source=tuple(self.by_source),
+            by_source=self.by_source,
         )
 
 
@@ -189,13 +191,16 @@ class Rounds:
         if _lost_data(edge) or edge.dst in self._lost_data:
             await self._sizes(edge, slot)
         await self._ports(edge, rest, FIRST)
-        _, elsewhere = await asyncio.gather(self._repeated(edge), self._passes_from_another(edge))
+        _, pass_from_others = await asyncio.gather(
+            self._repeated(edge), self._pass_from_others(edge)
+        )
+        known = {slot: passes for slot, passes in pass_from_others.items() if slot in edge.failed}
         for slot in steady.intersection(edge.passed):
             edge.passed.remove(slot)
             edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
-            elsewhere.add(slot)
+            known[slot] = True
         edge.repeated = True
-        edge.by_source = sorted(elsewhere & edge.failed.keys())
+        edge.by_source = 2 * sum(known.values()) > len(known)
 
     async def _whole(self, edge: _Edge, patience: Patience, pings: int) -> int:
         """Much data over a port that passes, which is returned."""
@@ -234,27 +239,36 @@ class Rounds:
     async def _fails_again(self, edge: _Edge) -> set[int]:
         """Of what failed in the first round, the slots that still do from the same local ports."""
         before = self._lost.get(edge.dst, {})
-        passed = await asyncio.gather(
-            *(self._passes(edge, slot, port) for slot, port in before.items())
-        )
-        return {slot for slot, passes in zip(before, passed, strict=True) if not passes}
 
-    async def _passes(self, edge: _Edge, slot: int, source_port: int = 0) -> bool:
-        """Whether one of several connections passes, each from ``source_port`` (0: from any)."""
-        for _ in range(_REPEATS):
-            async with self._connections:
-                found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
-            if found.how not in LOST:
-                return True
-        return False
+        async def again(slot: int, port: int) -> bool:
+            tries = [await self._passes(edge, slot, port) for _ in range(_REPEATS)]
+            return not any(tries)
 
-    async def _passes_from_another(self, edge: _Edge) -> set[int]:
-        """Of what fails here and there, the slots that pass from another local port."""
+        failed = await asyncio.gather(*(again(slot, port) for slot, port in before.items()))
+        return {slot for slot, fails in zip(before, failed, strict=True) if fails}
+
+    async def _pass_from_others(self, edge: _Edge) -> dict[int, bool]:
+        """Of what fails here and there, whether some of the slots pass from other local ports."""
         if not doubtful(edge.failed, edge.passed):
-            return set()
+            return {}
         unsure = [slot for slot, how in edge.failed.items() if how in LOST]
-        passed = await asyncio.gather(*(self._passes(edge, slot) for slot in unsure))
-        return {slot for slot, passes in zip(unsure, passed, strict=True) if passes}
+        unsure = unsure[:: -(-len(unsure) // _ASKED)]
+        low, high = self._own.port_range
+        count = max(1, high - low)
+        # By itself the kernel takes ports beside each other, which one rule may have.
+        tries = [
+            (slot, low + (slot * _STEP + number * _STEP**2) % count)
+            for slot in unsure
+            for number in range(_OTHERS)
+        ]
+        passed = await asyncio.gather(*(self._passes(edge, *each) for each in tries))
+        found = {slot for (slot, _), passes in zip(tries, passed, strict=True) if passes}
+        return {slot: slot in found for slot in unsure}
+
+    async def _passes(self, edge: _Edge, slot: int, source_port: int) -> bool:
+        async with self._connections:
+            found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
+        return found.how != "own" and found.how not in LOST
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
         async def one(slot: int) -> None:

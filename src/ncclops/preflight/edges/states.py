@@ -124,8 +124,8 @@ def _doubt_once(states: States, again: Collection[Edge]) -> None:
 def _recovered(seen: Seen, again: Seen) -> int:
     """How many connections of the first round passed in the second, at the same ports of the host,
     unless the local ports that they were opened from make a rule of it."""
-    if again.by_source or (again.failed and not again.repeated):
-        return 0  # it is a rule, or was not looked into
+    if again.failed and not again.repeated:
+        return 0  # it was not looked into
     slots = [slot for slot, how in seen.failed.items() if how in LOST and slot in again.passed]
     failed = [seen.sources[slot] for slot in slots if slot in seen.sources]
     passed = [seen.sources[slot] for slot in seen.passed if slot in seen.sources]
