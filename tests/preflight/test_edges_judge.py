@@ -152,6 +152,20 @@ def test_a_host_that_stood_still_has_lost_nothing_at_random() -> None:
     assert [(each.kind, each.severity) for each in verdict.causes] == [("flaky", "CANNOT-TELL")]
 
 
+def test_data_that_stalled_does_not_say_that_large_packets_pass() -> None:
+    """One edge of host 4 lost data twice, and no size of packets could be said."""
+    ports = tuple(range(2, len(PORTS) + 1))
+    seen, again = {}, {}
+    for other in (0, 1, 2, 3, 5):
+        for src, dst in ((4, other), (other, 4)):
+            lost = Seen(dst=dst, failed={1: "large-out"}, passed=ports, rtt_ms=0.2)
+            seen[src, dst] = lost
+            again[src, dst] = msgspec.structs.replace(lost, passed_mtu=1400, repeated=True)
+    again[4, 2] = Seen(dst=2, passed=(0, 1, *ports), rtt_ms=0.2, stalled=True, repeated=True)
+    (cause,) = failures(judged(map(host, range(N)), seen, again))
+    assert (cause.kind, cause.shape, cause.a) == ("mtu", "host", (4,))
+
+
 def test_ports_that_may_have_failed_by_chance_are_unknown() -> None:
     """For lack of time they were not repeated."""
     seen = {

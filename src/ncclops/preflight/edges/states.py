@@ -94,6 +94,8 @@ def settle(
             elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
             _place(states, edge, last)
+            if last.stalled:  # for whatever reason: that large packets pass is not known
+                states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
     _doubt_once(states, again)
