@@ -20,6 +20,9 @@ from __future__ import annotations
 
 EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
+# Threads that wait for torch's store, and may have been given up. One that torch wakes while Python
+# takes itself down ends the process with SIGABRT, so where one is left the command ends at once.
+STORE_CALL = "ncclops-store-call"
 
 
 class NcclopsError(Exception):

@@ -72,6 +72,12 @@ def _xid(machine: Machine, chance: random.Random) -> str:
     return f"GPU {gpu['index']}"
 
 
+def _switch_error(machine: Machine, chance: random.Random) -> str:
+    text = "nvidia-nvswitch3: SXid (PCI:0000:C4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+    machine.log = [*(machine.log or []), (60.0, text)]
+    return "NVSwitch 0000:c4:00.0"
+
+
 def _off_the_bus(machine: Machine, chance: random.Random) -> str:
     gpu = chance.choice(machine.gpus)
     text = f"NVRM: The NVIDIA GPU {gpu['pci']} has fallen off the bus and is not responding."
@@ -366,6 +372,7 @@ DEFECTS = (
     Defect("a failed row", "gpu.rows", WITH_GPUS, gpu_with(rows_failed=True)),
     Defect("600 rows", "gpu.rows", WITH_GPUS, gpu_with(rows_uncorrected=600)),
     Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
+    Defect("a fatal error of a switch", "gpu.xid", WITH_GPUS, _switch_error),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
     Defect(
         "thermal slowdown", "gpu.throttle", WITH_GPUS, gpu_with(throttle=[{"reasons": 0x40}] * 3)

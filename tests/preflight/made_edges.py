@@ -307,6 +307,19 @@ def make(seed: int) -> Cluster:
     return made
 
 
+def with_many_ranges(seed: int, ranges: int) -> Cluster:
+    """Six hosts: what comes to host 1 at so many ranges of ports is dropped, without state, and
+    what host 2 opens to host 3."""
+    made = Cluster(random.Random(seed), 6)
+    made.halves = (list(made.everyone()), [])
+    made.hosts = [_host(number, net=0) for number in made.everyone()]
+    into = {(src, 1) for src in made.everyone() if src != 1}
+    for low in (made.rng.randint(33000, 60000) for _ in range(ranges)):
+        made.ports.append((into, low, low + 900, True))
+    made.dead[2, 3] = "timeout"
+    return made
+
+
 def _host(number: int, net: int) -> Facts:
     address, mac = f"10.{net}.0.{number + 1}", f"02:00:00:00:00:{number:02x}"
     place = Place(interface="eth0", address=address, prefix=24, family=4, mtu=MTU, mac=mac)

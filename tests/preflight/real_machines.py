@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from ncclops.preflight.readings import Process
 from ncclops.profiles.model import PreflightNeeds
 from tests.preflight.machines import GIB, KINDS, Machine, add_device, make
 
@@ -93,6 +94,8 @@ def grace_hopper(chance: random.Random) -> Machine:
     machine = _grace(chance, "NVIDIA GH200 480GB", 1)
     machine.gpus[0] |= {"links": [False] * 18, "fabric": {"state": 0, "status": 0}}
     machine.gpus[0] |= {"pcie_width": 1, "pcie_width_max": 16}
+    if chance.random() < 0.5:
+        machine.gpus[0]["name"] = "NVIDIA GH200 144G HBM3e"
     return machine
 
 
@@ -168,6 +171,72 @@ def pod_with_one_port(chance: random.Random) -> Machine:
     return machine
 
 
+def pod_of_containerd(chance: random.Random) -> Machine:
+    """A pod below control groups of version 2, which leave no mark: one GPU of eight, by CDI.
+
+    /proc/driver and /sys show the host's GPUs, switches and ports; the fabric manager runs outside.
+    """
+    machine = _of("hgx-ib", chance)
+    machine.gpus = machine.gpus[:1]
+    machine.driver["count"] = 1
+    machine.files |= {"proc/1/comm": "python3", "proc/1/cgroup": "0::/", "proc/self/cgroup": "0::/"}
+    machine.processes = [Process(1, "python3", "S")]
+    machine.needs = PreflightNeeds()
+    return _without_verbs(machine, memlock="8388608")
+
+
+def container_of_one_host(chance: random.Random) -> Machine:
+    """All GPUs, and no RDMA device: what may be locked does not matter to it."""
+    machine = _of("hgx-roce", chance)
+    machine.files[".dockerenv"] = ""
+    machine.needs = PreflightNeeds()
+    return _without_verbs(machine, memlock="65536")
+
+
+def job_of_pbs(chance: random.Random) -> Machine:
+    """Four of eight GPUs, as PBS, LSF or HTCondor hand them out by control groups."""
+    machine = _of("hgx-ib", chance)
+    machine.gpus = machine.gpus[:4]
+    machine.driver["count"] = 4
+    machine.files["proc/self/cgroup"] = chance.choice(
+        ["0::/pbs_jobs.service/jobid/12.srv", "0::/lsf/c/job.5.1", "0::/htcondor/slot1_2@n"]
+    )
+    return machine
+
+
+def spare_virtual_functions(chance: random.Random) -> Machine:
+    """Two functions that no pod has been given yet, beside the eight ports of their cards."""
+    machine = _of("hgx-roce", chance)
+    for index in (8, 9):
+        _ethernet(machine, index, speed="40 Gb/sec (4X QDR)", board="MT_0000000838")
+        _no_cable(machine, index)
+        top = f"sys/class/infiniband/mlx5_{index}"
+        machine.files[f"{top}/device/physfn"] = "/sys/devices/pci0000:15/0000:18:00.0"
+        machine.files[f"{top}/board_id"] = machine.files["sys/class/infiniband/mlx5_0/board_id"]
+    machine.needs = HGX
+    return machine
+
+
+def card_that_was_unplugged(chance: random.Random) -> Machine:
+    """A card of another board whose cable somebody has taken out: its link was up once."""
+    machine = _of("hgx-roce", chance)
+    _ethernet(machine, 8, speed="40 Gb/sec (4X QDR)", board="MT_0000000080")
+    _no_cable(machine, 8)
+    machine.files["sys/class/infiniband/mlx5_8/ports/1/counters/link_downed"] = "2"
+    machine.needs = HGX
+    return machine
+
+
+def links_that_recovered(chance: random.Random) -> Machine:
+    """NVLink errors that the driver itself calls nonfatal (Xid 144 to 150), minutes ago."""
+    machine = grace_blackwell(chance)
+    machine.log = [
+        (60.0, "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 05 (0x004f)"),
+        (90.0, "NVRM: Xid (PCI:0009:01:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 03 (0x0)"),
+    ]
+    return machine
+
+
 def part_of_a_node(chance: random.Random) -> Machine:
     """A Slurm job with two of eight GPUs: the others are in the driver's list all the same."""
     machine = _of("hgx-ib", chance)
@@ -190,7 +259,13 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         workstation,
         small_vm,
         pod_with_one_port,
+        pod_of_containerd,
+        container_of_one_host,
         part_of_a_node,
+        job_of_pbs,
+        spare_virtual_functions,
+        card_that_was_unplugged,
+        links_that_recovered,
     )
 }
 
@@ -229,6 +304,18 @@ def _ethernet(machine: Machine, index: int, *, speed: str, board: str) -> None:
     )
     top = f"sys/class/infiniband/mlx5_{index}"
     machine.files |= {f"{top}/board_id": board, f"{top}/ports/1/rate": speed}
+
+
+def _without_verbs(machine: Machine, *, memlock: str) -> Machine:
+    """A container without the files of RDMA devices, and without capabilities."""
+    for path in [p for p in machine.files if p.startswith("dev/infiniband")]:
+        del machine.files[path]
+    limits, status = machine.files["proc/self/limits"], machine.files["proc/self/status"]
+    machine.files |= {
+        "proc/self/limits": re.sub(r"(Max locked memory\s+)\S+", rf"\g<1>{memlock}", limits),
+        "proc/self/status": re.sub(r"CapEff:\t\w+", "CapEff:\ta80425fb", status),
+    }
+    return machine
 
 
 def _no_cable(machine: Machine, index: int) -> None:

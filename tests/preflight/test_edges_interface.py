@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclops.preflight.edges.interface import choose, comm_id_address, read, spread
+from ncclops.preflight.edges.meeting import Where
 from ncclops.preflight.edges.model import Address
 
 
@@ -80,3 +81,13 @@ def test_this_machine_has_addresses_in_the_kernels_order() -> None:
     found = read()
     assert any(each.address == "127.0.0.1" for each in found)
     assert [each.family for each in found] == sorted(each.family for each in found)
+
+
+def test_a_link_local_address_is_reached_by_the_interface_that_is_named() -> None:
+    """A name server or the resolver gives it without that."""
+    where = Where(host="fe80::1%eth0", port=29400, count=2, least=2)
+    assert where.scoped("fe80::1") == "fe80::1%eth0"
+    assert where.scoped("fd00::1") == "fd00::1"
+    assert where.scoped("10.0.0.1") == "10.0.0.1"
+    plain = Where(host="h0", port=29400, count=2, least=2)
+    assert plain.scoped("fe80::1") == "fe80::1"

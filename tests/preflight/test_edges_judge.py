@@ -129,6 +129,43 @@ def test_losses_are_no_rule_for_ports() -> None:
     assert (cause.kind, cause.shape, cause.a) == ("loss", "host", (2,))
 
 
+def test_a_rule_of_many_ranges_is_one_cause() -> None:
+    """What host 2 opens fails from some local ports, and passes from others: not by chance."""
+    seen, rule = {}, (2, 5, 9, 13, 14, 20, 24)
+    for other in (0, 1, 3, 4, 5):
+        seen[other, 2] = ports_seen(2, rule, {})
+        mine = ports_seen(other, (3 + other, 17, 22), {})
+        seen[2, other] = msgspec.structs.replace(mine, by_source=True)
+    (cause,) = failures(judged(map(host, range(N)), seen))
+    assert (cause.kind, cause.shape, cause.a, cause.edges) == ("ports", "host-in", (2,), 10)
+
+
+def test_a_host_that_stood_still_has_lost_nothing_at_random() -> None:
+    """Its connections failed for some seconds, and all of them passed the second time."""
+    seen, again = {}, {}
+    for other in (0, 1, 3, 4, 5):
+        for src, dst in ((3, other), (other, 3)):
+            if src != dst:
+                seen[src, dst] = dead(dst, "silent")
+                again[src, dst] = Seen(dst=dst, passed=tuple(range(len(PORTS) + 1)), rtt_ms=0.2)
+    verdict = judged(map(host, range(N)), seen, again)
+    assert [(each.kind, each.severity) for each in verdict.causes] == [("flaky", "CANNOT-TELL")]
+
+
+def test_data_that_stalled_does_not_say_that_large_packets_pass() -> None:
+    """One edge of host 4 lost data twice, and no size of packets could be said."""
+    ports = tuple(range(2, len(PORTS) + 1))
+    seen, again = {}, {}
+    for other in (0, 1, 2, 3, 5):
+        for src, dst in ((4, other), (other, 4)):
+            lost = Seen(dst=dst, failed={1: "large-out"}, passed=ports, rtt_ms=0.2)
+            seen[src, dst] = lost
+            again[src, dst] = msgspec.structs.replace(lost, passed_mtu=1400, repeated=True)
+    again[4, 2] = Seen(dst=2, passed=(0, 1, *ports), rtt_ms=0.2, stalled=True, repeated=True)
+    (cause,) = failures(judged(map(host, range(N)), seen, again))
+    assert (cause.kind, cause.shape, cause.a) == ("mtu", "host", (4,))
+
+
 def test_ports_that_may_have_failed_by_chance_are_unknown() -> None:
     """For lack of time they were not repeated."""
     seen = {
@@ -205,6 +242,17 @@ def test_a_bridge_with_one_address_on_every_host_excludes_nobody() -> None:
     hosts[0] = msgspec.structs.replace(hosts[0], conflict="02:00:00:00:00:99")
     (cause,) = (each for each in failures(judged(hosts, {})) if not each.facts.get("their_mac"))
     assert cause.kind == "duplicate-address"
+
+
+def test_an_address_that_another_host_has_beside_its_own_is_one_cause() -> None:
+    """Host 2 has that of host 4 as well, and answers for it: neither is at fault by its edges."""
+    hosts = [host(number) for number in range(N)]
+    hosts[2] = msgspec.structs.replace(
+        with_address(hosts[2], "eth0", "10.0.0.5"), macs=("02:00:00:00:00:02",)
+    )
+    hosts[4] = msgspec.structs.replace(hosts[4], conflict="02:00:00:00:00:02")
+    (cause,) = failures(judged(hosts, {(0, 4): dead(4, "other", other=2)}))
+    assert (cause.kind, cause.facts["other"]) == ("duplicate-address", "n2")
 
 
 def test_two_hosts_with_one_hardware_address() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.preflight.made_edges import judged
+from tests.preflight.made_edges import judged, with_many_ranges
 
 # Each was judged wrongly once: ports beside each other taken for all, losses for a rule or an MTU,
 # a round that ended early for a recovery, half the edges slow.
@@ -38,3 +38,12 @@ SEEDS = (
 def test_what_is_planted_is_found_and_nothing_else(seed: int) -> None:
     ((_, made, wrong, lacking),) = judged([seed])
     assert (wrong, lacking) == ([], []), [each.name for each in made.faults]
+
+
+@pytest.mark.parametrize("ranges", [6, 12, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_firewall_of_many_ranges_without_state_is_one_cause(seed: int, ranges: int) -> None:
+    """Beside an edge that fails for itself. Answers are dropped as well, here and there."""
+    verdict = with_many_ranges(seed, ranges).verdict()
+    found = {(each.kind, each.shape, each.a) for each in verdict.causes if each.severity == "FAIL"}
+    assert found == {("ports", "host-in", (1,)), ("unreachable", "edge", (2,))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -99,6 +100,38 @@ def test_a_line_of_the_log_has_an_age_in_each_form(name: str, tmp_path: Path) ->
     (line,) = log.lines
     assert line.age_s is not None
     assert abs(line.age_s - 60) < 59  # however slow the test is
+
+
+def test_a_line_that_is_newer_than_now_has_no_age(tmp_path: Path) -> None:
+    """The uptime is a container's (lxcfs), the log its host's: an old Xid is not one of now."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("5000.00 1.0\n")
+    (tmp_path / "var/log").mkdir(parents=True)
+    text = "[900000.123456] NVRM: Xid (PCI:0000:19:00): 79\n"
+    (tmp_path / "var/log/dmesg").write_text(text)
+    assert [line.age_s for line in read_log(tmp_path).lines] == [None]
+
+
+@pytest.mark.parametrize("zone", ["UTC-9", "UTC+5"])  # as POSIX writes them: east is negative
+def test_dates_are_in_the_zone_of_the_machine_that_wrote_them(zone: str, tmp_path: Path) -> None:
+    ahead_s = -3600 * int(zone.removeprefix("UTC"))
+    (tmp_path / "var/log").mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").write_bytes(_zone_file(ahead_s))
+    written = time.gmtime(time.time() - 6 * 3600 + ahead_s)
+    line = f"{time.strftime('%b %d %H:%M:%S', written)} n kernel: NVRM: Xid (PCI:0000:19:00): 79\n"
+    (tmp_path / "var/log/syslog").write_text(line)
+    (read,) = read_log(tmp_path).lines
+    assert read.age_s is not None
+    assert abs(read.age_s - 6 * 3600) < 300
+
+
+def _zone_file(ahead_s: int) -> bytes:
+    """A zone without summer time (RFC 8536)."""
+    head = b"TZif2" + bytes(15)
+    counts = struct.pack(">6l", 0, 0, 0, 0, 1, 4)
+    kind = struct.pack(">lBB", ahead_s, 0, 0) + b"LOC\0"
+    return (head + counts + kind) * 2 + b"\n\n"
 
 
 def test_what_was_logged_before_the_boot_is_left_out(tmp_path: Path) -> None:

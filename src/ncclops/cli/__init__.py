@@ -11,7 +11,9 @@ import errno
 import io
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -19,7 +21,13 @@ import typer
 from ncclops._version import __version__
 from ncclops.cli import _output, _verbosity
 from ncclops.cli._commands import CommandTable
-from ncclops.errors import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, NcclopsError, UsageError
+from ncclops.errors import (
+    EXIT_INTERNAL_ERROR,
+    EXIT_INTERRUPTED,
+    STORE_CALL,
+    NcclopsError,
+    UsageError,
+)
 from ncclops.exhausted import advice, described
 from ncclops.plain_text import plain, plain_line
 from ncclops.whole_numbers import whole_number
@@ -104,6 +112,10 @@ def main() -> NoReturn:
         sys.stderr.flush()
     except OSError:  # Python would try again, and exit with a code of its own
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    if any(each.name == STORE_CALL for each in threading.enumerate()):
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

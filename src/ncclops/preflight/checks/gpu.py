@@ -12,6 +12,10 @@ from ncclops.preflight.checks.look import HOST, Rule, in_container, is_virtual, 
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Fabric, Gpu, Node
 
+# How schedulers call their control groups, and what they set in a job: Slurm, PBS, LSF,
+# HTCondor, Flux, Grid Engine.
+_SCHEDULERS = ("slurm", "pbs", "/lsf", "condor", "flux", "/sge", "/uge")
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "_CONDOR_SLOT", "FLUX_JOB_ID", "SGE_TASK_ID")
 _REASONS = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -29,6 +33,9 @@ _HEALTH = (
     ("incorrect configuration", 8, 4, {2, 3, 4, 5, 6, 7}),
 )
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+# NVLink errors say it with their own word: Xid 144 to 150.
+_NONFATAL = re.compile(r"Xid \([^)]*\): 1\d\d, .*\bNonfatal\b")
+_FATAL_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), Fatal\b")
 _PCI = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}")
 _NARROW = re.compile(
     r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d): .*available PCIe bandwidth, limited by .*?"
@@ -160,9 +167,11 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
     seen: dict[str, list[str]] = defaultdict(list)
     old: dict[str, list[str]] = defaultdict(list)
     for line in node.log.lines:
-        match = _XID.search(line.text)
+        match, switch = _XID.search(line.text), _FATAL_SXID.search(line.text)
         if match and int(match[2]) in codes:
             place, what = _by_pci(node, match[1]), f"Xid {match[2]}"
+        elif switch:
+            place, what = f"NVSwitch {switch[1].lower()}", f"SXid {switch[2]}, fatal"
         elif match is None and "fallen off the bus" in line.text:
             address = _PCI.search(line.text)
             place, what = _by_pci(node, address[0] if address else ""), "fallen off the bus"
@@ -170,6 +179,9 @@ def xid(check: Check, node: Node) -> Iterator[Finding]:
             continue
         if line.age_s is None:
             old[place].append(f"{what}, of unknown age")
+        elif _NONFATAL.search(line.text):
+            if line.age_s <= newest_s:
+                old[place].append(f"{what}, nonfatal, {line.age_s / 60:.0f} min ago")
         elif line.age_s <= newest_s:
             seen[place].append(f"{what}, {line.age_s / 60:.0f} min ago")
     for place, said in seen.items():
@@ -315,7 +327,7 @@ def fabric_manager(check: Check, node: Node) -> Iterator[Finding]:
     is_running = any(p.name.startswith("nv-fabricmanage") for p in running or ())
     said = [files.text("var/log/fabricmanager.log"), *(t for _, t in files.matching("dpkg/.*"))]
     versions = sorted({v for v in said if v and re.fullmatch(r"\d+\.\d+(\.\d+)*", v)})
-    version = node.driver.version
+    version = _loaded_version(node) or node.driver.version
     if running is not None and not is_running and not in_container(files):
         yield check.bad(HOST, f"{len(switches)} NVSwitches, and it does not run")
     elif version and versions and version not in versions:
@@ -429,12 +441,13 @@ def _bound(node: Node) -> bool:
 
 
 def _is_given_some(node: Node) -> bool:
-    """Whether this runs in a job of Slurm, which may show it some of the GPUs only.
+    """Whether this runs in a scheduler's job, which may see some of the GPUs only.
 
-    ConstrainDevices in cgroup.conf; the driver's list has all of them nevertheless.
+    Such as by ConstrainDevices in Slurm's cgroup.conf; the driver's list has all of them
+    nevertheless.
     """
     own = node.files.text("proc/self/cgroup") or ""
-    return "slurm" in own or "SLURM_JOB_ID" in node.environ
+    return any(word in own for word in _SCHEDULERS) or any(name in node.environ for name in _JOBS)
 
 
 def _may_lack(node: Node) -> bool:

@@ -15,12 +15,19 @@ Rule = Callable[[Check, Node], Iterator[Finding]]
 
 HOST = "host"
 UNLIMITED = 1 << 62
+_INITS = ("systemd", "init", "openrc-init", "runit", "s6-svscan", "dinit")
 _MOST_CPUS = 1 << 20  # the kernel has 8,192 at most
 
 
 def uses_rdma(node: Node) -> bool:
-    """Whether the job will: the lane says it, or else there being a device."""
-    return bool(node.nics) if node.needs.rdma is None else node.needs.rdma
+    """Whether the job will: the lane says it, or else there being a device that it may open.
+
+    A container sees the host's devices in /sys, whether or not it has been given their files.
+    """
+    if node.needs.rdma is not None:
+        return node.needs.rdma
+    has_files = any(nic.files.names("dev/infiniband") for nic in node.nics)
+    return bool(node.nics) and (has_files or not in_container(node.files))
 
 
 def soft_limit(files: Files, label: str) -> int | None:
@@ -40,11 +47,16 @@ def is_virtual(files: Files) -> bool:
 
 
 def in_container(files: Files) -> bool:
-    """By the marks that container runtimes leave."""
-    first = files.text("proc/1/cgroup") or ""
+    """By the marks that container runtimes leave, or by the first process being no init.
+
+    containerd leaves no mark below control groups of version 2.
+    """
+    first, init = files.text("proc/1/cgroup") or "", files.text("proc/1/comm")
     return (
         ".dockerenv" in files
         or "run/.containerenv" in files
+        or "run/systemd/container" in files
+        or (bool(init) and init not in _INITS)
         or any(word in first for word in ("docker", "kubepods", "containerd", "libpod", "lxc"))
     )
 

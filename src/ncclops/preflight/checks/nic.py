@@ -63,9 +63,14 @@ class Port:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What ports have in common that should be alike: board, link layer."""
+        """What ports have in common that should be alike: board, link layer, function."""
         board = self.device("board_id") or self.device("hca_type") or ""
-        return (board, self.layer, self.driver)
+        return (board, self.layer, self.driver, "virtual" if self.is_virtual else "")
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is a virtual function beside its card: for a machine or pod to be given."""
+        return f"sys/class/infiniband/{self.nic.device}/device/physfn" in self.nic.files
 
     @property
     def driver(self) -> str:
@@ -141,6 +146,8 @@ def port(check: Check, node: Node) -> Iterator[Finding]:
             yield check.ok(each.name, f"{state}, {phys}")
         elif _meant_to_work(each, alike, node, check.limit("share")):
             yield _judged(check, node, each, f"{state}, {phys}")
+        elif each.is_virtual:
+            yield check.unknown(each.name, f"{state}, {phys}: a virtual function, perhaps spare")
         elif "Disabled" in phys:
             yield check.unknown(each.name, f"{state}, {phys}: switched off, so perhaps not used")
         else:
@@ -399,8 +406,8 @@ def _judged(check: Check, node: Node, port: Port, read: str, subject: str = "") 
 def _is_aside(port: Port, node: Node) -> bool:
     """Whether a port is of another network than the job's: storage, or the front end.
 
-    One of Ethernet beside InfiniBand, or of a kind that is slower than another; not one that
-    somebody has named.
+    One of Ethernet beside InfiniBand, or of a kind that is slower than another, or of which no port
+    is active while those of a kind with more ports are; not one that somebody has named.
     """
     if node.environ.get("NCCL_IB_HCA"):
         return False
@@ -411,7 +418,10 @@ def _is_aside(port: Port, node: Node) -> bool:
     for each in others:
         if each.is_active and each.rate_gbps:
             fastest[each.kind] = max(fastest.get(each.kind, 0.0), each.rate_gbps)
-    return port.kind in fastest and fastest[port.kind] < max(fastest.values())
+    if port.kind in fastest:
+        return fastest[port.kind] < max(fastest.values())
+    counts = Counter(each.kind for each in others)
+    return any(counts[kind] > counts[port.kind] for kind in fastest)
 
 
 def _by_kind(found: Sequence[Port]) -> dict[tuple[str, ...], list[Port]]:
@@ -423,11 +433,13 @@ def _by_kind(found: Sequence[Port]) -> dict[tuple[str, ...], list[Port]]:
 
 def _meant_to_work(each: Port, alike: Sequence[Port], node: Node, share: float) -> bool:
     """Whether a port that is not active should be."""
-    if any(word in (each.state or "") for word in ("INIT", "ARMED")):
-        return True  # the link is there, and nobody manages it
     setting = node.environ.get("NCCL_IB_HCA", "")
     if setting and not setting.startswith("^"):
         return True  # somebody has named it
+    if each.is_virtual:
+        return False  # nobody may have been given it
+    if any(word in (each.state or "") for word in ("INIT", "ARMED")):
+        return True  # the link is there, and nobody manages it
     phys = each.text("phys_state")
     if phys is None or "Disabled" in phys or not re.match(r"\d: \w", phys):
         return False  # somebody may have switched it off

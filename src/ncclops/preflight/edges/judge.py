@@ -129,6 +129,8 @@ class _Look:
         doubtful = (found.unsure - answers) | found.flaky | self._thin
         # First: what is within them may be chance.
         losses = losses_of(self._live, found, doubtful, lost, self._groups)
+        # A host that stood still for some seconds has failed once, and lost nothing at random.
+        losses = [each for each in losses if each.explained & (found.loss | found.stalled)]
         chance = self._within(losses)
         ending = [self._cause("loss", claim) for claim in losses]
         by_chance = {edge for edge in chance if self._may_be_chance(edge)}
@@ -257,15 +259,12 @@ class _Look:
             if "lacks" in facts:
                 return "interface-missing"
             return "unreachable"
-        kinds = {"ports": "ports", "large": "mtu", "loss": "loss", "bandwidth": "bandwidth"}
-        kinds |= {"slow": "slow"}
-        return "store-port" if store else kinds[symptom]
+        return "store-port" if store else "mtu" if symptom == "large" else symptom
 
     @staticmethod
     def _convicted(claim: Claim) -> tuple[int, ...]:
         """Hosts that a scheduler should leave out: only where it is the host, whoever asks."""
-        one = claim.shape in ("host", "host-in", "host-out")
-        return claim.a if one else ()
+        return claim.a if claim.shape in ("host", "host-in", "host-out") else ()
 
     def _evidence(self, symptom: Symptom, claim: Claim) -> dict[str, str]:
         facts: dict[str, str] = {}
@@ -327,13 +326,13 @@ class _Look:
             into = [edge for edge in claim.explained if edge[1] == target]
             owners = [
                 each
-                for each in self._live
-                if each != target
-                and place.address in {a.address for a in self._hosts[each].addresses}
+                for each in sorted({*self._live} - {target})
+                if place.address in {a.address for a in self._hosts[each].addresses}
             ]
             if owners:
                 names = ", ".join(self._hosts[each].name for each in owners[:4])
-                return {"everywhere": names, **whose}
+                macs = {mac for each in owners for mac in self._hosts[each].macs}
+                return {"other" if host.conflict in macs else "everywhere": names, **whose}
             for edge in into:
                 seen = self._found.seen.get(edge)
                 if seen is None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import itertools
 import os
 import socket
 import threading
@@ -30,7 +32,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ncclops.errors import PreflightRefused
+from ncclops.errors import STORE_CALL, PreflightRefused
 from ncclops.host import interfaces
 from ncclops.preflight.edges import machine, relay
 from ncclops.preflight.edges.model import (
@@ -81,6 +83,12 @@ class Where:
         """``host:port``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def scoped(self, address: str) -> str:
+        """``address`` with the interface that ``host`` names, as a link-local one needs."""
+        scope = self.host.partition("%")[2]
+        is_local = ":" in address and ipaddress.IPv6Address(address).is_link_local
+        return f"{address}%{scope}" if scope and is_local else address
+
 
 class Unmet(PreflightRefused):
     """The hosts could not meet, or the host that gathers for all fell silent."""
@@ -116,7 +124,7 @@ class Meeting:
         store = await _store(where, tcp_store, deadline, way)
         came = await _call(
             lambda: int(store.add(f"ncclops-preflight/{where.job_id}/came", 1)),
-            _ANSWER_S,
+            max(_ANSWER_S, deadline - time.monotonic()),  # half of all packets may be lost
             f"the store at {where.address} does not answer",
         )
         meeting = cls(where, store, came - 1, way)
@@ -144,9 +152,11 @@ class Meeting:
         lost = f"the store at {self._where.address} does not answer"
         self.gathers = await _call(claim, _ANSWER_S, lost) == own
 
-    async def say(self, topic: str, value: Facts | Outcome | PairTried) -> None:
-        """Publish this host's part of ``topic``."""
-        await self._set(f"{topic}/{self.number}", value)
+    async def say(
+        self, topic: str, value: Facts | Outcome | PairTried, within_s: float = 0.0
+    ) -> None:
+        """Publish this host's part of ``topic``; it has ``within_s`` for that, or ten seconds."""
+        await self._set(f"{topic}/{self.number}", value, within_s)
 
     async def answer(self, topic: str, value: Plan | Again | Verdict | PairsTried) -> None:
         """Publish what all hosts wait for."""
@@ -176,14 +186,15 @@ class Meeting:
                     found[number] = msgspec.json.decode(data, type=kind)
         return found
 
-    async def _set(self, key: str, value: object) -> None:
+    async def _set(self, key: str, value: object, within_s: float = 0.0) -> None:
         name, data = self._prefix + key, msgspec.json.encode(value)
 
         def write() -> None:
             self._store.set(name, data.decode())
             self._store.check([name])  # a write is not answered; this is, after it
 
-        await _call(write, 2 * _ANSWER_S, f"the store at {self._where.address} does not answer")
+        lost = f"the store at {self._where.address} does not answer"
+        await _call(write, max(2 * _ANSWER_S, within_s), lost)
 
     async def _wait(self, key: str, within_s: float) -> bytes | None:
         name = self._prefix + key
@@ -229,7 +240,7 @@ async def _store(
 ) -> Any:
     """A client of the store. It connects by itself, from another local port than the trial before
     it: where answers to that one alone are dropped, the next may pass."""
-    for tries_left in reversed(range(_STORE_TRIES)):
+    for tries in itertools.count(1):
         address, port = await _reached(where, deadline, way)
 
         def connect(address: str = address, port: int = port) -> Any:
@@ -241,7 +252,7 @@ async def _store(
         try:
             return await _call(connect, _CONNECT_S + _ANSWER_S, failed)
         except Unmet:
-            if not tries_left:
+            if tries >= _STORE_TRIES and time.monotonic() > deadline:
                 raise
     raise AssertionError("the last try returns or raises")
 
@@ -252,7 +263,7 @@ async def _reached(
     """The store's address and port, once it accepts a connection. ``way`` is what leads there."""
     says = ""
     while True:
-        for address in await machine.lookup(where.host):
+        for address in map(where.scoped, await machine.lookup(where.host)):
             loop = asyncio.get_running_loop()
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
                 sock.setblocking(False)
@@ -298,7 +309,7 @@ async def _call(function: Callable[[], T], within_s: float, failed: str) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=call, name="ncclops-store-call", daemon=True).start()
+    threading.Thread(target=call, name=STORE_CALL, daemon=True).start()
     try:
         return await asyncio.wait_for(answer, within_s)
     except TimeoutError:

@@ -127,6 +127,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     host answered instead, ``says`` the kernel's words. ``lost``: how many connections, of all
     slots, failed and passed when they were repeated, from and to the same ports (``repeated``: all
     of them were); with ``stalled``, data did not arrive though packets of each size do.
+    ``by_source``: most of what fails does so from one local port, again and again, and passes from
+    another.
     """
 
     dst: int
@@ -145,6 +147,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     repeated: bool = False
     stalled: bool = False
+    by_source: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,9 @@ def answers(hosts: Sequence[Facts], states: States) -> dict[Edge, Edge]:
             back = states.seen.get(other)
             if back is None or other in found:
                 continue
+            if seen.by_source and other not in states.unsure:
+                found[edge] = other  # a rule for local ports, however many ranges it has
+                break
             blocked = _range(hosts, other, back)
             if blocked is None or not _by_source(seen, blocked):
                 continue

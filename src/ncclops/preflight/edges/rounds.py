@@ -15,7 +15,7 @@ from ncclops.preflight.edges.states import LOSSES, LOST, doubtful, scattered
 # Hosts that one host is connected to at a time, and connections in all.
 _HOSTS_AT_ONCE, _CONNECTIONS_AT_ONCE = 8, 16
 # In the second round there are few edges, and most of them wait.
-_AGAIN_AT_ONCE = 24
+_AGAIN_AT_ONCE, _CONNECTIONS_AGAIN = 24, 64
 _PINGS, _PINGS_AGAIN = 4, 12
 # If the first port fails and so many more: the others of that host are not tried in this round.
 _DEAD_AFTER = 3
@@ -23,6 +23,8 @@ _DEAD_AFTER = 3
 _SPREAD = 5
 # What may have failed by chance is repeated so often: of packets, one in five may be lost.
 _REPEATS = 2
+# Some of it is tried from so many other local ports as well, a prime apart.
+_ASKED, _OTHERS, _STEP = 6, 4, 7919
 # Round trips above this are reported, for the comparison with those of the others: more than any
 # network within a building has (docs/preflight.md).
 NOTABLE_RTT_MS = 5.0
@@ -60,6 +62,7 @@ class _Edge:
     lost: int = 0
     repeated: bool = False
     stalled: bool = False
+    by_source: bool = False
 
     def seen(self, mac: str) -> Seen:
         return Seen(
@@ -79,6 +82,7 @@ class _Edge:
             lost=self.lost,
             repeated=self.repeated,
             stalled=self.stalled,
+            by_source=self.by_source,
         )
 
 
@@ -100,6 +104,7 @@ class Rounds:
         self._me = me
         self._numbers = {each.uid: number for number, each in enumerate(plan.hosts)}
         self._lost_data: set[int] = set()  # the hosts with which that happened in the first round
+        self._lost: dict[int, dict[int, int]] = {}  # by host and slot: from which local port
         self._connections = asyncio.Semaphore(_CONNECTIONS_AT_ONCE)
 
     async def first(self, within_s: float) -> Outcome:
@@ -116,6 +121,7 @@ class Rounds:
         took = [max(way) for way in ways if min(way) >= 0]
         macs = self._network.neighbours()
         self._lost_data = {dst for dst, each in edges.items() if _lost_data(each)}
+        self._lost = {dst: _lost_from(each) for dst, each in edges.items() if each.passed}
         return Outcome(
             src=self._me,
             seen=tuple(self._report(edges[dst], macs) for dst in done if _notable(edges[dst])),
@@ -129,6 +135,7 @@ class Rounds:
     async def second(self, dsts: Iterable[int], within_s: float) -> Outcome:
         """``dsts`` again: every port, more patiently, and which sizes pass. All are reported."""
         edges = {dst: _Edge(dst) for dst in dsts if self._can_be_tried(dst)}
+        self._connections = asyncio.Semaphore(_CONNECTIONS_AGAIN)
         done = await self._all(list(edges.values()), self._second_edge, _AGAIN_AT_ONCE, within_s)
         done += [dst for dst, each in edges.items() if dst not in done and _tried(each)]
         macs = self._network.neighbours()
@@ -169,20 +176,31 @@ class Rounds:
         # Spread over the range: what a firewall leaves open is among the first, if it is much.
         first = every[::_SPREAD]
         rest = [slot for slot in every if slot not in first]
-        await self._ports(edge, first, SECOND)
+        _, steady = await asyncio.gather(self._ports(edge, first, SECOND), self._fails_again(edge))
         if not edge.passed:
             return
         if scattered(edge.failed, edge.passed) or "silent" in edge.failed.values():
             await self._repeated(edge, 1)
             if edge.lost >= LOSSES:
+                edge.repeated = True
                 return  # what else fails, fails by chance
-        slot = await self._whole(edge, FIRST if edge.failed else SECOND, _PINGS_AGAIN)
+        patience = FIRST if edge.failed else SECOND
+        slot = await self._whole(edge, patience, _PINGS_AGAIN)
         if edge.passed and not _lost_data(edge):
-            await self._packet(edge, SECOND)
+            await self._packet(edge, patience)
         if _lost_data(edge) or edge.dst in self._lost_data:
             await self._sizes(edge, slot)
         await self._ports(edge, rest, FIRST)
-        await self._repeated(edge)
+        _, pass_from_others = await asyncio.gather(
+            self._repeated(edge), self._pass_from_others(edge)
+        )
+        known = {slot: passes for slot, passes in pass_from_others.items() if slot in edge.failed}
+        for slot in steady.intersection(edge.passed):
+            edge.passed.remove(slot)
+            edge.failed[slot], edge.sources[slot] = "timeout", self._lost[edge.dst][slot]
+            known[slot] = True
+        edge.repeated = True
+        edge.by_source = 2 * sum(known.values()) > len(known)
 
     async def _whole(self, edge: _Edge, patience: Patience, pings: int) -> int:
         """Much data over a port that passes, which is returned."""
@@ -217,7 +235,40 @@ class Rounds:
                 for slot in unsure:
                     group.create_task(one(slot))
             unsure = [slot for slot in unsure if slot in edge.failed]
-        edge.repeated = True
+
+    async def _fails_again(self, edge: _Edge) -> set[int]:
+        """Of what failed in the first round, the slots that still do from the same local ports."""
+        before = self._lost.get(edge.dst, {})
+
+        async def again(slot: int, port: int) -> bool:
+            tries = [await self._passes(edge, slot, port) for _ in range(_REPEATS)]
+            return not any(tries)
+
+        failed = await asyncio.gather(*(again(slot, port) for slot, port in before.items()))
+        return {slot for slot, fails in zip(before, failed, strict=True) if fails}
+
+    async def _pass_from_others(self, edge: _Edge) -> dict[int, bool]:
+        """Of what fails here and there, whether some of the slots pass from other local ports."""
+        if not doubtful(edge.failed, edge.passed):
+            return {}
+        unsure = [slot for slot, how in edge.failed.items() if how in LOST]
+        unsure = unsure[:: -(-len(unsure) // _ASKED)]
+        low, high = self._own.port_range
+        count = max(1, high - low)
+        # By itself the kernel takes ports beside each other, which one rule may have.
+        tries = [
+            (slot, low + (slot * _STEP + number * _STEP**2) % count)
+            for slot in unsure
+            for number in range(_OTHERS)
+        ]
+        passed = await asyncio.gather(*(self._passes(edge, *each) for each in tries))
+        found = {slot for (slot, _), passes in zip(tries, passed, strict=True) if passes}
+        return {slot: slot in found for slot in unsure}
+
+    async def _passes(self, edge: _Edge, slot: int, source_port: int) -> bool:
+        async with self._connections:
+            found = await self._probe(edge.dst, slot, FIRST, source_port=source_port)
+        return found.how != "own" and found.how not in LOST
 
     async def _ports(self, edge: _Edge, slots: Iterable[int], patience: Patience) -> None:
         async def one(slot: int) -> None:
@@ -388,6 +439,15 @@ def _tried(edge: _Edge) -> bool:
 
 def _lost_data(edge: _Edge) -> bool:
     return any(how in _LARGE for how in edge.failed.values())
+
+
+def _lost_from(edge: _Edge) -> dict[int, int]:
+    """The slots that nothing came back from, and the local ports of those connections."""
+    return {
+        slot: edge.sources[slot]
+        for slot, how in edge.failed.items()
+        if how == "timeout" and slot in edge.sources
+    }
 
 
 def _notable(edge: _Edge) -> bool:

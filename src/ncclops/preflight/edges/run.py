@@ -128,7 +128,7 @@ class _Part:
 
     async def _met(self, meeting: Meeting, facts: Facts, deadline: float) -> Verdict:
         limits = self._limits
-        await meeting.say("facts", facts)
+        await meeting.say("facts", facts, deadline - time.monotonic())
         self._note(f"met at {self._where.address}; waiting for {self._where.count} hosts")
         left, came = max(1.0, deadline - time.monotonic()), dict[int, Facts]()
         if meeting.gathers:
@@ -153,8 +153,8 @@ class _Part:
         outcome, names = await asyncio.gather(
             rounds.first(limits.first), _names(plan, me, limits.first)
         )
-        await meeting.say("first", msgspec.structs.replace(outcome, names=names))
         patience = limits.first + limits.slack
+        await meeting.say("first", msgspec.structs.replace(outcome, names=names), patience)
         first: dict[int, Outcome] = {}
         if meeting.gathers:
             left = max(1.0, began + patience - time.monotonic())
@@ -167,8 +167,8 @@ class _Part:
         began, edges = time.monotonic(), again.edges.get(me, ())
         if edges:
             self._note(f"edges tried once more: {len(edges)}")
-        await meeting.say("second", await rounds.second(edges, limits.second))
         patience = limits.second + limits.slack
+        await meeting.say("second", await rounds.second(edges, limits.second), patience)
         if not meeting.gathers:
             return await meeting.hear("verdict", Verdict, patience + limits.slack)
         second: dict[int, Outcome] = {}

@@ -29,8 +29,9 @@ class States:
 
     ``unknown``: not tried, or failed once and not tried again while others recovered. ``large``:
     data from the first to the second is lost. ``unknown_large``: not looked at. ``flaky``: failed
-    once, then passed. ``loss``: connections fail at random. ``unsure``: of those whose ports fail,
-    where it may be chance and was not looked into. ``seen`` is what was seen last.
+    once, then passed. ``loss``: connections fail at random; ``stalled``: one does, or data.
+    ``unsure``: of those whose ports fail, where it may be chance and was not looked into. ``seen``
+    is what was seen last.
     """
 
     dead: set[Edge] = field(default_factory=set)
@@ -42,6 +43,7 @@ class States:
     unsure: set[Edge] = field(default_factory=set)
     loss: set[Edge] = field(default_factory=set)
     flaky: set[Edge] = field(default_factory=set)
+    stalled: set[Edge] = field(default_factory=set)
     rtt_ms: dict[Edge, float] = field(default_factory=dict)
     data_s: dict[Edge, float] = field(default_factory=dict)
     seen: dict[Edge, Seen] = field(default_factory=dict)
@@ -85,11 +87,15 @@ def settle(
                 states.unknown.add(edge)
                 states.unknown_large.add(edge)
                 continue
+            if _doubtful(last):
+                states.stalled.add(edge)
             if losses(last) >= LOSSES:
                 states.loss.add(edge)
             elif (seen.failed and not last.failed) or _doubtful(last):
                 states.flaky.add(edge)
             _place(states, edge, last)
+            if last.stalled:  # for whatever reason: that large packets pass is not known
+                states.unknown_large |= {edge, edge[::-1]}
             if edge in states.ports | states.store_port and not last.repeated:
                 states.unsure |= {edge} if doubtful(last.failed, last.passed) else set()
     _doubt_once(states, again)
@@ -120,6 +126,8 @@ def _doubt_once(states: States, again: Collection[Edge]) -> None:
 def _recovered(seen: Seen, again: Seen) -> int:
     """How many connections of the first round passed in the second, at the same ports of the host,
     unless the local ports that they were opened from make a rule of it."""
+    if again.failed and not again.repeated:
+        return 0  # it was not looked into
     slots = [slot for slot, how in seen.failed.items() if how in LOST and slot in again.passed]
     failed = [seen.sources[slot] for slot in slots if slot in seen.sources]
     passed = [seen.sources[slot] for slot in seen.passed if slot in seen.sources]

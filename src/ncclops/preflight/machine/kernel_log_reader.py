@@ -6,22 +6,27 @@ which the log is kept. Their stamps are seconds since boot, or a date.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from ncclops.preflight.machine import files
 from ncclops.preflight.readings import KernelLog, LogLine
+from ncclops.record.regular_file import open_regular
 
 _WANTED = re.compile(r"NVRM|nvidia|Nvidia|PCIe bandwidth|fallen off the bus|NVSwitch|SXid")
 _KEPT = ("dev/kmsg", "var/log/kern.log", "var/log/syslog", "var/log/messages", "var/log/dmesg")
 _MOST_BYTES = 8 << 20
 _MOST_LINES = 2000
 _MOST_CHARS = 400
+_CLOCKS_S = 60.0  # how far two clocks that are right may be apart
 _SINCE_BOOT = re.compile(r"\[\s*(\d+\.\d+)\]\s?")
 _KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?")
@@ -29,19 +34,27 @@ _SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) ")
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d+) (\d\d:\d\d:\d\d) (\d{4})\]")
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """Now in seconds since the epoch, the machine's uptime, and the zone of its log's dates."""
+
+    now: float
+    uptime_s: float | None
+    zone: tzinfo | None
+
+
 def read_log(root: Path) -> KernelLog:
     """What there is of the log below ``root``."""
-    uptime = _number(files.read_text(root, "proc/uptime"))
-    now = time.time()
+    moment = _Moment(time.time(), _number(files.read_text(root, "proc/uptime")), _zone(root))
     if root == Path("/") and (text := _kmsg()) is not None:
-        return KernelLog(source="/dev/kmsg", lines=tuple(_lines(text, uptime, now)))
+        return KernelLog(source="/dev/kmsg", lines=tuple(_lines(text, moment)))
     first = None
     for name in _KEPT:  # one may be there and empty, as after its rotation
         text = files.tail_text(root, name, _MOST_BYTES)
         if text is None:
             continue
         first = first or f"/{name}"
-        if lines := tuple(_lines(text, uptime, now)):
+        if lines := tuple(_lines(text, moment)):
             return KernelLog(source=f"/{name}", lines=lines)
     return KernelLog(source=first)
 
@@ -66,47 +79,62 @@ def _kmsg() -> str | None:
     return "".join(records)
 
 
-def _lines(text: str, uptime: float | None, now: float) -> Iterator[LogLine]:
+def _lines(text: str, moment: _Moment) -> Iterator[LogLine]:
     kept = [line for line in text.splitlines() if _WANTED.search(line)]
-    boot = None if uptime is None else now - uptime
     for line in kept[-_MOST_LINES:]:
-        age = _age(line, uptime, now)
+        age = _age(line, moment)
         # What an earlier start of the machine has logged, this one may have mended.
-        if age is None or boot is None or now - age >= boot - 1.0:
+        if age is None or moment.uptime_s is None or age <= moment.uptime_s + 1.0:
             yield LogLine(line[:_MOST_CHARS], age)
 
 
-def _age(line: str, uptime: float | None, now: float) -> float | None:
-    since_boot = None
+def _age(line: str, moment: _Moment) -> float | None:
+    """None where it is not known, as where the clocks of log and reader do not agree."""
+    age, since_boot = None, None
     if match := _KMSG.match(line):
         since_boot = int(match[1]) / 1e6
-    elif stamp := _stamp(line, now):
-        return max(0.0, now - stamp)
+    elif (stamp := _stamp(line, moment)) is not None:
+        age = moment.now - stamp
     elif match := _SINCE_BOOT.search(line):
         since_boot = float(match[1])
-    if since_boot is None or uptime is None:
-        return None
-    return max(0.0, uptime - since_boot)
+    if since_boot is not None and moment.uptime_s is not None:
+        age = moment.uptime_s - since_boot
+    # In the future: a zone that is not the log's, or an uptime that is a container's (lxcfs).
+    return None if age is None or age < -_CLOCKS_S else max(0.0, age)
 
 
-def _stamp(line: str, now: float) -> float | None:
+def _stamp(line: str, moment: _Moment) -> float | None:
     """The date at the beginning of ``line``, in seconds since the epoch."""
     try:
         if match := _ISO.match(line):
-            return datetime.fromisoformat(f"{match[1]}T{match[2]}{match[3] or ''}").timestamp()
+            found = datetime.fromisoformat(f"{match[1]}T{match[2]}{match[3] or ''}")
+            return (found if match[3] else found.replace(tzinfo=moment.zone)).timestamp()
         if match := _CTIME.match(line):
-            text = f"{match[4]} {match[1]} {match[2]} {match[3]}"
-            return datetime.strptime(text, "%Y %b %d %H:%M:%S").timestamp()
+            return _date(f"{match[4]} {match[1]} {match[2]} {match[3]}", moment)
         if match := _SYSLOG.match(line):
-            year = datetime.fromtimestamp(now).year
-            text = f"{year} {match[1]} {match[2]} {match[3]}"
-            found = datetime.strptime(text, "%Y %b %d %H:%M:%S")
-            if found.timestamp() > now + timedelta(days=1).total_seconds():
-                found = found.replace(year=year - 1)
-            return found.timestamp()
+            year, rest = datetime.fromtimestamp(moment.now).year, " ".join(match.groups())
+            stamp = _date(f"{year} {rest}", moment)
+            is_next = stamp > moment.now + timedelta(days=1).total_seconds()
+            return _date(f"{year - 1} {rest}", moment) if is_next else stamp
     except ValueError:
         return None
     return None
+
+
+def _date(text: str, moment: _Moment) -> float:
+    found = datetime.strptime(text, "%Y %b %d %H:%M:%S")
+    return found.replace(tzinfo=moment.zone).timestamp()
+
+
+def _zone(root: Path) -> tzinfo | None:
+    """The zone that dates of the log are in, where it may be another than this process's."""
+    if root == Path("/"):
+        return None
+    try:
+        with open_regular(files.below(root, "etc/localtime")) as file:
+            return ZoneInfo.from_file(io.BytesIO(file.read(files.MOST_BYTES) or b""))
+    except (OSError, ValueError):  # not there, or no zone
+        return None
 
 
 def _number(text: str | None) -> float | None:

@@ -41,6 +41,7 @@ def read_device(root: Path, device: str, gid_index: int | None = None) -> Files:
             ),
             f"{top}/ports/*/gid_attrs/types",
             f"@{top}/device/driver",
+            f"@{top}/device/physfn",
             "sys/class/infiniband_verbs/*/ibdev",
             "sys/class/infiniband_mad/*/ibdev",
             "sys/class/infiniband_mad/*/port",
