@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from torch import distributed
 
+from ncclops.restart import _calls
 from ncclops.restart._endings import (
     Failed,
     Finished,
@@ -123,6 +124,11 @@ class RestartLoop:
         )
         self._torch_state = TorchState()
         self._pid = os.getpid()
+        self._as_call = _calls.Call(
+            state=state.freeze,
+            connect=session.another_connection,
+            aborted=lambda: session.is_aborted(state.iteration),
+        )
 
     @property
     def iteration(self) -> int:
@@ -138,6 +144,7 @@ class RestartLoop:
         error: BaseException | None = None
         try:
             contain_handlers()
+            _calls.begin(self._as_call)
             with self._env_rendezvous():
                 return self._run_iterations()
         except ForkedChild as child:
@@ -156,6 +163,7 @@ class RestartLoop:
             self._report_unexpected_end(unexpected)
         finally:
             if os.getpid() == self._pid:
+                _calls.end(self._as_call)
                 self.session.close(error)
             release_handlers()
         raise self._causes.with_root_cause(error)
