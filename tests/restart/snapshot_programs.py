@@ -18,14 +18,17 @@ from ncclops.restart import snapshot
 from ncclops.testing import note, place
 
 SHORT = timedelta(milliseconds=100)
-wrapped = inprocess.Wrapper(
-    soft_timeout=timedelta(seconds=20),
-    hard_timeout=timedelta(seconds=40),
-    barrier_timeout=timedelta(seconds=80),
-    monitor_process_interval=SHORT,
-    progress_watchdog_interval=SHORT,
-    monitor_thread_interval=2 * SHORT,
-)
+TIMES: dict[str, Any] = {
+    "soft_timeout": timedelta(seconds=20),
+    "hard_timeout": timedelta(seconds=40),
+    "heartbeat_timeout": timedelta(seconds=5),
+    "barrier_timeout": timedelta(seconds=80),
+    "monitor_process_interval": SHORT,
+    "progress_watchdog_interval": SHORT,
+    "monitor_thread_interval": 2 * SHORT,
+    "heartbeat_interval": SHORT,
+}
+wrapped = inprocess.Wrapper(**TIMES)
 
 
 def digest_of(*states: Any) -> str:
@@ -107,8 +110,7 @@ def replicas(steps: int, every: int | None) -> str:
     return digest_of(model.state_dict(), optimizer.state_dict()["state"])
 
 
-@wrapped
-def own_state(steps: int, directory: Path | None) -> tuple[int, int]:
+def _own_state(steps: int, directory: Path | None) -> tuple[int, int]:
     """What a rank draws is its own, and kept by a partner; a checkpoint is the last resort."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -140,6 +142,20 @@ def own_state(steps: int, directory: Path | None) -> tuple[int, int]:
         snapshots.take(step + 1)
     dist.destroy_process_group()
     return int(total), sampler.drawn
+
+
+own_state = wrapped(_own_state)
+
+
+@inprocess.Wrapper(
+    **TIMES,
+    rank_assignment=inprocess.Compose(
+        inprocess.rank_assignment.MaxActiveWorldSize(3), inprocess.rank_assignment.ShiftRanks()
+    ),
+)
+def own_state_with_reserve(steps: int, directory: Path | None) -> tuple[int, int]:
+    """Three ranks run, the others are reserves."""
+    return _own_state(steps, directory)
 
 
 @wrapped

@@ -101,12 +101,16 @@ class Memory:
         except RuntimeError as error:
             raise MemoryError(str(error)) from error
 
+    def is_received(self, label: Label) -> None:
+        """What ``room_for_copy`` has made room for is there, or does not come."""
+        with self._lock:
+            self._receiving.pop((label.seat, label.unit), None)
+
     def keep_copy(self, blob: Blob) -> None:
         """A copy for another rank has arrived in whole."""
         assert blob.label is not None
         key = blob.label.seat, blob.label.unit
         with self._lock:
-            self._receiving.pop(key, None)
             self._copies[key] = (blob, *self._copies.get(key, ())[:1])
 
     @holds_a_lock
@@ -121,7 +125,6 @@ class Memory:
                 for key, blobs in self._copies.items()
             }
             self._copies = {key: blobs for key, blobs in kept.items() if blobs}
-            self._receiving.clear()
 
     @holds_a_lock
     def drop_copies_before(self, epoch: int) -> None:

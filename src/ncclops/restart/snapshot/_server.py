@@ -112,7 +112,13 @@ class Server:
             buffer = self._memory.room_for_copy(label)
         except MemoryError as error:
             connection.answer({"error": str(error)[:500]})
-            raise PeerError(str(error)) from error  # its content is not read
-        blob = connection.receive_blob(label, request.get("header_bytes"), lambda _: buffer)
+            return
+        try:
+            blob = connection.receive_blob(label, request.get("header_bytes"), lambda _: buffer)
+        except PeerError as error:
+            connection.answer({"error": str(error)[:500]})
+            raise  # what follows on the connection may be the rest of it
+        finally:
+            self._memory.is_received(label)
         self._memory.keep_copy(blob)
         connection.answer({"ok": True})

@@ -7,7 +7,8 @@ and nothing allocated. Then come requests, each a line of JSON of at most ``_MOS
 ========  ==============================  ========================================================
 request   followed by                     answer
 ========  ==============================  ========================================================
-``put``   header and content of a blob    ``{"ok": true}`` once checked, or ``{"error": why}``
+``put``   after ``{"ready": true}``,      ``{"ok": true}`` once checked; where there is no room,
+          header and content of a blob    or it is not intact, ``{"error": why}``
 ``get``   nothing                         ``{"header_bytes": n}`` and both, or ``{"error": why}``
 ========  ==============================  ========================================================
 
@@ -88,9 +89,11 @@ class Connection:
         request = {"put": blob.label.as_json(), "header_bytes": len(blob.header)}
         with _as_peer_error("sending a snapshot"):
             self._send_line(request)
-            self._sock.sendall(blob.header)
-            self._send(blob.view())
             answer = self._receive_line()
+            if answer.get("ready") is True:
+                self._sock.sendall(blob.header)
+                self._send(blob.view())
+                answer = self._receive_line()
         if answer.get("ok") is not True:
             raise PeerError(f"the partner does not keep it: {str(answer.get('error'))[:200]}")
 
@@ -147,6 +150,8 @@ class Connection:
         self, label: Label, header_bytes: Any, allocate: Callable[[int], Tensor]
     ) -> Blob:
         """What follows a ``put``. Raises ``PeerError`` unless it is intact."""
+        _check_header_size(header_bytes)
+        self._send_line({"ready": True})
         return self._receive_blob(label, header_bytes, allocate)
 
     # --- both -----------------------------------------------------------------------------------
@@ -154,8 +159,7 @@ class Connection:
     def _receive_blob(
         self, label: Label, header_bytes: Any, allocate: Callable[[int], Tensor]
     ) -> Blob:
-        if type(header_bytes) is not int or not 0 < header_bytes <= MOST_HEADER_BYTES:
-            raise PeerError(f"a header of {str(header_bytes)[:20]} bytes")
+        _check_header_size(header_bytes)
         header = self._receive(header_bytes)
         blob = Blob(header, allocate(label.nbytes), label)
         content, got = blob.view(), 0
@@ -211,6 +215,11 @@ class Connection:
                 raise PeerError("the connection ended in the middle")
             got += piece
         return bytes(got)
+
+
+def _check_header_size(count: Any) -> None:
+    if type(count) is not int or not 0 < count <= MOST_HEADER_BYTES:
+        raise PeerError(f"a header of {str(count)[:20]} bytes")
 
 
 @contextlib.contextmanager
