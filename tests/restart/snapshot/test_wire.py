@@ -128,9 +128,8 @@ def raw(memory: Memory, greeting: bytes) -> socket.socket:
     [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(200), _MAGIC + b"0" * TOKEN_CHARACTERS],
 )
 def test_who_does_not_know_the_token_gets_no_answer(memory: Memory, greeting: bytes) -> None:
-    with raw(memory, greeting) as sock:
-        with contextlib.suppress(ConnectionResetError):
-            assert sock.recv(1) == b""
+    with raw(memory, greeting) as sock, contextlib.suppress(ConnectionResetError):
+        assert sock.recv(1) == b""
     assert memory.holdings() == []
 
 
