@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ncclops import restart as inprocess
@@ -93,6 +96,11 @@ def replicas(steps: int, every: int | None) -> str:
     )
     restored = snapshots.restore()
     note("restored", step=restored.step, source=restored.source.value, told=str(restored))
+    note(
+        "holds",
+        descriptors=len(os.listdir("/proc/self/fd")),
+        threads=sorted(each.name for each in threading.enumerate()),
+    )
     for step in range(restored.step or 0, steps):
         place("step")
         numbers = torch.randint(10_000, (6,)).tolist()  # the process's generator is state
@@ -158,16 +166,27 @@ def own_state_with_reserve(steps: int, directory: Path | None) -> tuple[int, int
     return _own_state(steps, directory)
 
 
-@wrapped
+@inprocess.Wrapper(
+    **TIMES,
+    rank_assignment=inprocess.Compose(
+        inprocess.rank_assignment.ActiveWorldSizeDivisibleBy(2),
+        inprocess.rank_assignment.ShiftRanks(),
+    ),
+)
 def sharded(steps: int) -> str:
-    """FSDP2: each rank has a part of everything."""
+    """FSDP2 over pairs of ranks, each of which has a part of everything; pairs are replicas."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    fully_shard(model)
+    pairs = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (pairs, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    snapshots = snapshot.Snapshots({"model": model, "optimizer": optimizer}, every=1)
+    state = {"model": model, "optimizer": optimizer}
+    snapshots = snapshot.Snapshots(
+        state, replicated=state.keys(), shard=str(mesh.get_local_rank("shard")), every=1
+    )
     restored = snapshots.restore()
     note("restored", step=restored.step, source=restored.source.value)
     for step in range(restored.step or 0, steps):

@@ -67,6 +67,12 @@ def test_after_many_random_faults_the_result_is_the_same_to_the_last_bit(
     assert result.lost == result.taken
     assert result.value == undisturbed
     assert len(result.strikes) >= 15, "most of the faults have struck"
+    for rank in result.values:
+        first, *later = [note.fields for note in result.notes_of("holds", rank)]
+        ours = [name for name in later[-1]["threads"] if name.startswith("ncclops-snapshot")]
+        assert len(ours) <= 4, "the server, the iteration's own, and those of two connections"
+        least = min(each["descriptors"] for each in later[-3:])
+        assert least - first["descriptors"] <= 6, "connections of the last iteration are closed"
 
 
 def test_a_lost_rank_s_own_state_is_gone_with_its_seat_and_the_others_keep_theirs(
@@ -120,3 +126,17 @@ def test_the_shards_of_fsdp2_are_restored_to_the_last_bit(ncclops_job: JobFactor
     result = ncclops_job(sharded, world_size=2, args=(12,), faults=faults).run()
     assert result.values == undisturbed.values
     assert restored(result) == [(6, "memory"), (11, "memory")] * 2
+
+
+def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
+    ncclops_job: JobFactory,
+) -> None:
+    """Of two pairs one loses a rank: the other pair goes on, and a reserve is left."""
+    undisturbed = ncclops_job(sharded, world_size=2, args=(12,)).run()
+    fault = Fault.kill(rank=0, at="step", n=7)
+    result = ncclops_job(sharded, world_size=4, args=(12,), faults=[fault]).run()
+    values = sorted(each for each in result.values.values() if each is not None)
+    assert values == sorted(undisturbed.values.values()), "the ranks' numbers have changed"
+    found = [n.fields for n in result.notes if n.name == "restored" and n.fields["step"]]
+    assert [each["step"] for each in found] == [6, 6]
+    assert {each["source"] for each in found} <= {"memory", "replica"}

@@ -150,7 +150,9 @@ class Agreement:
 
     def _fetch_one(self, fetch: Fetch, address: Address) -> Blob:
         own = self._memory.find(fetch.label)
-        if own is not None and is_intact(own):
+        if own is not None:
+            if not is_intact(own):
+                raise PeerError("what this rank had in memory is damaged")
             return own
         connection = Connection.to(address, self._timeout.total_seconds())
         self._background.connections.add(connection)

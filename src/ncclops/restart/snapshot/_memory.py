@@ -59,11 +59,6 @@ class Memory:
         """After a restore: ``blob`` is what this rank has, and nothing else is."""
         self._own[unit] = () if blob is None else (blob,)
 
-    def drop(self, blob: Blob) -> None:
-        """``blob``, one of this rank's own, is damaged."""
-        for unit, blobs in list(self._own.items()):
-            self._own[unit] = tuple(each for each in blobs if each is not blob)
-
     def drop_incomplete(self) -> None:
         """What was not completely copied when an iteration ended is nothing to go on from."""
         for unit, blobs in list(self._own.items()):

@@ -17,7 +17,9 @@ from ncclops.restart.snapshot._errors import SnapshotError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MESH = tuple[tuple[int, ...], tuple[str, ...], str]
+# How a mesh is found again: by the names of its dimensions, where it has some, as the number of
+# replicas may have changed; otherwise by its shape. And by its type of device.
+_MESH = tuple[tuple[object, ...], str]
 
 
 def check(entries: Mapping[str, Any]) -> None:
@@ -154,7 +156,7 @@ def _copy(kept: _Kept, meshes: Mapping[_MESH, Any]) -> Any:
     from torch.distributed.tensor import DTensor
 
     shape, names, device = sharded["mesh"]
-    wanted = (tuple(shape), tuple(names), device)
+    wanted = (tuple(names or shape), device)
     if wanted not in meshes:
         raise SnapshotError(
             f"a tensor was kept over a mesh {names or ''} of {shape} on {device}, which no module "
@@ -199,8 +201,7 @@ def _meshes(entries: Mapping[str, Any]) -> dict[_MESH, Any]:
     for tensor in _tensors(entries):
         if is_sharded(tensor):
             mesh = tensor.device_mesh
-            key = tuple(mesh.mesh.shape), tuple(mesh.mesh_dim_names or ()), mesh.device_type
-            found[key] = mesh
+            found[tuple(mesh.mesh_dim_names or mesh.mesh.shape), mesh.device_type] = mesh
     return found
 
 

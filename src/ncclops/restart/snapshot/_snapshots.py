@@ -17,9 +17,8 @@ from ncclops.restart.snapshot import _objects
 from ncclops.restart.snapshot._agreement import Agreed, Agreement, Order, Told
 from ncclops.restart.snapshot._background import Background
 from ncclops.restart.snapshot._blobs import (
-    CHECKING_THREADS,
     Blob,
-    is_intact,
+    checking_threads,
     lay_out,
     layout_of,
 )
@@ -227,7 +226,8 @@ class Snapshots:
         agreement = Agreement(background, memory, place.prefix, place.world, timeout)
 
         def agree() -> Agreed:
-            _check_own(memory)
+            for blob in memory.own():
+                blob.seal(checking_threads())  # where the fault came before that
             return agreement.reach(self._tell(memory, place, layouts))
 
         agreed = background.result_of(agree, timeout)
@@ -496,16 +496,6 @@ class Snapshots:
         if self._now is None:
             raise SnapshotError("call restore() on every rank before take()")
         return self._now
-
-
-def _check_own(memory: Memory) -> None:
-    """What this rank offers is what was kept. By several threads: all ranks wait."""
-    for blob in memory.own():
-        if blob.label is None:
-            blob.seal(CHECKING_THREADS)
-        elif not is_intact(blob):
-            log.warning("this rank's snapshot of step %d is damaged", blob.label.step)
-            memory.drop(blob)
 
 
 def _restored(order: Order, step: int | None, units: Mapping[str, Source]) -> Restored:
