@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import threading
 from datetime import timedelta
@@ -98,7 +97,7 @@ def replicas(steps: int, every: int | None) -> str:
     note("restored", step=restored.step, source=restored.source.value, told=str(restored))
     note(
         "holds",
-        descriptors=len(os.listdir("/proc/self/fd")),
+        descriptors=len(list(Path("/proc/self/fd").iterdir())),
         threads=sorted(each.name for each in threading.enumerate()),
     )
     for step in range(restored.step or 0, steps):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ncclops.restart import _calls
 from ncclops.restart._delicate import holds_a_lock
@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ncclops.restart.snapshot._background import Background
-    from ncclops.restart.snapshot._server import Server
+    from ncclops.restart.snapshot._wire import Address
+
+
+class Listening(Protocol):
+    """What answers other ranks (``_server``)."""
+
+    @property
+    def address(self) -> Address:
+        """Where."""
+
+    def close(self) -> None:
+        """Answer no more."""
 
 
 class Memory:
@@ -33,7 +44,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.most_copied: int | None = None
-        self.server: Server | None = None
+        self.server: Listening | None = None
         self.background: Background | None = None  # of the latest iteration
         self.interval = 0  # the last one that all ranks have agreed on
         self._own: dict[str, tuple[Blob, ...]] = {}  # the newest first
