@@ -31,7 +31,7 @@ What is kept, what it costs and what is lost when: docs/snapshots.md. How it wor
 ``_background``     the thread that copies, sends and asks the store, while training goes on
 ``_agreement``      one restore: all ranks take the same moment
 ``_rounds``         one snapshot: complete on all ranks before the next one begins
-``_snapshots``      ``Snapshots``: what a training loop calls
+``_snapshots``      ``Snapshots``: what a training loop calls  (``_results``: what it is told)
 ==================  ==============================================================================
 """
 
@@ -39,7 +39,8 @@ from __future__ import annotations
 
 from ncclops.restart.snapshot._errors import PeerError, SnapshotError
 from ncclops.restart.snapshot._planning import Source
+from ncclops.restart.snapshot._results import Overhead, Restored
 from ncclops.restart.snapshot._rng import Rng
-from ncclops.restart.snapshot._snapshots import Overhead, Restored, Snapshots
+from ncclops.restart.snapshot._snapshots import Snapshots
 
 __all__ = ["Overhead", "PeerError", "Restored", "Rng", "SnapshotError", "Snapshots", "Source"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ncclops.restart.snapshot._background import Background
+    from ncclops.restart.snapshot._copying import Copier
     from ncclops.restart.snapshot._wire import Address
 
 
@@ -46,6 +47,7 @@ class Memory:
         self.most_copied: int | None = None
         self.server: Listening | None = None
         self.background: Background | None = None  # of the latest iteration
+        self.copier: Copier | None = None  # likewise
         self.interval = 0  # the last one that all ranks have agreed on
         self._own: dict[str, tuple[Blob, ...]] = {}  # the newest first
         self._copies: dict[tuple[int, str], tuple[Blob, ...]] = {}  # by seat and unit
@@ -176,10 +178,17 @@ class Memory:
             copies = sum(each.nbytes for each in self._all_copies())
         return sum(each.nbytes for blobs in list(self._own.values()) for each in blobs), copies
 
-    def close(self) -> None:
-        """The call has ended: give everything back."""
+    def end_iteration(self) -> None:
+        """What the last iteration has left is complete, or dropped."""
+        if self.copier is not None:
+            self.copier.close()
         if self.background is not None:
             self.background.close()
+        self.drop_incomplete()
+
+    def close(self) -> None:
+        """The call has ended: give everything back."""
+        self.end_iteration()
         if self.server is not None:
             self.server.close()
         self._own = {}

@@ -27,6 +27,7 @@ _GREETED_WITHIN_S = 5.0
 # ranks that fetch. Whoever does not greet is no rank of the job.
 _MOST_CONNECTIONS = 1024
 _MOST_UNGREETED = 32
+_NEXT_AFTER_S = 0.1
 
 
 class Server:
@@ -44,11 +45,13 @@ class Server:
         self.address = Address(host, self._listener.getsockname()[1], token)
         self._connections: set[Connection] = set()
         self._ungreeted = 0
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._start(self._accept, "ncclops-snapshot-server")
 
     def close(self) -> None:
         """End the thread and all connections."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -64,17 +67,25 @@ class Server:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed.wait(_NEXT_AFTER_S):
+                    return
+                log.debug("accepting a connection for snapshots: %s", error)  # no descriptor left
+                continue
             with self._lock:
                 has_room = (
                     len(self._connections) < _MOST_CONNECTIONS and self._ungreeted < _MOST_UNGREETED
                 )
                 self._ungreeted += has_room
-            if has_room:
-                self._start(self._serve, "ncclops-snapshot-peer", Connection(sock))
-            else:
-                sock.close()
+            try:
+                if has_room:
+                    self._start(self._serve, "ncclops-snapshot-peer", Connection(sock))
+                    continue
+            except RuntimeError as error:  # no thread is to be had
+                log.debug("a connection for snapshots: %s", error)
+                with self._lock:
+                    self._ungreeted -= 1
+            sock.close()
 
     def _serve(self, connection: Connection) -> None:
         with self._lock:

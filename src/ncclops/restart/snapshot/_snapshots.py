@@ -27,6 +27,7 @@ from ncclops.restart.snapshot._errors import SnapshotError
 from ncclops.restart.snapshot._memory import Memory, memory_of
 from ncclops.restart.snapshot._pace import FIRST_INTERVAL, Meter
 from ncclops.restart.snapshot._planning import OWN, SHARED, Label, Moment, Seat, Source
+from ncclops.restart.snapshot._results import Overhead, Restored, restored_by
 from ncclops.restart.snapshot._rounds import Partner, Round, Rounds, decided_by
 from ncclops.restart.snapshot._server import Server
 
@@ -39,53 +40,6 @@ log = logging.getLogger("ncclops.restart")
 _NO_MOMENT = Moment(-1, -1)
 # A round that takes longer than this is one in which a rank does not come along.
 _ROUND_WITHIN = timedelta(minutes=2)
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What ``restore`` has come to; the same on all ranks but for ``source`` and ``units``.
-
-    - ``step``: the step that the state is of; ``None``: there was nothing, and training begins.
-    - ``source``: where this rank took its state from, the most distant of several. ``units`` says
-      it for ``"own"`` and ``"shared"`` state.
-    - ``ranks``: how many ranks took theirs from where. ``elsewhere``: which ranks did not take it
-      from their own memory, up to 64 of them.
-    - ``passed_over``: why no newer step could be had, or nothing from memory; "" if nothing was.
-    """
-
-    step: int | None
-    source: Source
-    units: Mapping[str, Source]
-    ranks: Mapping[Source, int]
-    elsewhere: Mapping[int, Source]
-    passed_over: str
-
-    def __str__(self) -> str:
-        """One line for a log."""
-        if self.step is None:
-            return "no state to restore: training begins"
-        told = ", ".join(f"{source.value} {count}" for source, count in self.ranks.items())
-        passed = f"; passed over {self.passed_over}" if self.passed_over else ""
-        return f"step {self.step} from {self.source.value} (all ranks: {told}){passed}"
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """What snapshots have cost this rank since its latest ``restore``.
-
-    ``share`` is that of all steps' time. ``every``: steps from one snapshot to the next, as agreed
-    last. ``own_bytes`` and ``copied_bytes``: host memory for this rank's snapshots, and for the
-    copies that it keeps for another one.
-    """
-
-    share: float
-    cost_s: float
-    step_s: float
-    steps: int
-    snapshots: int
-    every: int
-    own_bytes: int
-    copied_bytes: int
 
 
 @dataclass
@@ -221,7 +175,12 @@ class Snapshots:
             unit: layout_of(_objects.fixed_states(entries))
             for unit, entries in self._entries.items()
         }
-        self._make_ready(memory)
+        self._now = None
+        memory.end_iteration()
+        if self._most_copied is not None:
+            memory.most_copied = self._most_copied
+        if memory.server is None:
+            memory.server = Server(memory)
         background = memory.background = Background(place.connect)
         agreement = Agreement(background, memory, place.prefix, place.world, timeout)
 
@@ -274,19 +233,6 @@ class Snapshots:
             aborted=lambda: False,
         )
 
-    def _make_ready(self, memory: Memory) -> None:
-        """What the last iteration has left is complete, or dropped."""
-        if self._now is not None:
-            self._now.copier.close()
-            self._now = None
-        if memory.background is not None:
-            memory.background.close()
-        memory.drop_incomplete()
-        if self._most_copied is not None:
-            memory.most_copied = self._most_copied
-        if memory.server is None:
-            memory.server = Server(memory)
-
     def _tell(self, memory: Memory, place: _Place, layouts: Mapping[str, str]) -> Told:
         assert memory.server is not None
         seat = Seat(
@@ -314,7 +260,7 @@ class Snapshots:
         interval = self._every or order.interval or FIRST_INTERVAL
         decide = decided_by(self._every, self._budget, interval)
         rounds = Rounds(background, place.prefix, place.world, partner, decide, place.aborted)
-        copier = Copier(overlaps=self._overlap)
+        copier = memory.copier = Copier(overlaps=self._overlap)
         return _Iteration(
             place, memory, order, background, rounds, copier, layouts, interval=interval
         )
@@ -337,7 +283,7 @@ class Snapshots:
         now.meter.began(time.monotonic())
         self._start_round(now, [], sent)
         units = {unit: fetch.source for unit, (fetch, _) in order.fetches.items()}
-        return _restored(order, order.moment.step, units)
+        return restored_by(order, order.moment.step, units)
 
     def _from_checkpoint(
         self, memory: Memory, agreement: Agreement, order: Order, timeout: timedelta
@@ -347,7 +293,7 @@ class Snapshots:
             memory.keep_only(unit, None)
         memory.keep_copies_of(_NO_MOMENT, ())
         if self._checkpoint is None:
-            return _restored(order, None, {})
+            return restored_by(order, None, {})
         step = self._checkpoint()
         steps = now.background.result_of(
             lambda: agreement.compare(now.place.role, "checkpoint", step), timeout
@@ -356,8 +302,8 @@ class Snapshots:
             told = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(steps[:16]))
             raise SnapshotError(f"the ranks' checkpoints are of different steps: {told}")
         if step is None:
-            return _restored(order, None, {})
-        return _restored(order, step, dict.fromkeys(self._entries, Source.CHECKPOINT))
+            return restored_by(order, None, {})
+        return restored_by(order, step, dict.fromkeys(self._entries, Source.CHECKPOINT))
 
     # --- take -----------------------------------------------------------------------------------
 
@@ -496,22 +442,6 @@ class Snapshots:
         if self._now is None:
             raise SnapshotError("call restore() on every rank before take()")
         return self._now
-
-
-def _restored(order: Order, step: int | None, units: Mapping[str, Source]) -> Restored:
-    from_memory = order.moment is not None
-    world = sum(order.sources.values())
-    every = Source.NOTHING if step is None else Source.CHECKPOINT
-    found = list(units.values())
-    source = max(found, key=list(Source).index) if found else Source.NOTHING
-    return Restored(
-        step=step,
-        source=source,
-        units=dict(units),
-        ranks={Source(k): v for k, v in order.sources.items()} if from_memory else {every: world},
-        elsewhere={r: Source(s) for r, s in order.elsewhere.items()} if from_memory else {},
-        passed_over=order.missing,
-    )
 
 
 def _node() -> str:
