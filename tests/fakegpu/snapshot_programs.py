@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ncclops import restart as inprocess
@@ -25,6 +27,12 @@ class _Adding(torch.optim.Optimizer):
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.add_(1)
+
+
+def _wait_for(path: Path) -> None:
+    end = time.monotonic() + _WITHIN_S
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)  # a file announces nothing
 
 
 class _Model(nn.Module):
@@ -50,9 +58,7 @@ def goes_on_while_a_copy_is_under_way(
         return restored.step, model.weight.detach().cpu()[0].item(), average.cpu()[0].item()
     torch.cuda.synchronize()
     note("ready")
-    end = time.monotonic() + _WITHIN_S
-    while not released.exists() and time.monotonic() < end:
-        time.sleep(0.01)  # the test announces nothing else
+    _wait_for(released)
     optimizer.step()
     model.average.fill_(5)
     snapshots.take(1)
@@ -63,3 +69,38 @@ def goes_on_while_a_copy_is_under_way(
     torch.cuda.synchronize()
     note("after", weight=model.weight.detach().cpu()[0].item())
     raise RuntimeError("as asked")
+
+
+@inprocess.Wrapper()
+def loses_its_peer_in_a_collective(queued: Path) -> tuple[int | None, float]:
+    """Rank 1 fails before the collective of step 3, after which rank 0 has queued its snapshot.
+
+    The abort ends that collective without an error, and the device goes on with what follows. The
+    state is equal on all ranks: rank 0's alone would do for both.
+    """
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    model = _Model()
+    optimizer = _Adding(model.parameters(), {})
+    state = {"model": model, "optimizer": optimizer}
+    snapshots = snapshot.Snapshots(state, replicated=state.keys(), every=2)  # steps 1 and 3
+    restored = snapshots.restore()
+    if restored.step is not None:
+        weight = model.weight.detach().cpu()[0].item()
+        dist.destroy_process_group()
+        return restored.step, weight
+    for step in range(3):
+        if step == 2 and rank == 1:
+            _wait_for(queued)
+            raise RuntimeError("as asked")
+        gradient = torch.ones(1024, device="cuda")
+        dist.all_reduce(gradient)
+        optimizer.step()
+        snapshots.take(step + 1)
+        if step == 0:
+            snapshots.wait()  # so that the next call reports it, and the third step's may begin
+    queued.touch()
+    torch.cuda.synchronize()  # ended by the abort
+    time.sleep(_WITHIN_S)
+    raise AssertionError("it was not interrupted")

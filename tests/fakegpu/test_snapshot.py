@@ -9,6 +9,7 @@ import pytest
 from ncclops.testing import JobFactory
 from tests.fakegpu import snapshot_programs as programs
 from tests.fakegpu.host import Host
+from tests.lanes import profile_environment
 
 pytestmark = pytest.mark.slow
 
@@ -31,3 +32,12 @@ def test_a_snapshot_has_what_was_queued_before_it_and_nothing_of_what_was_queued
     (after,) = result.notes_of("after", 0)
     assert after.fields["weight"] == 3
     assert result.value == (1, 2, 5)
+
+
+def test_a_snapshot_that_follows_an_aborted_collective_is_not_taken(
+    ncclops_job: JobFactory, host: Host, tmp_path: Path
+) -> None:
+    environment = host.environment | profile_environment(tmp_path)
+    program, queued = programs.loses_its_peer_in_a_collective, tmp_path / "queued"
+    result = ncclops_job(program, world_size=2, args=(queued,), env=environment).run()
+    assert result.value == (1, 2)
