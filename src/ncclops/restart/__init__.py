@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ncclops.restart import rank_assignment as rank_assignment
     from ncclops.restart import rank_filter as rank_filter
     from ncclops.restart import sibling_monitor as sibling_monitor
+    from ncclops.restart import snapshot as snapshot
     from ncclops.restart import snapshots as snapshots
     from ncclops.restart import state as state
     from ncclops.restart import store as store
@@ -94,6 +95,7 @@ _SUBMODULES = {
     "rank_assignment",
     "rank_filter",
     "sibling_monitor",
+    "snapshot",
     "snapshots",
     "state",
     "store",

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 from torch import distributed
 from torch.distributed import Store
 
+from ncclops.restart import _calls
 from ncclops.restart._connections import Connections
 from ncclops.restart._endings import (
     Failed,
@@ -134,6 +135,11 @@ class RestartLoop:
         self.unfinished: frozenset[int] | None = None  # see CallWrapper
         self._torch_state = TorchState()
         self._pid = os.getpid()
+        self._as_call = _calls.Call(
+            state=state.freeze,
+            connect=lambda: self.session.another_connection(),
+            aborted=lambda: self.session.is_aborted(state.iteration),
+        )
 
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
         self.session.record_lost(directory, rank, reason)
@@ -165,6 +171,7 @@ class RestartLoop:
         error: BaseException | None = None
         try:
             contain_handlers()
+            _calls.begin(self._as_call)
             with self._env_rendezvous():
                 return self._run_iterations()
         except ForkedChild as child:
@@ -183,6 +190,7 @@ class RestartLoop:
             self._report_unexpected_end(unexpected)
         finally:
             if os.getpid() == self._pid:
+                _calls.end(self._as_call)
                 self.session.close(error)
                 self._connections = None
             release_handlers()

@@ -76,6 +76,7 @@ class Session:
         self._main_thread = threading.get_ident()
         self._groups_made_in: int | None = None  # the iteration, with env://
         self._nccl_error_in: int | None = None  # the iteration; once in each is enough
+        self._aborted_in: int | None = None  # the latest iteration whose groups were aborted
         with contextlib.ExitStack() as stack:
             stack.callback(wait_for_groups_to_end, _END_GROUPS_WITHIN_S)
             stack.callback(_gloo_sockets.release_gloo_connections)
@@ -195,6 +196,14 @@ class Session:
         """The default group was made with the store that was handed out last."""
         self._connections.group_is_made()
 
+    def another_connection(self) -> StoreClient:
+        """To the store, in the name space of this call, for one thread."""
+        return self._connections.another()
+
+    def is_aborted(self, iteration: int) -> bool:
+        """Whether the abort of the groups of ``iteration`` has begun. Any thread."""
+        return self._aborted_in == iteration
+
     def _own_silence(self) -> Fault | None:
         """Monitor thread."""
         page, had_groups = self.monitor_process.page, self._groups_made_in == self.iteration
@@ -214,7 +223,9 @@ class Session:
     def _note_abort(self, under_way: bool) -> None:
         """The abort of the groups begins, or has ended. Abort thread."""
         self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
-        if not under_way:
+        if under_way:
+            self._aborted_in = self.iteration
+        else:
             self._blocked.look(self.iteration)
 
     def _end_wait(self, frame: FrameType) -> None:

@@ -1,0 +1,56 @@
+"""The calls of wrapped functions that are under way in this process, the innermost last.
+
+For code inside the function that is not handed a ``CallWrapper``, such as a script under ``ncclops
+launch``, and that has to agree on something with the other ranks: ``restart.snapshot``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ncclops.restart.log import logged
+
+if TYPE_CHECKING:
+    from ncclops.restart._store_client import StoreClient
+    from ncclops.restart.state import FrozenState
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a wrapped function.
+
+    - ``state``: this rank's numbers, as they are now.
+    - ``connect``: a connection to the store, in the name space of this call, for one thread.
+    - ``aborted``: whether the groups of the present iteration are being aborted, or have been. Set
+      before the first one is. Any thread.
+    - ``at_end``: called in the main thread when the call ends, after the last iteration.
+    """
+
+    state: Callable[[], FrozenState]
+    connect: Callable[[], StoreClient]
+    aborted: Callable[[], bool]
+    at_end: list[Callable[[], object]] = field(default_factory=list)
+
+
+_under_way: list[Call] = []
+
+
+def begin(call: Call) -> None:
+    """``call`` is the innermost one from now on. Main thread."""
+    _under_way.append(call)
+
+
+def end(call: Call) -> None:
+    """``call`` has ended. Main thread."""
+    if call in _under_way:
+        del _under_way[_under_way.index(call) :]
+    for callback in call.at_end:
+        with logged("the end of a call"):
+            callback()
+
+
+def current() -> Call | None:
+    """The innermost call under way; ``None``: the code runs in no wrapped function."""
+    return _under_way[-1] if _under_way else None

@@ -1,0 +1,247 @@
+"""State into a snapshot and back: every kind of value, every type of tensor, in place."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ncclops.restart.snapshot import Rng, SnapshotError, Snapshots, _objects
+from ncclops.restart.snapshot._blobs import Blob, is_intact, lay_out, layout_of, read_header, unpack
+from ncclops.restart.snapshot._copying import Copier, make_buffer
+from ncclops.restart.snapshot._planning import Label
+from ncclops.restart.snapshot._tree import flatten, unflatten
+
+
+def blob_of(state: Any) -> Blob:
+    header, rows, sources, nbytes = lay_out(state)
+    blob = Blob(header, make_buffer(nbytes, sources))
+    blob.draft = Label("own", 1, 5, 0, 1, 0, "", "", nbytes, "")
+    Copier(overlaps=True).copy(blob, rows, sources, ())
+    blob.seal()
+    return blob
+
+
+def kept(entries: dict[str, Any]) -> Blob:
+    return blob_of({name: _objects.state_of(entry) for name, entry in entries.items()})
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.integers() | st.text() | st.tuples(st.integers()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_plain_values_come_back_with_their_types(state: Any) -> None:
+    text, leaves = flatten(state)
+    back = unflatten(text, [tensor for _, tensor in leaves])
+    assert back == state
+    assert repr(back) == repr(state), "True is no 1, a tuple no list, -0.0 no 0.0"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter({30: 1}),
+        OrderedDict(b=1, a=2),
+        {1, 2},
+        frozenset({3}),
+        1 + 2j,
+        2**200,
+        torch.float16,
+        torch.device("cpu"),
+        torch.Size([2, 3]),
+        random.Random(3).getstate(),
+        numpy.random.default_rng(3).bit_generator.state,
+    ],
+)
+def test_what_torchs_schedulers_and_generators_hold_comes_back(value: Any) -> None:
+    back = unpack(blob_of([value]), lambda tensor, _: tensor)[0]
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool,
+              torch.complex64, torch.float8_e4m3fn]
+)  # fmt: skip
+def test_tensors_of_each_type_and_shape_come_back_to_the_bit(dtype: torch.dtype) -> None:
+    whole = torch.randint(0, 2, (4, 6)).to(dtype)
+    state = {"scalar": whole[0, 0], "none": whole[:0], "turned": whole.t(), "part": whole[:, ::2]}
+    back = unpack(blob_of(state), lambda tensor, _: tensor)
+    for name, tensor in state.items():
+        assert back[name].dtype is dtype
+        assert back[name].shape == tensor.shape
+        assert (
+            back[name].contiguous().view(torch.uint8).tolist()
+            == (tensor.contiguous().view(torch.uint8).tolist())
+            if tensor.dim()
+            else back[name].item() == tensor.item()
+        )
+
+
+def test_arrays_and_numbers_of_numpy_come_back() -> None:
+    state = {
+        "array": numpy.arange(6, dtype=numpy.int16).reshape(2, 3),
+        "number": numpy.float32(2.5),
+    }
+    entry: dict[str, Any] = {}
+    _objects.load({"e": entry}, blob_of({"e": state}))
+    assert (entry["array"] == state["array"]).all()
+    assert entry["array"].dtype == numpy.int16
+    assert type(entry["number"]) is numpy.float32
+
+
+def test_what_is_not_kept_is_named_by_its_path() -> None:
+    with pytest.raises(SnapshotError, match=r"state\['a'\]\[1\] is a builtins\.object"):
+        flatten({"a": [1, object()]})
+    with pytest.raises(SnapshotError, match="does it hold itself"):
+        itself: list[Any] = []
+        itself.append(itself)
+        flatten(itself)
+
+
+def test_a_module_an_optimizer_and_generators_go_on_as_if_nothing_had_been() -> None:
+    def make() -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+        own = {"count": 0, "seen": [1]}
+        return {"m": model, "o": optimizer, "s": scheduler, "rng": Rng(), "own": own}
+
+    def train(objects: dict[str, Any], steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            batch = torch.rand(3, 4) + random.random() + numpy.random.rand()
+            objects["o"].zero_grad()
+            loss = objects["m"](batch).square().mean()
+            loss.backward()
+            objects["o"].step()
+            objects["s"].step()
+            objects["own"]["count"] += 1
+            losses.append(loss.item())
+        return losses
+
+    first = make()
+    train(first, 3)
+    blob = kept(first)
+    expected = train(first, 3)
+    second = make()
+    parameters = list(second["m"].parameters())
+    train(second, 1)
+    _objects.load(second, blob)
+    assert train(second, 3) == expected
+    assert second["own"]["count"] == 6
+    assert all(a is b for a, b in zip(parameters, second["m"].parameters(), strict=True))
+    assert is_intact(blob), "what was loaded does not share its memory"
+
+
+def test_extra_state_of_a_module_is_loaded() -> None:
+    class Counting(nn.Linear):
+        seen = 0
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            self.seen = state["seen"]
+
+    before, after = Counting(2, 2), Counting(2, 2)
+    before.seen = 7
+    _objects.load({"m": after}, kept({"m": before}))
+    assert after.seen == 7
+    assert torch.equal(before.weight, after.weight)
+
+
+def test_a_model_that_has_become_another_one_is_refused() -> None:
+    blob = kept({"m": nn.Linear(2, 2)})
+    with pytest.raises(SnapshotError, match="has the shape"):
+        _objects.load({"m": nn.Linear(3, 2)}, blob)
+    with pytest.raises(SnapshotError, match="other names"):
+        _objects.load({"m": nn.Linear(2, 2, bias=False)}, blob)
+    first, second = ([_objects.state_of(nn.Linear(width, 2))] for width in (2, 3))
+    assert layout_of(first) != layout_of(second)
+
+
+def test_generators_of_a_sampler_are_kept_beside_those_of_the_process() -> None:
+    own = (random.Random(1), numpy.random.default_rng(1), torch.Generator().manual_seed(1))
+    rng = Rng(*own)
+    state = copy.deepcopy(rng.state_dict())
+
+    def draw() -> tuple[Any, ...]:
+        return own[0].random(), own[1].random(), torch.rand((), generator=own[2]), torch.rand(())
+
+    first = draw()
+    rng.load_state_dict(state)
+    assert draw() == first
+    with pytest.raises(TypeError, match="no generator"):
+        Rng(3)
+
+
+def test_damage_is_found() -> None:
+    blob = blob_of({"a": torch.arange(100)})
+    assert is_intact(blob)
+    blob.buffer[17] += 1
+    assert not is_intact(blob)
+    blob.buffer[17] -= 1
+    blob.header = blob.header.replace(b"int64", b"int32")
+    assert not is_intact(blob)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["int64", [2], 64, 16, None],
+        ["int64", [-2], 0, -16, None],
+        ["int64", [2], 0, 24, None],
+        ["no_type", [2], 0, 16, None],
+        ["int64", [2], 8, 16, None],
+        "row",
+    ],
+)
+def test_a_header_that_does_not_fit_its_content_is_refused(row: Any) -> None:
+    import json
+
+    with pytest.raises(ValueError, match="not the header of a snapshot"):
+        read_header(json.dumps({"tree": {"tensor": 0}, "rows": [row]}).encode(), 64)
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", '{"pickle":"x"}', '{"dtype":"nn"}', '{"tensor":5}'])
+def test_text_that_is_no_state_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        unflatten(text, [])
+
+
+def test_parameters_that_make_no_sense_are_refused() -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="'n' is a int"):
+        Snapshots({"n": 3})
+    for wrong in ({"replicated": ["x"]}, {"every": 0}, {"budget": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Snapshots({"model": model}, **wrong)
+    with pytest.raises(ValueError, match="nothing to keep"):
+        Snapshots({})
+    with pytest.raises(SnapshotError, match="call restore"):
+        Snapshots({"model": model}).take(1)
+    with pytest.raises(SnapshotError, match="outside of a wrapped function"):
+        Snapshots({"model": model}).restore()

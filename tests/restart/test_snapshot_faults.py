@@ -1,0 +1,142 @@
+"""Snapshots over real faults: real processes, Gloo, and results that are equal to the last bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ncclops.testing import Fault, JobFactory, JobResult
+
+from .snapshot_programs import own_state, own_state_with_reserve, replicas, sharded
+
+pytestmark = pytest.mark.slow
+
+STEPS = 30
+
+
+def restored(result: JobResult, iteration_from: int = 1) -> list[tuple[int | None, str]]:
+    """(step, source) of each restore after the first, of all ranks."""
+    found = []
+    for rank in result.ranks:
+        notes = [note.fields for note in result.notes_of("restored", rank)]
+        found += [(each["step"], each["source"]) for each in notes[iteration_from:]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the bits of model and optimizer after all steps."""
+    with JobFactory(tmp_path_factory.mktemp("undisturbed")) as job:
+        result: str = job(replicas, world_size=2, args=(STEPS, 1)).run().value
+    return result
+
+
+def test_an_exception_costs_one_step(ncclops_job: JobFactory, undisturbed: str) -> None:
+    fault = Fault.exception(rank=1, at="step", n=7)
+    result = ncclops_job(replicas, world_size=2, args=(STEPS, 1), faults=[fault]).run()
+    assert result.value == undisturbed
+    assert restored(result) == [(6, "memory"), (6, "memory")]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_many_random_faults_the_result_is_the_same_to_the_last_bit(
+    ncclops_job: JobFactory, undisturbed: str, seed: int
+) -> None:
+    """Two ranks of four are killed, the others raise and exit anywhere, in ``take`` too."""
+    chance = random.Random(seed)
+    faults: dict[tuple[int, str, int], Fault] = {}
+    for rank in (1, 3):
+        faults[rank, "step", 0] = Fault.kill(rank=rank, at="step", n=chance.randrange(5, STEPS))
+    for _ in range(20):
+        rank, place = (
+            chance.choice((0, 2)),
+            chance.choice(("step", "reduced", "taken", "initialize")),
+        )
+        n = chance.randrange(1, STEPS) if place != "initialize" else chance.randrange(1, 4)
+        faults[rank, place, n] = Fault.exception(rank=rank, at=place, n=n)
+    job = ncclops_job(
+        replicas,
+        world_size=4,
+        args=(STEPS, None if seed % 2 else 1),
+        faults=faults.values(),
+        all_strike=False,
+    )
+    result = job.run()
+    assert result.lost == result.taken
+    assert result.value == undisturbed
+    assert len(result.strikes) >= 15, "most of the faults have struck"
+    for rank in result.values:
+        first, *later = [note.fields for note in result.notes_of("holds", rank)]
+        ours = [name for name in later[-1]["threads"] if name.startswith("ncclops-snapshot")]
+        assert len(ours) <= 4, "the server, the iteration's own, and those of two connections"
+        least = min(each["descriptors"] for each in later[-3:])
+        assert least - first["descriptors"] <= 6, "connections of the last iteration are closed"
+
+
+def test_a_lost_rank_s_own_state_is_gone_with_its_seat_and_the_others_keep_theirs(
+    ncclops_job: JobFactory,
+) -> None:
+    fault = Fault.kill(rank=1, at="step", n=7)
+    result = ncclops_job(own_state, world_size=3, args=(12, None), faults=[fault]).run()
+    assert restored(result) == [(6, "memory"), (6, "memory")]
+
+
+def test_a_reserve_takes_the_seat_of_a_lost_rank_with_the_state_that_its_partner_has_kept(
+    ncclops_job: JobFactory,
+) -> None:
+    """All numbers move up, so each rank's state is with its neighbour, and rank 1's with a partner.
+
+    The result is that of an undisturbed run, as each number is played on with its own state.
+    """
+    undisturbed = ncclops_job(own_state_with_reserve, world_size=4, args=(12, None)).run()
+    fault = Fault.kill(rank=1, at="step", n=7)
+    result = ncclops_job(
+        own_state_with_reserve, world_size=4, args=(12, None), faults=[fault]
+    ).run()
+    values = [each for each in result.values.values() if each is not None]
+    expected = next(each for each in undisturbed.values.values() if each is not None)
+    assert values == [expected] * 3
+    found = [n.fields for n in result.notes if n.name == "restored" and n.fields["step"]]
+    assert sorted(each["source"] for each in found) == ["memory", "partner", "replica"]
+    (step,) = {each["step"] for each in found}
+    assert step in (5, 6), "the last copy may have been on its way to the partner"
+
+
+def test_a_partner_pair_that_is_lost_falls_back_to_the_checkpoint_and_says_so(
+    ncclops_job: JobFactory, tmp_path: Path
+) -> None:
+    """Rank 1's copy is with rank 2. Both go, and two reserves take over."""
+    faults = [Fault.lost_host(rank=1, at="step", n=7, ranks=[1, 2])]
+    result = ncclops_job(
+        own_state_with_reserve, world_size=5, args=(12, tmp_path), faults=faults
+    ).run()
+    later = [n.fields for n in result.notes if n.name == "restored" and n.fields["passed_over"]]
+    assert [(each["step"], each["source"]) for each in later] == [(2, "checkpoint")] * 3
+    assert all("nobody has the own state of rank" in each["passed_over"] for each in later)
+
+
+def test_the_shards_of_fsdp2_are_restored_to_the_last_bit(ncclops_job: JobFactory) -> None:
+    undisturbed = ncclops_job(sharded, world_size=2, args=(12,)).run()
+    faults = [
+        Fault.exception(rank=1, at="step", n=7),
+        Fault.exception(rank=0, at="reduced", n=12),
+    ]
+    result = ncclops_job(sharded, world_size=2, args=(12,), faults=faults).run()
+    assert result.values == undisturbed.values
+    assert restored(result) == [(6, "memory"), (11, "memory")] * 2
+
+
+def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
+    ncclops_job: JobFactory,
+) -> None:
+    """Of two pairs one loses a rank: the other pair goes on, and a reserve is left."""
+    undisturbed = ncclops_job(sharded, world_size=2, args=(12,)).run()
+    fault = Fault.kill(rank=0, at="step", n=7)
+    result = ncclops_job(sharded, world_size=4, args=(12,), faults=[fault]).run()
+    values = sorted(each for each in result.values.values() if each is not None)
+    assert values == sorted(undisturbed.values.values()), "the ranks' numbers have changed"
+    found = [n.fields for n in result.notes if n.name == "restored" and n.fields["step"]]
+    assert [each["step"] for each in found] == [6, 6]
+    assert {each["source"] for each in found} <= {"memory", "replica"}
