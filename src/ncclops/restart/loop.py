@@ -54,6 +54,7 @@ from ncclops.restart._monitor_link import Watch
 from ncclops.restart._observer import place
 from ncclops.restart._process import freeze_heap, release
 from ncclops.restart._signal_handlers import contain_handlers, release_handlers
+from ncclops.restart._store_client import StoreClient
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.agreement import INITIAL, Arrival
 from ncclops.restart.attribution import (
@@ -137,7 +138,7 @@ class RestartLoop:
         self._pid = os.getpid()
         self._as_call = _calls.Call(
             state=state.freeze,
-            connect=lambda: self.session.another_connection(),
+            connect=self._another_connection,
             aborted=lambda: self.session.is_aborted(state.iteration),
         )
 
@@ -571,6 +572,9 @@ class RestartLoop:
         return contextlib.nullcontext()
 
     # A later generation has another session.
+
+    def _another_connection(self) -> StoreClient:
+        return self.session.another_connection()
 
     def _store_for_user(self) -> Store:
         return self.session.store_for_user()
