@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ncclops.restart._store_client import AdditionUnknown, StoreClient
 from ncclops.restart.snapshot._errors import SnapshotError
@@ -49,6 +49,7 @@ class Background:
         self.connections: set[Connection] = set()
         self._leaves_alone = threading.Event()  # it does not write to any snapshot just now
         self._leaves_alone.set()
+        self._awaits: queue.SimpleQueue[Any] | None = None  # what the main thread hands over
         self._client: StoreClient | None = None
         self._thread = threading.Thread(target=self._run, name="ncclops-snapshot", daemon=True)
         self._thread.start()
@@ -86,6 +87,8 @@ class Background:
         """End the thread. It changes no snapshot any more when this returns."""
         self.closed = True
         self._tasks.put(None)
+        if (awaited := self._awaits) is not None:
+            awaited.put(None)
         for each in list(self.connections):
             each.close()
         if (client := self._client) is not None:
@@ -148,11 +151,14 @@ class Background:
 
     def next_of(self, handed_over: queue.SimpleQueue[T]) -> T:
         """The next of what the main thread hands over. The thread alone. Raises ``Closed``."""
+        self._awaits = handed_over  # before the look at ``closed``: ``close`` sets that first
         while not self.closed:
             try:
-                return handed_over.get(timeout=_SLICE.total_seconds())
+                handed = handed_over.get(timeout=_SLICE.total_seconds())
             except queue.Empty:
                 continue
+            if handed is not None:
+                return handed
         raise Closed
 
     def count(self, key: str) -> int:
