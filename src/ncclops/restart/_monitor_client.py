@@ -30,6 +30,9 @@ log = logging.getLogger("ncclops.restart")
 # it cannot ask for more.
 _KNOWN_SUCCESSORS = 3
 
+# Whether a new process is there for a rank that is suspected: then it has ended.
+_LOOK_EVERY_S = 1.0
+
 # Some 10 ms.
 _DELETED_AT_ONCE = 100
 
@@ -207,11 +210,23 @@ class MonitorClient:
         if rank in self.gone or rank in self._suspected:
             return
         self._suspected.add(rank)
-        heard = ledger.vouches(rank)
+        heard, until = ledger.vouches(rank), time.monotonic() + message["patience_s"]
+
+        def look_later() -> None:
+            left_s = max(0.0, until - time.monotonic())
+            pause_s = min(_LOOK_EVERY_S, left_s) if ledger.ranks_return else left_s
+            timer = threading.Timer(pause_s, self._reporter.submit, (judge,))
+            timer.daemon = True
+            timer.start()
 
         def judge(ledger: Ledger) -> None:
+            is_silent = ledger.vouches(rank) == heard
+            has_ended = ledger.ranks_return and rank in ledger.generations.announced()
+            if is_silent and not has_ended and time.monotonic() < until:
+                look_later()
+                return
             self._suspected.discard(rank)
-            if ledger.vouches(rank) == heard:
+            if is_silent or has_ended:
                 self._record(ledger, message)
             else:
                 log.warning(
@@ -221,9 +236,7 @@ class MonitorClient:
                     message["detail"],
                 )
 
-        patience = threading.Timer(message["patience_s"], self._reporter.submit, (judge,))
-        patience.daemon = True
-        patience.start()
+        look_later()
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""
