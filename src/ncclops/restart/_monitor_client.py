@@ -259,12 +259,16 @@ class MonitorClient:
         if fault.initial_rank in self.gone:
             pass  # a rank that has left already: it is in the last agreement
         elif fault.gone:
-            self._reported[fault.initial_rank] = fault
-            iteration = self.iteration  # read after the note for ``begin`` is made
-            ledger.record_gone(iteration, fault, self.gone)
+            self.record_gone(ledger, fault)
         elif fault.iteration == iteration and not self._comes_late(fault):
             ledger.record_fault(iteration, fault)
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
+
+    def record_gone(self, ledger: Ledger, fault: Fault) -> None:
+        """Record a loss, and see that an agreement takes it in. In the thread of ``ledger``."""
+        self._reported[fault.initial_rank] = fault
+        iteration = self.iteration  # read after the note for ``begin`` is made
+        ledger.record_gone(iteration, fault, self.gone)
 
     def _comes_late(self, fault: Fault) -> bool:
         """Whether this rank knew of a fault before the stack in ``fault``, its own, was taken.

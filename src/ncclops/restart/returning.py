@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from ncclops.restart._connections import Connections
@@ -79,35 +80,46 @@ def _request(initial_rank: int, iteration: int) -> Fault:
     )
 
 
-def await_join(inbox: Inbox, ledger: Ledger, state: State, settings: Settings) -> Agreed:
+def await_join(
+    inbox: Inbox,
+    ledger: Ledger,
+    state: State,
+    settings: Settings,
+    record_gone: Callable[[Fault], None],
+) -> Agreed:
     """Who is there in the generation of ``ledger``, on a rank that was there before.
 
     Ranks that do not come are recorded as gone: after ``grow_timeout`` those that were to come
-    back, and after a minute, or half of ``barrier_timeout`` where that is shorter, any; before that
-    those whose process has ended, as a new one says. Raises ``BarrierTimeout``.
+    back, and after a minute, or half of ``barrier_timeout`` where that is shorter, any. At once
+    those whose process has ended, as a new one says: no monitor process watches them yet. Raises
+    ``BarrierTimeout``.
     """
     generation = ledger.generation
     stay = set(range(state.initial_rank)) - generation.absent - generation.returning
+    everyone = frozenset(range(state.initial_world_size))
     # One rank records them, and the next ones if that one is lost.
     turn = min(len(stay), _MOST_IN_TURN) * _IN_TURN
-    return_within = settings.grow_timeout or _COMES_WITHIN
+    return_within = (settings.grow_timeout or _COMES_WITHIN) + turn
     longest = max(_STAYS_WITHIN, 2 * settings.heartbeat_timeout)
-    stay_within = max(return_within, min(longest, settings.barrier_timeout / 2))
-    everyone = frozenset(range(state.initial_world_size))
+    stay_within = max(return_within, min(longest, settings.barrier_timeout / 2) + turn)
     began, waited = time.monotonic(), timedelta(0)
-    while waited < stay_within + turn:
+    recorded: set[int] = set()
+    while waited < stay_within:
         try:
             return inbox.agreement_within(_IN_TURN)
         except queue.Empty:
             waited = timedelta(seconds=time.monotonic() - began)
         given_up: set[int] = set()
-        if waited >= return_within + turn:
+        if waited >= return_within:
             given_up |= generation.returning
-        if waited >= stay_within + turn:
+        if waited >= stay_within:
             given_up |= everyone
+        gone = ledger.missing(INITIAL, generation.absent) & given_up
         if len(stay) < _MOST_IN_TURN:
-            given_up |= ledger.generations.announced()
-        for rank in sorted(ledger.missing(INITIAL, generation.absent) & given_up):
-            fault = Fault.of_absence(rank, timedelta(seconds=round(waited.total_seconds())))
-            ledger.record_gone(INITIAL, fault, generation.absent)
+            gone |= ledger.generations.announced() - generation.absent
+        for rank in sorted(gone - recorded):
+            recorded.add(rank)
+            record_gone(Fault.of_absence(rank, timedelta(seconds=round(waited.total_seconds()))))
+    # The last one to come may have ended before it could say that all had.
+    ledger.count_losses(INITIAL, generation.absent)
     return inbox.agreement(INITIAL)
