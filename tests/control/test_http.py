@@ -282,6 +282,16 @@ def test_silent_clients_keep_nobody_out(crowded: Server) -> None:
         client.close()
 
 
+def test_clients_that_ask_without_end_keep_nobody_out(crowded: Server) -> None:
+    """They would take all turns: each has one while others want its place."""
+    busy = [crowded.connect() for _ in range(6)]
+    for client in busy:
+        client.sendall(GOOD * 100)
+    assert crowded.send(GOOD).startswith(b"HTTP/1.1 200 OK")
+    for client in busy:
+        client.close()
+
+
 def test_clients_that_take_no_answer_keep_nobody_out(crowded: Server) -> None:
     stuck = [crowded.connect() for _ in range(4)]
     for client in stuck:

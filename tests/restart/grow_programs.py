@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,64 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
             time.sleep(0.005)
         dist.destroy_process_group()
         return call.iteration, rank, size, os.getpid()
+
+    return function()
+
+
+class Snapshots:
+    """None. One is made for each session, between the end of the last one and the first message
+    of this one to the other ranks: that is the moment in which ``meanwhile`` is called."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+
+    def outside_view(self) -> None: ...
+    def iteration_begins(self) -> None: ...
+    def function_left(self, error: BaseException) -> None: ...
+    def take(self, directory: Path) -> None: ...
+    def record_lost(self, directory: Path, rank: int, reason: str) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+def lost_while_joining(directory: str, ends: bool) -> Any:
+    """Rank 1 is lost in iteration 0. While the others join anew with its new process, rank 2 ends,
+    or waits for the file ``go``; nothing but what the new processes say shows that one has ended.
+    """
+    after = Path(directory)
+    sessions = itertools.count(int(os.environ.get("NCCLOPS_RETURNING", "0")))
+
+    def meanwhile() -> None:
+        joins_anew = next(sessions) == 1 and os.environ["RANK"] == "2"
+        if not joins_anew or (after / "joining").exists():
+            return
+        (after / "joining").touch()
+        if ends:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (after / "go").exists():
+            time.sleep(0.01)
+
+    hours = {
+        "soft_timeout": timedelta(hours=1),
+        "hard_timeout": timedelta(hours=2),
+        "heartbeat_timeout": timedelta(hours=2),
+        "barrier_timeout": timedelta(hours=4),
+    }
+
+    @restart.Wrapper(
+        **LIMITS | hours,
+        grow_timeout=timedelta(hours=1),
+        incident_dir=str(after / "incidents"),
+        snapshots=lambda rank: Snapshots(meanwhile),
+    )
+    def function(call: restart.CallWrapper) -> int:
+        dist.init_process_group("gloo")
+        note("in", iteration=call.iteration, pid=os.getpid())
+        dist.barrier()
+        if call.iteration == 0 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        dist.destroy_process_group()
+        return call.iteration
 
     return function()
 

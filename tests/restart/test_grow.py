@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch import distributed as dist
 
+from ncclops.restart import _arrival_bitmap as bitmap
 from ncclops.testing import Job, JobFactory, Note
 from tests.restart import grow_programs as programs
 from tests.restart.conftest import wait_until
@@ -111,6 +113,43 @@ def test_two_of_three_are_lost_at_once_and_come_back(
     )
     stop.touch()
     assert {value[2] for value in job.wait().values.values()} == {3}
+
+
+def await_end(job: Job, rank: int) -> None:
+    watch = job._started()
+    job._until(lambda: watch.ranks[rank].code is not None, f"the end of rank {rank}")
+
+
+def test_a_rank_is_lost_while_it_joins_anew(ncclops_job: JobFactory, tmp_path: Path) -> None:
+    """Between two sessions no monitor process watches it: its new process joins in its place."""
+    job = ncclops_job(programs.lost_while_joining, world_size=3, args=(str(tmp_path), True)).start()
+    for rank in (1, 2):
+        await_end(job, rank)
+        job.replace(rank)
+    assert job.wait().values == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_new_process_is_lost_before_the_others_have_joined(
+    ncclops_job: JobFactory, tmp_path: Path
+) -> None:
+    """It has joined, and nobody watches it yet: the one that follows it shows that it has ended."""
+    arguments = (str(tmp_path), False)
+    job = ncclops_job(programs.lost_while_joining, world_size=3, args=arguments).start()
+    await_end(job, 1)
+    job.replace(1)
+    wait_until((tmp_path / "joining").exists, "rank 2 on its way")
+    wait_until(lambda: has_joined(job, 1), "the new process")
+    kill(job, 1)
+    job.replace(1)
+    (tmp_path / "go").touch()
+    assert set(job.wait().values.values()) == {2}
+
+
+def has_joined(job: Job, rank: int) -> bool:
+    """Whether it has come to the barrier of the first later generation."""
+    store = dist.TCPStore("127.0.0.1", job.port, is_master=False)
+    keys = [key for key in store.list_keys() if key.endswith("/g1/-1/arrived/0")]
+    return any(rank in bitmap.arrived(0, store.add(key, 0)) for key in keys)
 
 
 @pytest.mark.parametrize("assignment", ["reserve", "tree"])

@@ -430,6 +430,7 @@ class RunningAttempt:
         self._context.collect()  # before its end is judged: it may just have taken its place
         if worker.rank in self.team.returning:  # it never took the place of the one before
             self.team.returning.discard(worker.rank)
+            self.team.asked_to_stop.discard(worker.rank)  # not the one whose end is told
             self.team.forget([worker])
             self._run.add(
                 WorkerExitedEvent(rank=worker.rank, exit_code=ended.code, signal=ended.signal)

@@ -54,6 +54,7 @@ class Team:
             self.forget([worker for worker in self.ended if worker.rank == rank])
             self.why_ended.pop(rank, None)
             self.explained.pop(rank, None)
+            self.ended_for_hang.discard(rank)
 
     def forget(self, workers: Collection[Worker]) -> None:
         """Judge the attempt without ``workers``, which have ended."""

@@ -94,7 +94,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.has_returned(about)
         case FinishedEvent():  # on all ranks
             team.leaving.add(about)
-            team.finished |= {worker.rank for worker in team.running()} | {about}
+            team.finished |= {worker.rank for worker in team.at_work()} | {about}
         case ExitingEvent():
             team.leaving.add(about)
             team.finished.add(about)

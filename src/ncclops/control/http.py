@@ -32,7 +32,8 @@ class Limits:
 
     A request that is not whole after ``request_s`` ends its connection, one byte a second or none.
     Where all of ``connections`` are taken, a request is awaited for ``crowded_s`` only, and so is a
-    client that takes no answer: those that do nothing must not keep out those that do.
+    client that takes no answer: those that do nothing must not keep out those that do. Then each
+    gets one answer, and its place goes to the next: nor must those that ask without end.
     After an answer to a request that is not read to its end, ``linger_s`` are for the client to
     read it: closed at once, the kernel would throw it away on the client's side.
     A body comes in ``body_chunks`` at most: taking a chunk apart costs as much for one byte as for
@@ -122,7 +123,9 @@ async def serve(listener: socket.socket, handler: Handler, limits: Limits | None
             # "there are descriptors again".
             await asyncio.sleep(0.1)
             continue
-        connection = _Connection(client, handler, limits, pace)
+        connection = _Connection(
+            client, handler, limits, pace, lambda: len(open_) >= limits.connections
+        )
         task = loop.create_task(connection.run())
         open_[task] = connection
         task.add_done_callback(open_.pop)
@@ -150,13 +153,20 @@ async def _one_ends(open_: dict[asyncio.Task[None], _Connection], crowded_s: flo
 class _Connection:
     """One client. ``awaited`` limits how long it is waited for, since ``awaited_since``.
 
-    In the loop's time; None while it is answered.
+    In the loop's time; None while it is answered. ``crowded``: whether all places are taken.
     """
 
-    def __init__(self, client: socket.socket, handler: Handler, limits: Limits, pace: Pace) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        handler: Handler,
+        limits: Limits,
+        pace: Pace,
+        crowded: Callable[[], bool],
+    ) -> None:
         self._socket = client
         self._handler = handler
-        self._limits, self._pace = limits, pace
+        self._limits, self._pace, self._crowded = limits, pace, crowded
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.awaited: asyncio.Timeout | None = None
@@ -271,8 +281,8 @@ class _Connection:
             "Cache-Control": "no-store",
             **response.headers,
         }
-        if self._http.their_state is not h11.DONE:
-            headers["Connection"] = "close"  # the rest of the request is not read
+        if self._http.their_state is not h11.DONE or self._crowded():
+            headers["Connection"] = "close"  # what else has come is not read
         head = h11.Response(
             status_code=response.status,
             headers=list(headers.items()),

@@ -79,13 +79,13 @@ class Connections:
         self._servers: set[Address] = set()
         self._connecting = threading.Lock()
         shares = relay_is_wanted(os.environ)
-        self._path = StorePath(self._connect, Patience.within(settings.barrier_timeout))
+        self._patience = Patience.within(settings.barrier_timeout)
         self._around = _calls[-1].around
         self._name = self._call = _calls[-1].next_name()
         self._inside: _Calls | None = None
         self._for_assignment: StoreClient | None = None
         self._groups_made = 0  # in the present iteration
-        self._prefix = f"{job_prefix()}/{self._name}"
+        self._begin_path()
         factory: Any = settings.store_factory
         made, sockets = self._make(lambda: factory(**(settings.store_kwargs or {})), _NO_LIMIT_S)
         # For each rank it would be one more. One is kept that is not the relay's: the server goes
@@ -95,7 +95,7 @@ class Connections:
         self.critical_ranks = critical_ranks(made)
         self._server = (made.host, made.port) if isinstance(made, distributed.TCPStore) else None
         self._timeout = made.timeout
-        self.first = self._path.client(self._prefixed(made, sockets))
+        self.first = self._path.client(_prefixed(self._prefix, made, sockets))
         self._moves = self._moves_to_relay() if shares and self._server is not None else None
         self._use_relay()
 
@@ -114,12 +114,18 @@ class Connections:
         """
         self.close()
         self._name = f"{self._call}/g{number}" if number else self._call
-        self._prefix = f"{job_prefix()}/{self._name}"
+        self._begin_path()
         self._for_assignment = None
-        self.first = self._path.client(self._connect())
+        self.first = self._path.client(self._path.connect())
         if self._moves is not None:
             self._moves = self._moves_to_relay()
             self._use_relay()
+
+    def _begin_path(self) -> None:
+        """Of this name space alone: a client of the one before connects again, and moves to the
+        relay, in its own, also while this one begins."""
+        self._prefix = prefix = f"{job_prefix()}/{self._name}"
+        self._path = StorePath(lambda: self._connect(prefix), self._patience)
 
     @property
     def is_inner(self) -> bool:
@@ -135,14 +141,15 @@ class Connections:
     def for_assignment(self) -> Store:
         """For rank assignments that are called on each rank, and use torch's store themselves."""
         if self._moves is not None and self._for_assignment is None:
-            self._for_assignment = self._path.client(self._connect(), moves=False)
+            self._for_assignment = self._path.client(self._path.connect(), moves=False)
         store = (self._for_assignment or self.first).store
         assert isinstance(store, Store)
         return store
 
     def another(self) -> StoreClient:
         """A further connection, in the same name space. Any thread."""
-        made = self._path.client(self._connect())
+        path = self._path
+        made = path.client(path.connect())
         self._use_relay()
         return made
 
@@ -189,7 +196,7 @@ class Connections:
         assert self._server is not None
         host, port = self._server
         server = self._server_host() or host, port
-        clients = RelayClients(server, job_prefix(), self._path.patience.answer_s)
+        clients = RelayClients(server, job_prefix(), self._patience.answer_s)
         prefix = self._prefix
         return _Moves(self._path, lambda: clients.join(prefix))
 
@@ -197,15 +204,18 @@ class Connections:
         """The address of the store's server, as the first connection to it has it."""
         return next((host for host, _ in self._servers), None)
 
-    def _connect(self) -> Connection:
-        """Raises ``ConnectionRefusedError`` where no server listens any more."""
-        limit_s = self._path.patience.reconnect_s
+    def _connect(self, prefix: str) -> Connection:
+        """To the name space ``prefix``.
+
+        Raises ``ConnectionRefusedError`` where no server listens any more.
+        """
+        limit_s = self._patience.reconnect_s
         if self._server is not None:
             # torch tries for minutes, and pauses for seconds in between
             host, port = self._server
             socket.create_connection((self._server_host() or host, port), limit_s).close()
         store, sockets = self._make(self._clone, limit_s)
-        return self._prefixed(store, sockets)
+        return _prefixed(prefix, store, sockets)
 
     def _clone(self) -> Store:
         if self._made is not None:
@@ -233,9 +243,6 @@ class Connections:
         servers = _peers_on_port(new, store.port) if isinstance(store, distributed.TCPStore) else {}
         self._servers = self._servers.union(servers.values())  # another thread may go through it
         return store, frozenset(servers)
-
-    def _prefixed(self, store: Store, sockets: Collection[int]) -> Connection:
-        return Connection(PrefixStore(self._prefix, store), sockets)
 
 
 class _Moves:
@@ -281,6 +288,10 @@ class _Moves:
             if not self._running and (path := self._path()) is not None:
                 path.settled.set()
             return self._running
+
+
+def _prefixed(prefix: str, store: Store, sockets: Collection[int]) -> Connection:
+    return Connection(PrefixStore(prefix, store), sockets)
 
 
 def _peers_on_port(inodes: Collection[int], port: int) -> dict[int, Address]:

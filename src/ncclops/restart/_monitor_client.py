@@ -30,6 +30,9 @@ log = logging.getLogger("ncclops.restart")
 # it cannot ask for more.
 _KNOWN_SUCCESSORS = 3
 
+# Whether a new process is there for a rank that is suspected: then it has ended.
+_LOOK_EVERY_S = 1.0
+
 # Some 10 ms.
 _DELETED_AT_ONCE = 100
 
@@ -207,11 +210,23 @@ class MonitorClient:
         if rank in self.gone or rank in self._suspected:
             return
         self._suspected.add(rank)
-        heard = ledger.vouches(rank)
+        heard, until = ledger.vouches(rank), time.monotonic() + message["patience_s"]
+
+        def look_later() -> None:
+            left_s = max(0.0, until - time.monotonic())
+            pause_s = min(_LOOK_EVERY_S, left_s) if ledger.ranks_return else left_s
+            timer = threading.Timer(pause_s, self._reporter.submit, (judge,))
+            timer.daemon = True
+            timer.start()
 
         def judge(ledger: Ledger) -> None:
+            is_silent = ledger.vouches(rank) == heard
+            has_ended = ledger.ranks_return and rank in ledger.generations.announced()
+            if is_silent and not has_ended and time.monotonic() < until:
+                look_later()
+                return
             self._suspected.discard(rank)
-            if ledger.vouches(rank) == heard:
+            if is_silent or has_ended:
                 self._record(ledger, message)
             else:
                 log.warning(
@@ -221,9 +236,7 @@ class MonitorClient:
                     message["detail"],
                 )
 
-        patience = threading.Timer(message["patience_s"], self._reporter.submit, (judge,))
-        patience.daemon = True
-        patience.start()
+        look_later()
 
     def _record(self, ledger: Ledger, message: dict[str, Any]) -> None:
         """Write a monitor process's report to the store, and confirm it. Reporter thread."""
@@ -246,12 +259,16 @@ class MonitorClient:
         if fault.initial_rank in self.gone:
             pass  # a rank that has left already: it is in the last agreement
         elif fault.gone:
-            self._reported[fault.initial_rank] = fault
-            iteration = self.iteration  # read after the note for ``begin`` is made
-            ledger.record_gone(iteration, fault, self.gone)
+            self.record_gone(ledger, fault)
         elif fault.iteration == iteration and not self._comes_late(fault):
             ledger.record_fault(iteration, fault)
         self._monitor_process.send({"op": "confirm", "id": message["id"]})
+
+    def record_gone(self, ledger: Ledger, fault: Fault) -> None:
+        """Record a loss, and see that an agreement takes it in. In the thread of ``ledger``."""
+        self._reported[fault.initial_rank] = fault
+        iteration = self.iteration  # read after the note for ``begin`` is made
+        ledger.record_gone(iteration, fault, self.gone)
 
     def _comes_late(self, fault: Fault) -> bool:
         """Whether this rank knew of a fault before the stack in ``fault``, its own, was taken.

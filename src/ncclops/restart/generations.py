@@ -16,8 +16,12 @@ key, in a generation      meaning
 A new process finds the newest generation, enters itself into ``returning`` and requests a restart
 of the present iteration. With the agreement that ends it, all ranks know who is to come back
 (``Agreement.returning``), and open the next generation. Where a rank is waited for that has just
-been lost, that generation is open when its new process comes. Those that have not joined a
-generation in time are recorded as gone in it by those that have.
+been lost, that generation is open when its new process comes. So it is where a rank is lost between
+the agreement and its own joining: all expect it still, and its new process joins in its place.
+
+Those that have not joined a generation in time are recorded as gone in it by those that have. A
+rank that has joined and is in ``returning`` has ended since: no monitor process may have seen that,
+as they learn of each other once all have joined.
 """
 
 from __future__ import annotations
@@ -153,3 +157,7 @@ class GenerationKeys:
     def announce(self, initial_rank: int) -> None:
         """A new process is there for ``initial_rank``."""
         self._store.append("returning", str(initial_rank))
+
+    def announced(self) -> set[int]:
+        """The initial ranks for which one is there: those before it have ended."""
+        return set(map(int, self._store.read_log("returning")))

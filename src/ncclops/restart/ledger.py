@@ -396,7 +396,7 @@ class Ledger:
             return frozenset()
         lost = [fault for fault in gone if fault.initial_rank not in gone_before]
         left = {fault.initial_rank for fault in lost}.union(gone_before)
-        announced = left.intersection(map(int, self._store.read_log("returning")))
+        announced = left & self.generations.announced()
         waits = self._waits_for_lost
         return to_return(lost, announced, waits=waits, returned=returned is not None)
 
@@ -410,9 +410,15 @@ class Ledger:
         return frozenset(range(self._initial_world_size)).difference(there)
 
     def is_awaited(self, initial_rank: int) -> bool:
-        """Whether that rank has not joined yet, and not been given up."""
-        joined = self._store.check([f"monitor/{initial_rank}"])
-        return not joined and initial_rank not in self._ranks_gone()
+        """Whether that rank is expected, has not joined yet, and has not been given up."""
+        if initial_rank in self.generation.absent or self._store.check([f"monitor/{initial_rank}"]):
+            return False
+        return initial_rank not in self._ranks_gone()
+
+    @property
+    def ranks_return(self) -> bool:
+        """Whether lost ranks may come back."""
+        return self._waits_for_lost is not None
 
     def is_over(self, iteration: int) -> bool:
         """Whether ``iteration`` has an outcome, or a rank has returned from the function in it."""

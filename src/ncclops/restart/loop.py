@@ -260,7 +260,13 @@ class RestartLoop:
         self._state.join_anew(generation.first_iteration)
         self._begin_session(generation)
         self._come_to_join()
-        joined = await_join(self._inbox, self.session.ledger, self._state, self._settings)
+        joined = await_join(
+            self._inbox,
+            self.session.ledger,
+            self._state,
+            self._settings,
+            self.session.record_gone,
+        )
         self.session.connect_ring_of(joined.agreement.gone)
         return joined
 

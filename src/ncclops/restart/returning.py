@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from ncclops.restart._connections import Connections
@@ -22,7 +23,10 @@ log = logging.getLogger("ncclops.restart")
 
 # A new process has said that it is there; on a busy machine its next steps may take seconds.
 _COMES_WITHIN = timedelta(seconds=10)
-# Between the ranks that record as gone who has not come.
+# From the agreement to joining anew, a session ends and another one begins: some 0.1 s, and 16 s
+# where all that the first one waits for hangs. No code of the user's runs, so no timeout covers it.
+_STAYS_WITHIN = timedelta(seconds=60)
+# Between the ranks that record as gone who has not come, and between two looks of each.
 _IN_TURN = timedelta(seconds=2)
 _MOST_IN_TURN = 3
 
@@ -38,7 +42,8 @@ def find_generation(
     generation = Generation()
     while True:
         ledger = Ledger(connections.first, initial_world_size, generation=generation)
-        if initial_rank in generation.returning and ledger.is_awaited(initial_rank):
+        # In a later one also in the place of a process that was to stay: it has ended on the way.
+        if generation.number and ledger.is_awaited(initial_rank):
             return generation
         generation = _wait_for_next(ledger, initial_rank)
         connections.enter_generation(generation.number)
@@ -75,25 +80,46 @@ def _request(initial_rank: int, iteration: int) -> Fault:
     )
 
 
-def await_join(inbox: Inbox, ledger: Ledger, state: State, settings: Settings) -> Agreed:
+def await_join(
+    inbox: Inbox,
+    ledger: Ledger,
+    state: State,
+    settings: Settings,
+    record_gone: Callable[[Fault], None],
+) -> Agreed:
     """Who is there in the generation of ``ledger``, on a rank that was there before.
 
     Ranks that do not come are recorded as gone: after ``grow_timeout`` those that were to come
-    back, and after half of ``barrier_timeout`` any. Raises ``BarrierTimeout``.
+    back, and after a minute, or half of ``barrier_timeout`` where that is shorter, any. At once
+    those whose process has ended, as a new one says: no monitor process watches them yet. Raises
+    ``BarrierTimeout``.
     """
     generation = ledger.generation
     stay = set(range(state.initial_rank)) - generation.absent - generation.returning
+    everyone = frozenset(range(state.initial_world_size))
     # One rank records them, and the next ones if that one is lost.
     turn = min(len(stay), _MOST_IN_TURN) * _IN_TURN
-    everyone = frozenset(range(state.initial_world_size))
-    for timeout, ranks in (
-        ((settings.grow_timeout or _COMES_WITHIN) + turn, generation.returning),
-        (settings.barrier_timeout / 2, everyone),
-    ):
+    return_within = (settings.grow_timeout or _COMES_WITHIN) + turn
+    longest = max(_STAYS_WITHIN, 2 * settings.heartbeat_timeout)
+    stay_within = max(return_within, min(longest, settings.barrier_timeout / 2) + turn)
+    began, waited = time.monotonic(), timedelta(0)
+    recorded: set[int] = set()
+    while waited < stay_within:
         try:
-            return inbox.agreement_within(timeout)
+            return inbox.agreement_within(_IN_TURN)
         except queue.Empty:
-            for rank in sorted(ledger.missing(INITIAL, generation.absent) & ranks):
-                fault = Fault.of_absence(rank, timeout)
-                ledger.record_gone(INITIAL, fault, generation.absent)
+            waited = timedelta(seconds=time.monotonic() - began)
+        given_up: set[int] = set()
+        if waited >= return_within:
+            given_up |= generation.returning
+        if waited >= stay_within:
+            given_up |= everyone
+        gone = ledger.missing(INITIAL, generation.absent) & given_up
+        if len(stay) < _MOST_IN_TURN:
+            gone |= ledger.generations.announced() - generation.absent
+        for rank in sorted(gone - recorded):
+            recorded.add(rank)
+            record_gone(Fault.of_absence(rank, timedelta(seconds=round(waited.total_seconds()))))
+    # The last one to come may have ended before it could say that all had.
+    ledger.count_losses(INITIAL, generation.absent)
     return inbox.agreement(INITIAL)

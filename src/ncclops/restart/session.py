@@ -300,6 +300,10 @@ class Session:
     def _look_again(self, iteration: int) -> None:
         self.monitor_thread.look_again(iteration)
 
+    def record_gone(self, fault: Fault) -> None:
+        """See ``MonitorClient``. Main thread."""
+        self._client.record_gone(self.ledger, fault)
+
     def ask_to_look_again(self) -> None:
         """See ``MonitorClient``."""
         self._client.ask_to_look_again()
