@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,24 @@ def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
     found = [n.fields for n in result.notes if n.name == "restored" and n.fields["step"]]
     assert [each["step"] for each in found] == [6, 6]
     assert {each["source"] for each in found} <= {"memory", "replica"}
+
+
+def test_a_new_process_in_a_lost_place_takes_the_state_from_others(
+    ncclops_job: JobFactory,
+) -> None:
+    """Whole again, the job ends with the bits of an undisturbed one of the same size."""
+    undisturbed = ncclops_job(replicas, world_size=3, args=(STEPS, 1)).run()
+    job = ncclops_job(
+        replicas,
+        world_size=3,
+        args=(STEPS, 1),
+        faults=[Fault.kill(rank=1, at="step", n=7)],
+        wrapper={"grow_timeout": timedelta(seconds=30)},
+    ).start()
+    job._until(lambda: job._started().ranks[1].code is not None, "the end of rank 1")
+    job.replace(1)
+    result = job.wait()
+    assert result.values == undisturbed.values
+    found = {n.rank: n.fields for n in result.notes_of("restored", 1)}
+    assert found[1]["step"] in (5, 6), "the last copy of what is its own may have been on its way"
+    assert found[1]["source"] in ("replica", "partner")
