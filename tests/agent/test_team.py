@@ -182,3 +182,29 @@ def test_a_job_that_is_done_is_done_on_all_ranks_that_run(made: Made, tmp_path: 
     team = made.end(rank3=KILLED)
     take_over(run, team, 1, FinishedEvent())
     assert (team.finished, team.leaving) == ({0, 1, 2}, {1})
+
+
+@in_place
+def test_a_new_process_that_never_took_part_has_not_finished(made: Made, tmp_path: Path) -> None:
+    """The others have, without its rank: that is lost, as the end of its last process says."""
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
+    made.team.entered = {0, 1, 2, 3}
+    made.end(rank1=KILLED)
+    made.team.returning = {1}
+    take_over(run, made.team, 0, FinishedEvent())
+    assert made.team.finished == {0, 2, 3}
+    made.end(rank0=GOOD, rank2=GOOD, rank3=GOOD)
+    assert [ending.rank for ending in made.team.endings() if not ending.ok] == [1]
+
+
+@in_place
+def test_a_rank_that_is_back_is_judged_by_its_new_process_alone(made: Made) -> None:
+    made.team.entered = {0, 1, 2, 3}
+    made.team.ended_for_hang = {1}
+    made.end(rank1=KILLED)
+    made.team.returning = {1}
+    (before,) = made.team.ended
+    made.team.has_returned(1)
+    os.close(before.pidfd)
+    assert made.team.ended == []
+    assert made.team.ended_for_hang == set()

@@ -20,11 +20,14 @@ import psutil
 import pytest
 from torch import distributed as dist
 
+from ncclops import restart
 from ncclops.restart import _relay_client, _store_client
+from ncclops.restart._connections import Connections
 from ncclops.restart._relay_client import RelayClients, RelayedStore, is_wanted
 from ncclops.restart._store_client import Connection, Patience, StoreClient, StorePath
 from ncclops.restart._store_relay import Frames, Relay, encode
 from ncclops.restart.ledger import Ledger
+from ncclops.restart.store import job_prefix
 
 from .conftest import Job, wait_until
 from .test_faults import returned_from
@@ -106,6 +109,36 @@ def served(port: int) -> Iterator[None]:
     finally:
         server.kill()
         server.communicate()
+
+
+@slow
+def test_who_moves_to_the_relay_stays_in_the_name_space_of_its_generation(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while those of the generation before are being moved: both wait for a slow relay."""
+    place = {"NCCLOPS_STORE": f"127.0.0.1:{job.port}", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in (place | {"NCCLOPS_STORE_RELAY": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with served(job.port):
+        direct = dist.TCPStore("127.0.0.1", job.port, is_master=False)
+        other = RelayClients(("127.0.0.1", job.port), job_prefix(), 60.0).join("other")
+        assert other is not None
+        os.kill(other._pid, signal.SIGSTOP)
+        try:
+            connections = Connections(restart.Wrapper(grow_timeout=timedelta(0)).settings)
+            before = [connections.another() for _ in range(2)]
+            connections.enter_generation(1)
+            after = [connections.first, *(connections.another() for _ in range(30))]
+        finally:
+            os.kill(other._pid, signal.SIGCONT)
+        wait_until(lambda: not any(client.is_to_move for client in after), "all on the relay")
+        wait_until(lambda: not any(client.is_to_move for client in before), "those before as well")
+        for number, client in enumerate(after):
+            client.set(f"after/{number}", "here")
+            assert client.check([f"after/{number}"])
+        space = connections._prefix
+        assert space.endswith("/g1")
+        assert direct.check([f"{space}/after/{number}" for number in range(len(after))])
 
 
 @slow
