@@ -90,7 +90,8 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.entered.add(about)
         case FinishedEvent():  # on all ranks
             team.leaving.add(about)
-            team.finished |= {worker.rank for worker in team.running()} | {about}
+            running = {worker.rank for worker in team.running()}
+            team.finished |= running - team.lost | {about}
         case ExitingEvent():
             team.leaving.add(about)
             team.finished.add(about)
@@ -106,6 +107,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
         case FaultEvent():
             team.last_faulty = about
         case RestartEvent():
+            team.lost.update(event.ranks_lost)
             why = event.why_ended
             team.why_ended |= {int(lost): why[lost] for lost in why if lost.isdecimal()}
         case EscalationEvent():
