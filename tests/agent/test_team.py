@@ -15,7 +15,7 @@ from ncclops.agent.team import Team
 from ncclops.agent.worker_messages import take_over
 from ncclops.agent.workers import Exit, Worker
 from ncclops.decision.retrying import Escalated
-from ncclops.record.events import FinishedEvent
+from ncclops.record.events import FinishedEvent, RestartEvent
 from ncclops.record.run_directory import RunDirectory
 
 GOOD, BAD, KILLED = Exit(0, None), Exit(1, None), Exit(None, "SIGKILL")
@@ -208,3 +208,14 @@ def test_a_rank_that_is_back_is_judged_by_its_new_process_alone(made: Made) -> N
     os.close(before.pidfd)
     assert made.team.ended == []
     assert made.team.ended_for_hang == set()
+
+
+@in_place
+def test_a_job_that_is_done_is_not_done_on_a_rank_that_was_lost(made: Made, tmp_path: Path) -> None:
+    """Its process may be there still, and be ended by us: its script has not ended well."""
+    run = RunDirectory.create(exact=tmp_path / "run", parent=None, node="n1")
+    take_over(run, made.team, 0, RestartEvent(ranks_lost=[3]))
+    take_over(run, made.team, 0, FinishedEvent())
+    team = made.end(rank0=GOOD, rank1=GOOD, rank2=GOOD, rank3=KILLED)
+    assert team.finished == {0, 1, 2}
+    assert team.has_failed(team.workers[3])

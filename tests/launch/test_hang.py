@@ -141,9 +141,9 @@ dist.all_reduce(torch.ones(1))
     run = only_run()
     (ended,) = run.named("hang-ended")
     assert ended["rank"] == 1
-    actions = [hang["action"] for hang in run.named("hang") if hang["culprits"] == [1]]
-    assert actions[0] == "restart in place"
-    assert actions[-1] == "end it"
+    hangs = run.named("hang")  # by what is seen of it, the rank that waits for this one hangs, too
+    assert (hangs[0]["action"], hangs[-1]["action"]) == ("restart in place", "end it")
+    assert all(1 in hang["culprits"] for hang in hangs)
 
 
 @lanes("gloo", "nccl")

@@ -25,6 +25,7 @@ class Team:
     bootstrapped: set[int] = field(default_factory=set)  # ranks that have had a process group
     ready_to_end: set[int] = field(default_factory=set)  # ranks that wait for the others to be
     finished: set[int] = field(default_factory=set)  # ranks whose script has ended well
+    lost: set[int] = field(default_factory=set)  # the restarts went on without them
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
     returning: set[int] = field(default_factory=set)  # new processes that have not entered yet

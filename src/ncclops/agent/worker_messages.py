@@ -94,7 +94,8 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.has_returned(about)
         case FinishedEvent():  # on all ranks
             team.leaving.add(about)
-            team.finished |= {worker.rank for worker in team.at_work()} | {about}
+            at_work = {worker.rank for worker in team.at_work()}
+            team.finished |= at_work - team.lost | {about}
         case ExitingEvent():
             team.leaving.add(about)
             team.finished.add(about)
@@ -110,6 +111,7 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
         case FaultEvent():
             team.last_faulty = about
         case RestartEvent():
+            team.lost = team.lost.union(event.ranks_lost).difference(event.ranks_returned)
             why = event.why_ended
             team.why_ended |= {int(lost): why[lost] for lost in why if lost.isdecimal()}
         case EscalationEvent():
