@@ -43,7 +43,7 @@ while not stop:
     if rank == 0:
         Path("step.new").write_text(str(step))
         os.replace("step.new", "step")
-    time.sleep(0.01)
+    time.sleep(0.02)
 dist.destroy_process_group()
 print("done", rank, "of", size, flush=True)
 """

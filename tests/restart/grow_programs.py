@@ -53,13 +53,16 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
     def function(call: restart.CallWrapper) -> tuple[int, int, int, int]:
         dist.init_process_group("gloo")
         rank, size = dist.get_rank(), dist.get_world_size()
+        # A rank that is killed while its peers send to it may leave one in Gloo for the group's
+        # timeout (docs/restart.md, Limits): ranks are killed after this, and mostly sleep.
+        dist.barrier()
         note("in", iteration=call.iteration, number=rank, size=size, pid=os.getpid())
         over = torch.zeros(1)
         while not over.item():
             # One rank looks, so that all stop after the same step.
             over = torch.tensor([float(rank == 0 and Path(stop).exists())])
             dist.all_reduce(over)
-            time.sleep(0.005)
+            time.sleep(0.02)
         dist.destroy_process_group()
         return call.iteration, rank, size, os.getpid()
 
