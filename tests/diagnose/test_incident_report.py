@@ -240,6 +240,42 @@ def test_an_escalation_is_what_was_decided(events: list[Event], what: str, why: 
     assert earlier.what.startswith("restarted in place"), "the next fault led to it"
 
 
+@pytest.mark.parametrize(
+    ("lost", "returned", "what", "why"),
+    [
+        ([], [], "on all 4 ranks", "every rank was healthy and came back"),
+        ([1, 2], [], "on 4 of 5 ranks", "ranks 1, 2 cannot come back, and the others are healthy"),
+        (
+            *([1], [1], "on 4 ranks, rank 1 in a new process"),
+            "new processes have taken the places of rank 1",
+        ),
+        (
+            *([1, 2], [0, 2], "on 4 of 5 ranks"),
+            "new processes have taken the places of ranks 0, 2;"
+            " rank 1 cannot come back, and the others are healthy",
+        ),
+    ],
+)
+def test_a_restart_says_who_is_missing_and_who_is_in_a_new_process(
+    lost: list[int], returned: list[int], what: str, why: str
+) -> None:
+    incident = IncidentRecord(
+        at=10.0,
+        iteration=2,
+        cause="died",
+        summary="rank 1: the process died",
+        first_faulty_rank=1,
+        ranks_lost=lost,
+        ranks_returned=returned,
+        rank_before=0,
+        rank=0,
+        world_size_before=5,
+        world_size=4,
+    )
+    decision = decision_on(incident, [], until=20.0)
+    assert (decision.what, decision.why) == (f"restarted in place, {what}", why)
+
+
 @pytest.mark.slow
 def test_a_file_that_an_exception_mentions_is_not_where_it_was_raised(make: Make) -> None:
     """What an exception says may look like a line of a traceback."""

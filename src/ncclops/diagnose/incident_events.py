@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ncclops.classify import wording
+from ncclops.rank_lists import ranks_named
 from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
     EscalationEvent,
@@ -118,13 +119,18 @@ def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> Decis
 
 
 def _restarted(incident: IncidentRecord) -> DecisionTaken:
-    lost, went_on = incident.ranks_lost, incident.world_size
-    if not lost:
+    returned, went_on = incident.ranks_returned, incident.world_size
+    lost = [rank for rank in incident.ranks_lost if rank not in returned]
+    if not lost and not returned:
         return DecisionTaken(
             f"restarted in place, on all {went_on} ranks", "every rank was healthy and came back"
         )
-    ranks = ", ".join(map(str, lost))
-    return DecisionTaken(
-        f"restarted in place, on {went_on} of {incident.world_size_before} ranks",
-        f"rank{'s' if len(lost) > 1 else ''} {ranks} cannot come back, and the others are healthy",
-    )
+    reasons = []
+    if returned:
+        reasons.append(f"new processes have taken the places of {ranks_named(returned)}")
+    if lost:
+        reasons.append(f"{ranks_named(lost)} cannot come back, and the others are healthy")
+        of = f"on {went_on} of {incident.world_size_before} ranks"
+    else:
+        of = f"on {went_on} ranks, {ranks_named(returned)} in a new process"
+    return DecisionTaken(f"restarted in place, {of}", "; ".join(reasons))

@@ -187,11 +187,12 @@ def _restarts(records: Records) -> str:
                 event.cause,
                 _ranks(event.faulty_ranks),
                 _ranks(event.ranks_lost),
+                _ranks(event.ranks_returned),
                 event.world_size,
                 f"{sum(phases.values()):.0f} ms ({phases_text})",
             )
         )
-    titles = ("at", "iteration", "cause", "faulty", "lost", "ranks after", "took")
+    titles = ("at", "iteration", "cause", "faulty", "lost", "new processes", "ranks after", "took")
     return "<h2>Restarts in process</h2>" + _table(titles, rows) + _tracebacks(records.incidents)
 
 

@@ -113,7 +113,7 @@ def _may_return(fault: Fault) -> bool:
 
 
 class GenerationKeys:
-    """The keys of generation ``number``, over a connection that leads to its name space."""
+    """The keys of one generation, over a connection that leads to its name space."""
 
     def __init__(self, store: StoreClient) -> None:
         self._store = store
