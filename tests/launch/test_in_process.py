@@ -65,7 +65,7 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
     # Ranks that lose their peer may raise too, before they see the fault; it comes first.
     assert (restart["iteration"], restart["faulty_ranks"][0]) == (1, 1)
     phases = {"detect", "collect", "abort", "leave", "finalize"}
-    phases |= {"health_check", "barrier", "assign", "enter"}
+    phases |= {"health_check", "barrier", "grow", "assign", "enter"}
     assert set(restart["phases_ms"]) == phases
     assert list((run.path / "incidents").iterdir())
 

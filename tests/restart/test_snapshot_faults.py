@@ -34,11 +34,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result
 
 
-def test_an_exception_costs_one_step(ncclops_job: JobFactory, undisturbed: str) -> None:
+def expect(result: JobResult, source: str, *steps: int) -> None:
+    """All ranks have restored the same steps, from ``source``.
+
+    Each is one of ``steps``, or the one before: the last snapshot may have been under way.
+    """
+    found = restored(result)
+    of_rank = len(steps)
+    ranks = [found[n : n + of_rank] for n in range(0, len(found), of_rank)]
+    assert all(rank == ranks[0] for rank in ranks), found
+    assert [where for _, where in ranks[0]] == [source] * of_rank
+    for (step, _), newest in zip(ranks[0], steps, strict=True):
+        assert step in (newest - 1, newest)
+
+
+def test_an_exception_costs_a_step_or_two(ncclops_job: JobFactory, undisturbed: str) -> None:
     fault = Fault.exception(rank=1, at="step", n=7)
     result = ncclops_job(replicas, world_size=2, args=(STEPS, 1), faults=[fault]).run()
     assert result.value == undisturbed
-    assert restored(result) == [(6, "memory"), (6, "memory")]
+    expect(result, "memory", 6)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -84,7 +98,7 @@ def test_a_lost_rank_s_own_state_is_gone_with_its_seat_and_the_others_keep_their
 ) -> None:
     fault = Fault.kill(rank=1, at="step", n=7)
     result = ncclops_job(own_state, world_size=3, args=(12, None), faults=[fault]).run()
-    assert restored(result) == [(6, "memory"), (6, "memory")]
+    expect(result, "memory", 6)
 
 
 def test_a_reserve_takes_the_seat_of_a_lost_rank_with_the_state_that_its_partner_has_kept(
@@ -129,7 +143,7 @@ def test_the_shards_of_fsdp2_are_restored_to_the_last_bit(ncclops_job: JobFactor
     ]
     result = ncclops_job(sharded, world_size=2, args=(12,), faults=faults).run()
     assert result.values == undisturbed.values
-    assert restored(result) == [(6, "memory"), (11, "memory")] * 2
+    expect(result, "memory", 6, 11)
 
 
 def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
@@ -142,7 +156,7 @@ def test_with_hybrid_sharding_the_loss_of_a_replica_costs_no_state(
     values = sorted(each for each in result.values.values() if each is not None)
     assert values == sorted(undisturbed.values.values()), "the ranks' numbers have changed"
     found = [n.fields for n in result.notes if n.name == "restored" and n.fields["step"]]
-    assert [each["step"] for each in found] == [6, 6]
+    assert {each["step"] for each in found} in ({5}, {6})
     assert {each["source"] for each in found} <= {"memory", "replica"}
 
 
