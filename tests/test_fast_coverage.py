@@ -24,7 +24,6 @@ EDGES = frozenset(
 
 # Modules of values alone that no fast test imports, each with the reason. Not to grow.
 EXCUSED = {
-    "ncclops.diagnose.where": "takes snapshots of processes",
     "ncclops.worker.": "changes the process it runs in: sys.path, torch's functions, the script",
 }
 

@@ -16,6 +16,10 @@ class LogFile(logging.FileHandler):
         with suppress(OSError):
             super().emit(record)
 
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002
         """The run's other files report a full disk."""
         return
