@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,8 +11,6 @@ from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import described
-
-log = logging.getLogger(__name__)
 
 # A rank whose processes end one soon after the other has a cause that a new one does not remove,
 # and each costs all ranks a restart.

@@ -13,7 +13,6 @@ import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, Literal
 
 from ncclops.restart._instant import Instant
@@ -293,35 +292,34 @@ class Fault:
         )
 
     @classmethod
-    def of_absence(cls, initial_rank: int, timeout: timedelta) -> Fault:
-        """The loss of a rank that has not joined the others within ``timeout``."""
-        detail = f"did not join the others within {timeout.total_seconds():g} s"
+    def observed(
+        cls,
+        kind: FaultKind,
+        initial_rank: int,
+        iteration: int,
+        detail: str,
+        *,
+        rank: int | None = None,
+        gone: bool = False,
+    ) -> Fault:
+        """A fault of ``initial_rank`` that is seen now and has raised nothing, as ``detail``."""
         return cls(
-            kind=FaultKind.LOST,
-            initial_rank=initial_rank,
-            rank=None,
-            iteration=-1,
-            at=time.time(),
-            summary=f"rank {initial_rank}: {detail}",
-            gone=True,
-            detail=detail,
-            instant=Instant.now(),
-        )
-
-    @classmethod
-    def of_early_return(cls, initial_rank: int, rank: int, iteration: int) -> Fault:
-        """The fault that a return from the function is if others still need this rank."""
-        detail = "was done with its groups first, while its peers still needed it"
-        return cls(
-            kind=FaultKind.RETURNED_EARLY,
+            kind=kind,
             initial_rank=initial_rank,
             rank=rank,
             iteration=iteration,
             at=time.time(),
             instant=Instant.now(),
             summary=f"rank {initial_rank}: {detail}",
+            gone=gone,
             detail=detail,
         )
+
+    @classmethod
+    def of_early_return(cls, initial_rank: int, rank: int, iteration: int) -> Fault:
+        """The fault that a return from the function is if others still need this rank."""
+        detail = "was done with its groups first, while its peers still needed it"
+        return cls.observed(FaultKind.RETURNED_EARLY, initial_rank, iteration, detail, rank=rank)
 
 
 def _raised_elsewhere(text: str, original: str) -> Raised:

@@ -10,7 +10,6 @@ from datetime import timedelta
 
 from ncclops.restart._connections import Connections
 from ncclops.restart._inbox import Inbox
-from ncclops.restart._instant import Instant
 from ncclops.restart.agreement import INITIAL
 from ncclops.restart.attribution import Fault, FaultKind
 from ncclops.restart.generations import Generation
@@ -68,16 +67,12 @@ def _wait_for_next(ledger: Ledger, initial_rank: int) -> Generation:
 
 def _request(initial_rank: int, iteration: int) -> Fault:
     detail = "a new process takes its place"
-    return Fault(
-        kind=FaultKind.REQUESTED,
-        initial_rank=initial_rank,
-        rank=None,
-        iteration=iteration,
-        at=time.time(),
-        instant=Instant.now(),
-        summary=f"rank {initial_rank}: {detail}",
-        detail=detail,
-    )
+    return Fault.observed(FaultKind.REQUESTED, initial_rank, iteration, detail)
+
+
+def _absence(initial_rank: int, waited: timedelta) -> Fault:
+    detail = f"did not join the others within {waited.total_seconds():.0f} s"
+    return Fault.observed(FaultKind.LOST, initial_rank, INITIAL, detail, gone=True)
 
 
 def await_join(
@@ -119,7 +114,7 @@ def await_join(
             gone |= ledger.generations.announced() - generation.absent
         for rank in sorted(gone - recorded):
             recorded.add(rank)
-            record_gone(Fault.of_absence(rank, timedelta(seconds=round(waited.total_seconds()))))
+            record_gone(_absence(rank, waited))
     # The last one to come may have ended before it could say that all had.
     ledger.count_losses(INITIAL, generation.absent)
     return inbox.agreement(INITIAL)
