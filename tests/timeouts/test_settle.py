@@ -245,6 +245,7 @@ class TestCommandLine:
             "steady_hard": "2430s",
             "heartbeat": "30s",
             "barrier": "144m",
+            "grow": "20s",
             "completion": "7d",
             "stop_grace": "15s",
             "nccl_watchdog": None,

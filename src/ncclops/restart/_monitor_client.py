@@ -269,6 +269,11 @@ class MonitorClient:
         self._reported[fault.initial_rank] = fault
         iteration = self.iteration  # read after the note for ``begin`` is made
         ledger.record_gone(iteration, fault, self.gone)
+        while iteration != self.iteration and fault.initial_rank not in self.gone:
+            # ``begin`` may have counted the losses before this one was in the log.
+            iteration = self.iteration
+            ledger.record_fault(iteration, fault)
+            ledger.count_losses(iteration, self.gone)
 
     def _comes_late(self, fault: Fault) -> bool:
         """Whether this rank knew of a fault before the stack in ``fault``, its own, was taken.

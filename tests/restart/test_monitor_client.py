@@ -1,0 +1,94 @@
+"""What a monitor process reports ends up in the iteration that waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from ncclops.restart._instant import Instant
+from ncclops.restart._monitor_client import MonitorClient
+from ncclops.restart.agreement import Agreement, Arrival
+from ncclops.restart.attribution import Fault, FaultKind
+from ncclops.restart.ledger import Ledger
+from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
+
+SOON = timedelta(seconds=20)
+NOBODY: frozenset[int] = frozenset()
+DIED = Fault(
+    kind=FaultKind.DIED,
+    initial_rank=1,
+    rank=1,
+    iteration=0,
+    at=time.time(),
+    instant=Instant.now(),
+    summary="rank 1: the process died",
+    gone=True,
+)
+
+
+@contextmanager
+def client(store: HashStore) -> Iterator[MonitorClient]:
+    """Rank 0's, of two; its monitor process is not started."""
+    monitor = MonitorProcess(
+        MonitorProcessSettings(0, "127.0.0.1", SOON, SOON, SOON, SOON, SOON, None, None, None, None)
+    )
+    made = MonitorClient(
+        0,
+        2,
+        threading.get_ident(),
+        monitor,
+        lambda: Ledger(store, 2),
+        look_again=lambda _: None,
+        fault_seen_in=lambda: None,
+    )
+    try:
+        yield made
+    finally:
+        made.stop(SOON.total_seconds())
+        monitor.stop()
+
+
+class BeginsMeanwhile(Ledger):
+    """The main thread begins iteration 1 while the reporter's thread is at ``step``."""
+
+    step = ""
+    begin = staticmethod(lambda: None)
+
+    def _at(self, step: str) -> None:
+        if step == self.step:
+            self.step = ""
+            self.begin()
+
+    def record_fault(self, iteration: int, fault: Fault) -> None:
+        self._at("before")
+        super().record_fault(iteration, fault)
+        self._at("recorded")
+
+    def count_losses(self, iteration: int, gone_before: Collection[int]) -> None:
+        self._at("in the log")
+        super().count_losses(iteration, gone_before)
+        self._at("counted")
+
+
+@pytest.mark.parametrize("step", ["before", "recorded", "in the log", "counted"])
+def test_a_loss_is_counted_in_an_iteration_that_begins_while_it_is_recorded(step: str) -> None:
+    store = HashStore()
+    none = Agreement(0, NOBODY, NOBODY, NOBODY, (), ())
+    with client(store) as reports:
+        others = Ledger(store, 2)
+        reports.begin(0, none, others)
+
+        ledger = BeginsMeanwhile(store, 2)
+        ledger.step = step
+        ledger.begin = lambda: reports.begin(1, none, others)
+        reports.record_gone(ledger, DIED)
+
+        others.arrive(1, Arrival(0, 0, 2), NOBODY)
+        agreement, _ = others.wait_for_agreement(1, 0, SOON)
+        assert agreement.lost == {1}
