@@ -212,6 +212,21 @@ def test_ranks_that_waited_for_a_communicator_come_back_in_new_processes() -> No
     assert second.to == "stop", "new processes have not helped"
 
 
+def test_ranks_that_waited_in_gloo_come_back_unless_new_processes_have_their_places() -> None:
+    """Whatever else happened: nothing failed to start."""
+    limit = ExceededTimeout("abort", 1.0, 5.2, "main-thread", "Gloo")
+    waited = dataclasses.replace(blocked(0), timeout=limit)
+    killed = dataclasses.replace(blocked(1), timeout=None, due_to_peer=False)
+    lost = dataclasses.replace(
+        BROKEN, cause="died", faults=(killed, waited), ranks_lost=(0, 1), first_faulty_rank=1
+    )
+    escalation = after((lost, 10))
+    assert escalation is not None
+    assert escalation.reason.startswith("rank 0 waited in Gloo for ranks that were gone")
+    assert (escalation.to, escalation.passing, escalation.failed_start) == ("respawn", True, False)
+    assert after((dataclasses.replace(lost, ranks_returned=(0, 1)), 10)) is None
+
+
 def test_an_error_that_found_ranks_in_nccl_has_new_processes_again_but_not_on_the_same_rank() -> (
     None
 ):

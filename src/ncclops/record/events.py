@@ -496,7 +496,8 @@ class EscalationEvent(Event, tag="escalation", frozen=True, kw_only=True):
     failed_start: bool = False
     """a communicator did not come up: new processes make theirs lazily"""
     passing: bool = False
-    """the failure ended ranks that waited in NCCL for others: it does not count against new ones"""
+    """the failure ended ranks that waited for others in NCCL or Gloo: it does not count against new
+    ones"""
     hung: int | None = None
     """the rank that hangs; null: the failure is no hang"""
 

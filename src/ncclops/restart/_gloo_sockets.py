@@ -34,6 +34,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ncclops.restart._process import duplicate_socket
+from ncclops.restart._threads import names_of_threads
 
 _FDS = Path("/proc/self/fd")
 _FDINFO = Path("/proc/self/fdinfo")
@@ -144,7 +145,7 @@ def _gloo_epolls() -> set[int]:
     """The epoll instances that Gloo's threads wait in."""
     found: set[int] = set()
     for look in range(1, _LOOKS + 1):
-        names = _thread_names()
+        names = names_of_threads()
         named = [task for task, name in names.items() if name == _THREAD_NAME]
         suspects = named or [task for task, name in names.items() if name == names[os.getpid()]]
         waits = {task: _epoll_of(task) for task in suspects}
@@ -153,14 +154,6 @@ def _gloo_epolls() -> set[int]:
             break
         time.sleep(_BETWEEN_LOOKS_S)  # a thread's return to its wait announces nothing
     return found
-
-
-def _thread_names() -> dict[int, str]:
-    names = {}
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError):
-            names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
-    return names
 
 
 def _epoll_of(task: int) -> int | None:

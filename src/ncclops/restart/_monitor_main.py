@@ -102,6 +102,7 @@ class Monitor:
         self._count = 0  # of our own reports
         self._ended_for: Timeout | None = None  # what it had exceeded when we began to end it
         self._ended_because = ""  # in words
+        self._waits_in = "NCCL"  # or Gloo: the library that the main thread is blocked in
         self._kill_at: float | None = None
         self._soft_reported_in: float | None = None  # the iteration; once in each is enough
         self._timeouts: Message | None = None  # the latest change, for a successor that is new
@@ -185,7 +186,8 @@ class Monitor:
         if silent_s > hard_s:
             self._end_main(now, _exceeded("hard", hard_s, silent_s, clock))
         elif blocked_s > 0:
-            self._end_main(now, _exceeded("abort", FREED_WITHIN_S, blocked_s, "main-thread"))
+            exceeded = _exceeded("abort", FREED_WITHIN_S, blocked_s, "main-thread")
+            self._end_main(now, exceeded | {"waits_in": self._waits_in})
         elif held_s > self._abort_s + _INTERRUPTED_WITHIN_S:
             self._end_main(now, _exceeded("abort-hang", self._abort_s, held_s, clock))
         elif silent_s > soft_s and self._page.watch in (Watch.SOFT_AND_HARD, Watch.NONE):
@@ -236,7 +238,7 @@ class Monitor:
     def _why_it_is_ended(self, timeout: Timeout) -> str:
         if timeout["limit"] == "abort":
             aborted = f"its process groups were aborted {timeout['silent_s']:.1f} s ago"
-            return f"{aborted}, and it still waits in NCCL, which no abort ends"
+            return f"{aborted}, and it still waits in {self._waits_in}, which no abort ends"
         aborting_s = self._page.aborting_s(time.monotonic())
         hangs = f"the abort of its process groups has not returned for {aborting_s:.1f} s"
         if timeout["limit"] == "abort-hang":
@@ -334,8 +336,9 @@ class Monitor:
         directory = self._directory(message["iteration"])
         self._look(lambda view: view.iteration_failed(directory, self._progress()))
 
-    def _on_blocked(self, _message: Message) -> None:
+    def _on_blocked(self, message: Message) -> None:
         """The main thread waits for what does not come: no need to wait for the next tick."""
+        self._waits_in = message["library"]
         self._judge_progress(time.monotonic())
 
     def _on_bye(self, _message: Message) -> None:

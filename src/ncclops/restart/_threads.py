@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import platform
 import re
 from pathlib import Path
 
@@ -19,6 +21,11 @@ clear_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_
 _ASLEEP = re.compile(
     r"^State:\tS.*^voluntary_ctxt_switches:\t([1-9]\d*)$", re.DOTALL | re.MULTILINE
 )
+
+_TASKS = Path("/proc/self/task")
+# The number of futex, in which a thread waits for another one; its fourth argument leads to the
+# time limit, and the last but one word is the thread's stack pointer.
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 
 
 def kernel_wait(native_id: int | None) -> str | None:
@@ -39,6 +46,27 @@ def system_call(native_id: int | None) -> int | None:
     """The number of the system call that the thread is in. ``None``: in none, or it is not told."""
     first = _read(native_id, "syscall").partition(" ")[0]
     return int(first) if first.isdecimal() else None
+
+
+def limited_wait(native_id: int | None) -> str | None:
+    """Which wait with a time limit, for another thread, the thread is in: of two that follow each
+    other it tells one from the next if they are of other functions.
+
+    ``None``: in none, or it is not told.
+    """
+    words = _read(native_id, "syscall").split()
+    if len(words) < 9 or words[0] != _FUTEX or int(words[4], 16) == 0:
+        return None
+    return f"{words[1]} {words[7]}"
+
+
+def names_of_threads() -> dict[int, str]:
+    """The names of this process's threads, by their native identities."""
+    names = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names[int(task.name)] = (task / "comm").read_text().rstrip("\n")
+    return names
 
 
 def _read(native_id: int | None, name: str) -> str:

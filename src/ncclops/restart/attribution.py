@@ -124,7 +124,7 @@ class ExceededTimeout:
 
     ``limit`` is ``soft`` or ``hard``; the rank's monitor process ends it at the hard one, at
     ``abort-hang``: the abort of its groups did not return in time, and at ``abort``: it did, and
-    has not freed the main thread, which waited in NCCL.
+    has not freed the main thread, which waited in the library ``waits_in``.
     ``clock`` says what did not move: ``python`` (no Python thread could run), ``main-thread`` or
     ``ping``. Times are in seconds, as measured on the rank's host.
     """
@@ -133,6 +133,7 @@ class ExceededTimeout:
     limit_s: float
     silent_s: float
     clock: Literal["python", "main-thread", "ping"]
+    waits_in: Literal["NCCL", "Gloo"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

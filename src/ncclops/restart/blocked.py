@@ -1,12 +1,18 @@
-"""A main thread that waits in NCCL for a communicator that cannot come up.
+"""A main thread that waits for its peers in NCCL or Gloo, and that no abort frees.
 
 ``ncclCommInitRank`` waits for all ranks of the communicator. Where one of them has failed, no abort
 frees the others: torch knows a communicator when that has returned. (A non-blocking one it does
-know, and its abort waits for the making to end.) Only the end of the process helps, and whoever
-waits for the restart should not have to wait for long.
+know, and its abort waits for the making to end.) In a backward pass it is a thread of autograd that
+makes the communicator: the first of DDP without ``init_sync``, or of HSDP's replicas. The main
+thread waits for that thread.
 
-In a backward pass it is a thread of autograd that makes the communicator: the first of DDP without
-``init_sync``, or of HSDP's replicas. The main thread waits for that thread.
+Gloo never wakes who waits for a send that could not be written, as its peer was killed with unread
+data (see ``_gloo_sockets``). That is the main thread in a ``send``, and in a collective a thread of
+the group's, which the main thread waits for wherever it is. Both wait with a time limit, the
+group's timeout, which the kernel shows; a thread of the group's without work waits without one.
+
+Only the end of the process helps, and whoever waits for the restart should not have to wait for
+long.
 """
 
 from __future__ import annotations
@@ -20,11 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
+from typing import NamedTuple
 
 from torch import distributed
 
 from ncclops.restart import _groups
 from ncclops.restart._monitor_link import FREED_WITHIN_S
+from ncclops.restart._threads import limited_wait, names_of_threads
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
 
@@ -32,14 +40,19 @@ log = logging.getLogger("ncclops.restart")
 
 _LOOK_EVERY_S = 0.1
 # torch's watchdog may hold up what an abort has freed: it locks the dynamic loader while it prints
-# a stack. So many looks in a row have to show it idle.
-_IDLE_LOOKS = 3
+# a stack. So many looks in a row have to show it idle, or the same wait.
+_EQUAL_LOOKS = 3
 _ASK_EVERY_S = 0.5
 # Where nothing shows that a rank is missing, the making of a large communicator may just take time.
 _LONGEST_S = 28.0
 # A backward pass may have work of its own, native and seen in no frame: what is done for the first
 # time, such as loading kernels, takes seconds.
 _BACKWARD_ENDS_WITHIN_S = 5.0
+# Gloo's own thread ends the waits, when it gets to run.
+_GLOO_FREES_WITHIN_S = 5.0
+
+# torch's name for the threads in which a group of Gloo carries out its collectives.
+_GLOO_THREAD = "pt_gloo_runloop"
 
 # Around torch's calls under `ncclops launch`.
 _MEASURING = "/ncclops/worker/waits.py"
@@ -52,16 +65,27 @@ _BACKWARD = "/torch/autograd/graph.py", "_engine_run_backward"
 _GROUP_NAMES = ("group", "process_group", "pg")
 
 
-Listener = Callable[[int], object]
-"""Told the initial rank of this process just before it is ended. Called in a thread of its own."""
+Listener = Callable[[int, str], object]
+"""Told the initial rank of this process, and in which library it waits (``NCCL`` or ``Gloo``), just
+before it is ended. Called in a thread of its own."""
 
-_listener: Listener = lambda _rank: None  # noqa: E731
+_listener: Listener = lambda _rank, _library: None  # noqa: E731
 
 
 def register(listener: Listener) -> None:
     """Have ``listener`` told from now on: no other rank may be left that could tell of it."""
     global _listener
     _listener = listener
+
+
+class _Sign(NamedTuple):
+    """What shows that the main thread waits: ``look`` gives the same, and not ``None``, each time.
+
+    What has not been freed ``freed_within_s`` after the abort is not freed any more.
+    """
+
+    look: Callable[[], tuple[str, ...] | None]
+    freed_within_s: float
 
 
 class BlockedMainThread:
@@ -88,65 +112,59 @@ class BlockedMainThread:
     def look(self, iteration: int) -> None:
         """The groups are aborted: from now on, until the main thread moves. Does not block."""
         frame = sys._current_frames().get(self._main_thread)
-        if frame is None or not _groups.aborted_nccl:
+        if frame is None:
             return
-        if is_in_collective(frame):
-            used, freed_within_s = _cpu_of_watchdogs, FREED_WITHIN_S
-        elif is_in_backward(frame):
-            used, freed_within_s = _cpu_of_watchdogs_and_main_thread, _BACKWARD_ENDS_WITHIN_S
+        if _groups.aborted_nccl and is_in_collective(frame):
+            sign = _Sign(_cpu_of_watchdogs, FREED_WITHIN_S)
+        elif _groups.aborted_nccl and is_in_backward(frame):
+            sign = _Sign(_cpu_of_watchdogs_and_main_thread, _BACKWARD_ENDS_WITHIN_S)
         else:
-            return
+            sign = _Sign(lambda: waits_in_gloo(frame), _GLOO_FREES_WITHIN_S)
         watch = threading.Thread(
             target=self._watch,
-            args=(iteration, frame, frame.f_lasti, used, freed_within_s),
+            args=(iteration, frame, frame.f_lasti, sign),
             name="ncclops-blocked",
             daemon=True,
         )
         watch.start()
 
-    def _watch(
-        self,
-        iteration: int,
-        frame: FrameType,
-        instruction: int,
-        used: Callable[[], tuple[str, ...] | None],
-        freed_within_s: float,
-    ) -> None:
-        since = asked_at = time.monotonic()
-        numbers, idle_looks, ran = members(frame), 0, used()
+    def _watch(self, iteration: int, frame: FrameType, instruction: int, sign: _Sign) -> None:
+        since, asked_at = time.monotonic(), 0.0
+        numbers, equal_looks, seen = members(frame), 0, sign.look()
         cannot_come = threading.Event()
 
         def ask(ledger: Ledger) -> None:
             if ledger.is_waited_for_in_vain(iteration, numbers):
                 cannot_come.set()
 
-        self._submit(ask)
         while self._is_at(iteration, frame, instruction):
             time.sleep(_LOOK_EVERY_S)
-            now, ran_before, ran = time.monotonic(), ran, used()
-            idle_looks = idle_looks + 1 if ran == ran_before is not None else 0
-            if now - since < freed_within_s or idle_looks < _IDLE_LOOKS:
-                continue
-            if cannot_come.is_set() or now - since > _LONGEST_S:
-                if self._is_at(iteration, frame, instruction):
-                    self._have_it_ended(since)
-                return
+            now, seen_before, seen = time.monotonic(), seen, sign.look()
+            equal_looks = equal_looks + 1 if seen == seen_before is not None else 0
             if now - asked_at > _ASK_EVERY_S:
                 asked_at = now
                 self._submit(ask)
+            if now - since < sign.freed_within_s or equal_looks < _EQUAL_LOOKS:
+                continue
+            if cannot_come.is_set() or now - since > _LONGEST_S:
+                if self._is_at(iteration, frame, instruction):
+                    self._have_it_ended(since, "Gloo" if waits_in_gloo(frame) else "NCCL")
+                return
 
     def _is_at(self, iteration: int, frame: FrameType, instruction: int) -> bool:
         same = sys._current_frames().get(self._main_thread) is frame
         return same and frame.f_lasti == instruction and self._iteration() == iteration
 
-    def _have_it_ended(self, since: float) -> None:
-        log.warning("the main thread waits in NCCL, which no abort ends: this process is ended")
+    def _have_it_ended(self, since: float, library: str) -> None:
+        log.warning(
+            "the main thread waits in %s, which no abort ends: this process is ended", library
+        )
         try:
-            _listener(self._initial_rank)
+            _listener(self._initial_rank, library)
         except Exception:
             log.exception("telling that this process is ended failed")
         self._monitor_process.page.blocked_since = since
-        self._monitor_process.send({"op": "blocked"})
+        self._monitor_process.send({"op": "blocked", "library": library})
 
 
 def is_in_collective(main_thread: FrameType) -> bool:
@@ -179,6 +197,16 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
             if isinstance(group, distributed.ProcessGroup):
                 return _groups.members_of_aborted(group)
     return None
+
+
+def waits_in_gloo(main_thread: FrameType) -> tuple[str, ...] | None:
+    """Where threads wait for an operation of Gloo: those of the groups, and the main thread, if it
+    is in a collective at ``main_thread``. ``None``: none does, or the kernel does not tell."""
+    threads = [thread for thread, name in names_of_threads().items() if name == _GLOO_THREAD]
+    if is_in_collective(main_thread):
+        threads.append(os.getpid())
+    waits = ((thread, limited_wait(thread)) for thread in sorted(threads))
+    return tuple(f"{thread} {wait}" for thread, wait in waits if wait) or None
 
 
 def _cpu_of_watchdogs() -> tuple[str, ...] | None:

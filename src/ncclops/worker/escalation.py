@@ -139,7 +139,7 @@ class Repetition:
             or _corrupted(incident)
             or _final(incident)
             or self._mistake(incident)
-            or self._lost_while_connecting(incident)
+            or self._lost_while_waiting(incident)
             or _alone(unfinished)
         )
         if asked is not None or this is None:
@@ -195,21 +195,30 @@ class Repetition:
         what, where = str(incident.exception), _place(incident.raised)
         return Escalation("stop", f"{what} ({where}): a mistake in the script", (what, where))
 
-    def _lost_while_connecting(self, incident: Incident) -> Escalation | None:
-        """A communicator did not come up, and ranks that waited in NCCL for that had to be ended.
+    def _lost_while_waiting(self, incident: Incident) -> Escalation | None:
+        """Ranks that waited for others where no abort frees them had to be ended: mostly in NCCL,
+        for a communicator that did not come up.
 
         Nothing is wrong with them: new processes bring them back, where a restart in place would
         go on without them.
         """
-        lost = sorted(fault.initial_rank for fault in incident.faults if fault.was_blocked_by_peer)
+        lost = {
+            fault.initial_rank: fault.timeout.waits_in
+            for fault in incident.faults
+            if fault.was_blocked_by_peer
+            and fault.timeout is not None
+            and fault.initial_rank not in incident.ranks_returned
+        }
         if not lost:
             return None
-        asked, this = blocked_in_nccl(lost), _failure_of(incident)
-        if incident.cause not in _HANGS and not _is_startup_failure(incident):
-            return self._found_ranks_connecting(incident, asked)
+        library = "Gloo" if set(lost.values()) == {"Gloo"} else "NCCL"
+        asked, this = waited_in_vain(sorted(lost), library), _failure_of(incident)
+        is_start = incident.cause in _HANGS or _is_startup_failure(incident)
+        if asked.passing or not is_start:
+            return self._found_ranks_waiting(incident, asked)
         return self._again(this) or dataclasses.replace(asked, failure=this)
 
-    def _found_ranks_connecting(self, incident: Incident, asked: Escalation) -> Escalation:
+    def _found_ranks_waiting(self, incident: Incident, asked: Escalation) -> Escalation:
         """``asked`` for another reason than a failure to start; again and again, but not for what
         the script raises of itself on the same rank."""
         asked = dataclasses.replace(asked, failed_start=False, passing=True)
@@ -303,13 +312,18 @@ def _lacked_ranks(incident: Incident) -> bool:
     return incident.raised is not None and incident.raised.name == AbsentRanksError.__name__
 
 
-def blocked_in_nccl(ranks: Sequence[int]) -> Escalation:
-    """``ranks`` waited in NCCL for what no abort ends."""
-    reason = (
-        f"{ranks_named(ranks)} waited in NCCL for a communicator that did not come up, and had to"
-        " be ended"
+def waited_in_vain(ranks: Sequence[int], library: str) -> Escalation:
+    """``ranks`` waited in ``library`` for what no abort ends."""
+    waited = f"{ranks_named(ranks)} waited in {library} for"
+    if library == "Gloo":
+        return Escalation(
+            "respawn", f"{waited} ranks that were gone, and had to be ended", passing=True
+        )
+    return Escalation(
+        "respawn",
+        f"{waited} a communicator that did not come up, and had to be ended",
+        failed_start=True,
     )
-    return Escalation("respawn", reason, failed_start=True)
 
 
 def _is_same(this: tuple[str, str], last: tuple[str, str] | None) -> bool:

@@ -50,7 +50,7 @@ from ncclops.worker.escalation import (
     Repetition,
     SmallestWorld,
     as_exception,
-    blocked_in_nccl,
+    waited_in_vain,
 )
 from ncclops.worker.printed import Printed
 from ncclops.worker.resources import Balance, measure
@@ -229,13 +229,21 @@ class _Attempts:
 
         attempt.__annotations__["call"] = restart.CallWrapper
         wrapped = wrapper(attempt)
-        blocked.register(_report_blocked)
+        blocked.register(self._report_blocked)
         self._observer = own_wrapper.watch(self._phases, leaves_script=True)
         try:
             return bool(wrapped())
         finally:
             recorder.current().follow_main_thread(None)
             self._phases.begin_iteration()  # whatever comes now is not under the restart core
+
+    def _report_blocked(self, rank: int, library: str) -> None:
+        """This process is about to be ended. What the others report, if any are left, replaces it.
+
+        A rank that waited in Gloo has nothing of the others' failure: one new process is enough.
+        """
+        if not (self._grows and library == "Gloo"):
+            _report(waited_in_vain([rank], library))
 
     def run_alone(self) -> None:
         """Once more from the start, without us: the script's own wrapper restarts it."""
@@ -366,8 +374,3 @@ def _escalate(escalation: Escalation) -> NoReturn:
     """End restarts in place on this rank, and request from the agent what can help."""
     _report(escalation)
     raise as_exception(escalation)
-
-
-def _report_blocked(rank: int) -> None:
-    """This process is about to be ended. What the others report, if any are left, replaces it."""
-    _report(blocked_in_nccl([rank]))
