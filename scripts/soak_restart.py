@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python scripts/soak_restart.py [--faults 1000] [--seeds 20] [--seed 0]
                                 [--world 4] [--scene NAME] [--restarts 1000] [--hard-s 20]
+                                [--backend gloo]
 
 Each seed runs each scene of tests/restart/soak_scenes.py once: data loaders with and without
 persistent workers, generators, asyncio, a thread pool, forked children, nested wrappers, a model of
@@ -9,9 +10,9 @@ DDP, a thread that writes checkpoints. Exceptions, hangs with and without the GI
 and SIGSTOP strike in the function, after a collective, while saving and in callbacks. Every rank
 that nothing lethal struck has to finish with the result of an undisturbed run, none may hold more
 at the end than at the beginning, and nothing may stay behind. It ends early when ``--faults`` have
-struck. Then a job restarts ``--restarts`` times. Prints a table; exits with 1 on a violation, and
-names the directory with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a
-job.
+struck. Then a job restarts ``--restarts`` times, on ``--backend``: for nccl run the
+script by ``scripts/fake_gpu``. Prints a table; exits with 1 on a violation, and names the directory
+with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a job.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--scene", action="append", choices=[*soak_scenes.SCENES])
     parser.add_argument("--restarts", type=int, default=1000)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     # A healthy rank is never silent for so long, however busy the machine.
     parser.add_argument("--hard-s", type=float, default=20)
     given = parser.parse_args()
@@ -71,7 +73,7 @@ def main() -> None:
     if any(row.jobs for row in rows.values()):
         print(table(rows))
     if given.restarts:
-        bad = restart(given.restarts, given.hard_s)
+        bad = restart(given.restarts, given.backend, given.hard_s)
     sys.exit(bool(bad or sum(row.violations for row in rows.values())))
 
 
@@ -117,7 +119,7 @@ def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
         shutil.rmtree(directory)
 
 
-def restart(times: int, hard_s: float) -> int:
+def restart(times: int, backend: str, hard_s: float) -> int:
     """Restart a job of two ranks ``times`` times and print what they hold; the violations."""
     directory = Path(tempfile.mkdtemp(prefix="soak-restarts-"))
     deadline = timedelta(seconds=60 + times * RESTART_WITHIN_S)
@@ -125,7 +127,7 @@ def restart(times: int, hard_s: float) -> int:
         job = factory(
             soak_scenes.restart_often,
             world_size=2,
-            args=(times, soak.timing(hard_s)),
+            args=(times, soak.timing(hard_s), backend),
             deadline=deadline,
         )
         try:

@@ -121,6 +121,8 @@ def test_the_page_shows_what_happened(ncclops_in_process: Ncclops, run_dir: Path
     for kind in ("start-up", "compile", "steps", "restart"):
         assert f'data-kind="{kind}"' in page
     assert "41 ms (detect 1, abort 40)" in page
+    assert "<td>restart in place: abort</td><td>0.04s</td>" in page
+    assert "without faults it would have been" in page
     assert "rank 2 1.50" in page
 
 

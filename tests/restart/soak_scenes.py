@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from ncclops import restart as inprocess
 from ncclops.restart._groups import wait_for_groups_to_end
 from ncclops.testing import note, place
+from tests.fakegpu.gpus import take_gpu
 
 Do = Callable[[float], None]
 _PERIOD = 7
@@ -314,20 +315,21 @@ def holdings() -> dict[str, int]:
     }
 
 
-def restart_often(times: int, timing: dict[str, Any]) -> int:
+def restart_often(times: int, timing: dict[str, Any], backend: str = "gloo") -> int:
     """Restart ``times`` times, the fault on another rank each time; holdings now and then."""
     limit = inprocess.initialize.RetryController(max_iterations=times + 1)
-    value = inprocess.Wrapper(initialize=limit, **timing)(_raise_often)(times)
+    value = inprocess.Wrapper(initialize=limit, **timing)(_raise_often)(times, backend)
     assert value is not None
     return value
 
 
-def _raise_often(times: int, *, call: inprocess.CallWrapper | None = None) -> int:
+def _raise_often(times: int, backend: str, *, call: inprocess.CallWrapper | None = None) -> int:
     assert call is not None
     if call.iteration % max(1, times // 20) == 0:
         note("holds", iteration=call.iteration, **holdings())
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
+    device = take_gpu(int(os.environ["RANK"])) if backend == "nccl" else None
+    dist.init_process_group(backend)
+    dist.all_reduce(torch.ones(1, device=device))
     if call.iteration < times and call.iteration % dist.get_world_size() == dist.get_rank():
         raise ValueError(f"number {call.iteration}")
     dist.barrier()

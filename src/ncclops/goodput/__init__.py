@@ -1,6 +1,17 @@
 """What a run spent its time on, computed from its events."""
 
+from ncclops.goodput.losses import Losses, losses
 from ncclops.goodput.measure import Goodput, describe, measure
 from ncclops.goodput.spans import KINDS, Span, SpanKind, spans
 
-__all__ = ["KINDS", "Goodput", "Span", "SpanKind", "describe", "measure", "spans"]
+__all__ = [
+    "KINDS",
+    "Goodput",
+    "Losses",
+    "Span",
+    "SpanKind",
+    "describe",
+    "losses",
+    "measure",
+    "spans",
+]

@@ -12,7 +12,7 @@ import msgspec
 
 from ncclops._version import __version__
 from ncclops.diagnose import story_text
-from ncclops.goodput import spans
+from ncclops.goodput import losses, spans
 from ncclops.rank_lists import ranks_named
 from ncclops.record.events import (
     EscalationEvent,
@@ -58,6 +58,7 @@ def render(records: Records) -> str:
         _story(records),
         "" if records.preflight is None else preflight.section(records.preflight),
         _timeline(records),
+        _losses(records),
         _incidents(records),
         _restarts(records),
         _heat(heat),
@@ -152,6 +153,23 @@ def _timeline(records: Records) -> str:
         for kind, total in seconds.items()
     )
     return f'<h2>Timeline</h2>{timeline(parts, marks)}<div class="legend">{legend}</div>'
+
+
+def _losses(records: Records) -> str:
+    found = losses(spans(records.events), records.events)
+    if found is None or not found.lost:
+        return ""
+    rows = [
+        (cause, spell(seconds), f"{seconds / found.total:.2%}")
+        for cause, seconds in sorted(found.lost.items(), key=lambda each: -each[1])
+    ]
+    sentence = (
+        f"{spell(found.useful)} of {spell(found.total)} are steps that lasted"
+        f" ({found.useful / found.total:.1%}); without faults it would have been"
+        f" {found.useful / max(found.ideal, 1e-9):.1%}, in {spell(found.ideal)}."
+    )
+    table = _table(("lost to", "time", "of the run"), rows)
+    return f"<h2>Time lost to faults</h2><p>{escape(sentence)}</p>{table}"
 
 
 def _incidents(records: Records) -> str:

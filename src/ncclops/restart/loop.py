@@ -33,6 +33,7 @@ from torch.distributed import Store
 
 from ncclops.restart import _calls
 from ncclops.restart._connections import Connections
+from ncclops.restart._cuda_graphs import refuse_graphs_over_dead_groups
 from ncclops.restart._endings import (
     Failed,
     Finished,
@@ -223,6 +224,7 @@ class RestartLoop:
         keep_backends_longer_than_groups()
         finish_operations_before_groups_end()
         keep_compiler_unloaded()
+        refuse_graphs_over_dead_groups()
         freeze_heap()
         if session.generation.number:  # this rank has come back
             agreed = self._inbox.agreement(INITIAL)
