@@ -1,4 +1,4 @@
-"""Programs of test_blocked_in_gloo.py."""
+"""Programs of test_blocked_in_gloo.py and of what peers notice of a rank that is done."""
 
 from __future__ import annotations
 
@@ -52,6 +52,31 @@ def sending_to_the_dead(worker: Worker) -> Any:
             else:
                 dist.broadcast(worker.ones(), 0, group=pair, async_op=True).wait()
         dist.barrier()
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def returning_early(worker: Worker) -> Any:
+    """In iteration 0, rank 1 returns while the others wait for it, and keeps its groups."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if call.iteration == 0 and worker.rank == 1:
+            return "early"
+        dist.all_reduce(worker.ones())
+        return worker.finish(call)
+
+    return worker.wrap(main, **FAST)()
+
+
+def one_rank_takes_longer(worker: Worker) -> Any:
+    """Rank 1 is busy for 5 s after the last collective, and the others are done."""
+
+    def main(call: inprocess.CallWrapper) -> str:
+        worker.join()
+        if worker.rank == 1:
+            time.sleep(5)
         return worker.finish(call)
 
     return worker.wrap(main, **FAST)()

@@ -1,4 +1,4 @@
-"""A main thread that waits for a send which Gloo never wakes anyone from."""
+"""Main threads that wait in Gloo for what does not come."""
 
 from __future__ import annotations
 
@@ -23,3 +23,19 @@ def test_a_rank_that_gloo_does_not_free_is_ended_and_no_cause(job: Job, how: str
     assert returned_from(job, 1) == [2]
     assert causes(job) == {("died", 1)}
     assert "it still waits in Gloo, which no abort ends" in job.monitor_log(0)
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_one_that_has_returned_are_not_left_to_that(job: Job) -> None:
+    """Its groups are open, as its process lives: nothing else would end the wait."""
+    job.start(3, "gloo_programs:returning_early")
+    assert job.wait() == {0: 0, 1: 0, 2: 0}
+    assert returned_from(job, 1) == [0, 1, 2]
+    assert causes(job) == {("returned-early", 1)}
+
+
+@pytest.mark.slow
+def test_a_rank_that_takes_longer_than_the_others_is_waited_for(job: Job) -> None:
+    job.start(3, "gloo_programs:one_rank_takes_longer")
+    assert job.wait() == {0: 0, 1: 0, 2: 0}
+    assert returned_from(job, 0) == [0, 1, 2]

@@ -61,14 +61,20 @@ def shut_down_gloo_connections() -> int:
     The descriptors stay open: they are Gloo's to close. The peers notice only when
     ``release_gloo_connections`` is called.
     """
-    done = 0
+    shut_down = _shut_down_for_reading()
+    _kept.extend(shut_down)
+    return len(shut_down)
+
+
+def _shut_down_for_reading() -> list[socket.socket]:
+    """Our own handles on the Gloo connections of this process, which Gloo takes for ended now."""
+    done = []
     for epoll in _gloo_epolls():
         sockets = _tcp_sockets(_registered_with_pointer(epoll))
         are_gloos = any(map(_listens, sockets))
         for sock in sockets:
             if are_gloos and not _listens(sock) and _shut_down(sock, socket.SHUT_RD):
-                _kept.append(sock)
-                done += 1
+                done.append(sock)
             else:
                 sock.close()
     return done
@@ -78,6 +84,16 @@ def release_gloo_connections() -> None:
     """Close our handles on the connections; all ranks have shut down theirs by now."""
     while _kept:
         _kept.pop().close()
+
+
+def close_gloo_connections() -> None:
+    """Have every Gloo connection of this process closed, which the peers notice.
+
+    For a rank that is done with its groups: an operation with one that is not fails there. What
+    this rank has sent arrives before.
+    """
+    for sock in _shut_down_for_reading():
+        sock.close()
 
 
 def answer_gloo_rendezvous(peers: int) -> int:

@@ -42,6 +42,7 @@ from ncclops.restart._endings import (
     follows_from_abort,
     judge_exit,
 )
+from ncclops.restart._gloo_sockets import close_gloo_connections
 from ncclops.restart._groups import (
     end_groups_in_a_thread,
     env_leads_to,
@@ -96,6 +97,9 @@ log = logging.getLogger("ncclops.restart")
 # Between a fault in the ledger and the monitor thread's message about it are two messages of the
 # store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
+
+# A rank that is done keeps its groups for so long while the others are not: mostly they are soon.
+_GROUPS_OUTLIVE_FUNCTION = timedelta(seconds=3)
 
 
 class RestartLoop:
@@ -384,8 +388,14 @@ class RestartLoop:
         """This rank is done: wait for the others, on an active rank for ``completion_timeout``."""
         active = self._state.mode is Mode.ACTIVE
         timeout = self._settings.completion_timeout
+        at_first = min(timeout, _GROUPS_OUTLIVE_FUNCTION)
         try:
-            message = self._inbox.next(timeout if active else None)
+            try:
+                message = self._inbox.next(at_first if active else None)
+            except queue.Empty:
+                # As its process would, if it ended: whoever waits for this rank does so in vain.
+                close_gloo_connections()
+                message = self._inbox.next(timeout - at_first)
         except queue.Empty:
             late = f"this rank finished, and others did not within {timeout}"
             fault = self._fault(TimeoutError(late), FaultKind.COMPLETION_TIMEOUT)
