@@ -56,6 +56,7 @@ from ncclops.record.events import (
     GpuFaultEvent,
     NetworkOpenEvent,
     RestartEvent,
+    SlowExitEvent,
     WorkerExitedEvent,
     WorkerStartedEvent,
     XidEvent,
@@ -371,6 +372,8 @@ class RunningAttempt:
         later = asyncio.get_running_loop().call_later
         if isinstance(event, ExitingEvent):
             later(_EXITS_WITHIN_S, self._end_stuck, {rank}, _EXITS_WITHIN_S)
+        elif isinstance(event, SlowExitEvent):
+            self._context.say(worker_messages.slow_exit_line(rank, event))
         elif first:
             later(_LEAVES_WITHIN_S, self._end_those_that_stay)
         if isinstance(event, RestartEvent) and event.instead is None:

@@ -23,6 +23,7 @@ from ncclops.record.events import (
     ResourceGrowthEvent,
     RestartEvent,
     ScriptFailedEvent,
+    SlowExitEvent,
 )
 from ncclops.record.run_directory import RunDirectory
 
@@ -36,6 +37,7 @@ _COPIED = (
     GroupTimeoutEvent,
     ResourceGrowthEvent,
     OwnWrapperEvent,
+    SlowExitEvent,
 )
 
 
@@ -79,6 +81,18 @@ def restart_line(event: RestartEvent) -> str:
     if what.startswith(_FOUND_HUNG):
         return f"{who} hangs: {again}"  # the evidence was shown when it was found
     return f"{who}{more}: {what}{place}: {again}"
+
+
+def slow_exit_line(rank: int, event: SlowExitEvent) -> str:
+    """What the terminal shows of a process that does not end after its script."""
+    waits = f"it {shown(event.waits_for)}"
+    if event.ended:
+        return (
+            f"rank {rank}: nothing has happened for {event.after_s:g} s: its process ends; {waits}"
+        )
+    return (
+        f"rank {rank}: its script ended {event.after_s:g} s ago, and its process goes on: {waits}"
+    )
 
 
 def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:

@@ -357,6 +357,18 @@ class ExitForcedEvent(Event, tag="exit-forced", frozen=True, kw_only=True):
     """what it was sent"""
 
 
+class SlowExitEvent(Event, tag="slow-exit", frozen=True, kw_only=True):
+    """The script has ended well on a rank, and what it left to be done at exit takes long: threads
+    that it started, callbacks at exit."""
+
+    after_s: float
+    """how long ago the script has ended or, where the process is ended, nothing has happened"""
+    waits_for: str
+    """what the main thread does"""
+    ended: bool = False
+    """nothing has happened for so long that the process ends itself, with 0"""
+
+
 class FaultEvent(Event, tag="fault", frozen=True, kw_only=True):
     """Something has failed: a rank, a node, or the job's store."""
 
