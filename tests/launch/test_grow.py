@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIMIT_S
+from tests.conftest import LIMIT_S, CompletedText
 from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Background, Run
 from tests.launch.test_kill import wait_until
@@ -124,3 +124,40 @@ def test_a_rank_that_ends_again_and_again_is_left_out_in_the_end(
     assert run.verdict["reason"].startswith("rank 1 was killed by SIGKILL, the others went on")
     refusal = "rank 1: no new process takes its place: 3 have ended"
     assert refusal in (tmp_path / "told").read_text()
+
+
+BROKEN_GPU = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(100):
+    dist.all_reduce(torch.ones(1))
+    if step == 10 and dist.get_rank() == 1 and dist.get_world_size() == 3:
+        print("RuntimeError: CUDA error: uncorrectable ECC error encountered", file=sys.stderr)
+        sys.stderr.flush()
+        os.kill(os.getpid(), 9)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_whose_gpu_is_broken_is_not_replaced(
+    ncclops: Callable[..., CompletedText],
+    script: Callable[[str], Path],
+    quick_profile: Path,
+    tmp_path: Path,
+) -> None:
+    """There is no NVML here: the rank's output is all that is known."""
+    done = ncclops(
+        *("launch", "--profile", quick_profile, "--nproc-per-node", "3", "--run-dir", "run"),
+        *("--restart", "in-process:grow", "--timeout", "grow=2s", script(BROKEN_GPU)),
+        env={"CUDA_VISIBLE_DEVICES": "4,6,7"},
+    )
+    run = Run(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    why = "rank 1: no new process takes its place: GPU 6 on node"
+    assert why in done.stderr, done.stderr
+    assert "uncorrectable ECC error" in done.stderr.partition(why)[2].splitlines()[0]
+    assert len(run.named("worker-started")) == 3
+    assert run.verdict["ranks_lost"] == [1]

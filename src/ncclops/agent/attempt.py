@@ -525,6 +525,10 @@ class RunningAttempt:
         return "it has the terminal" if rank == self._job.attached else None
 
     async def _replace(self, rank: int) -> None:
+        """Raises ``NcclopsError`` where the GPU of ``rank`` turns out to be broken."""
+        await self._gpus.judged(rank)
+        if (why := self._is_not_to_be_replaced(rank)) is not None:
+            raise NcclopsError(why)
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
         stop = self._context.stop
         server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)

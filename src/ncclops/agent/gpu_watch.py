@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.classify import Scanner, in_place, load_signatures
 from ncclops.host import nvml
@@ -109,12 +110,20 @@ class GpuWatch:
 
     def judge(self, rank: int) -> None:
         """``rank`` has failed: find out whether its GPU is the cause."""
-        if rank in self._gpus and rank not in self._judging:
+        before = self._judging.get(rank)  # of an earlier process of the rank
+        if rank in self._gpus and (before is None or not before.is_alive()):
             thread = threading.Thread(
                 target=self._judge, args=(rank,), name=f"ncclops-gpu-{rank}", daemon=True
             )
             self._judging[rank] = thread
             thread.start()
+
+    async def judged(self, rank: int) -> None:
+        """Until that is found out, and reported. A driver that does not answer is not waited for
+        longer than ``_JUDGE_WITHIN``."""
+        if (thread := self._judging.get(rank)) is not None:
+            with suppress(TimeoutError):
+                await in_thread(thread.join, _JUDGE_WITHIN.total_seconds())
 
     def close(self) -> Mapping[int, Sequence[str]]:
         """Stop. Lines about the GPUs of the ranks that were judged; blocks until that is done."""
