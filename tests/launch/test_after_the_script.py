@@ -99,3 +99,56 @@ def test_a_model_lets_go_of_its_group_without_restarts_in_place_as_well(
     done = ncclops("launch", "--restart", "none", *options, script(REDUCER))
     assert done.returncode == 0, done.stderr
     assert Run(tmp_path / "run").verdict["reason"] == "2 workers exited 0"
+
+
+LEAVES_EARLY = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(20):
+    dist.all_reduce(torch.ones(1))
+    if step == 10 and dist.get_rank() == 1 and not os.path.exists("left"):
+        open("left", "w").close()
+        {leave}
+"""
+
+
+def test_a_rank_that_exits_0_in_the_middle_of_the_script_is_lost(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """Its exit code says that all is well, and the others had to go on without it."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
+    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave="os._exit(0)")))
+    assert done.returncode == 0, done.stderr
+    verdict = Run(tmp_path / "run").verdict
+    assert (verdict["outcome"], verdict["ranks_lost"]) == ("completed", [1])
+    assert verdict["reason"] == (
+        "rank 1 exited with code 0, the others went on; 2 workers exited 0"
+    )
+    assert [worker["rank"] for worker in verdict["workers"] if worker["left"]] == [1]
+    assert "internal error" not in done.stderr
+
+
+def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_again(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
+    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave="sys.exit(0)")))
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: was done with its groups first, while its peers still needed it" in done.stderr
+    run = Run(tmp_path / "run")
+    assert len(run.named("restart")) == 1
+    assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
+
+
+def test_a_script_that_ends_with_os_exit_on_all_ranks_has_ended_well(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    text = LEAVES_EARLY.format(leave="pass") + "\nos._exit(0)\n"
+    options = ("--profile", "local-cpu", "--nproc-per-node", "2", "--restart", "process")
+    done = ncclops("launch", *options, "--run-dir", "run", script(text))
+    assert done.returncode == 0, done.stderr
+    verdict = Run(tmp_path / "run").verdict
+    assert (verdict["reason"], verdict["ranks_lost"]) == ("2 workers exited 0", [])

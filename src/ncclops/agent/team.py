@@ -165,4 +165,13 @@ class Team:
             seconds=round(worker.ended - worker.started, 3) if worker.ended else None,
             asked_to_stop=worker.rank in self.asked_to_stop - self.hung,
             finished=worker.rank in self.finished,
+            left=self._has_left(worker),
         )
+
+    def _has_left(self, worker: Worker) -> bool:
+        """Whether ``worker`` exited 0 in the middle of its script, as by ``os._exit(0)``, and
+        others went on without it."""
+        if worker.exit is None or not worker.exit.ok or worker.rank not in self.entered:
+            return False
+        went_on = worker.rank in self.lost or bool(self.finished)
+        return went_on and worker.rank not in self.finished

@@ -19,7 +19,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker ended in the last attempt. Both codes are None if it did not end at all.
 
-    ``finished``: its script had ended well before, so that its death is no failure.
+    ``finished``: its script had ended well before, so that its death is no failure. ``left``: it
+    exited 0, and its script had not ended: the others went on without it.
     """
 
     rank: int
@@ -29,10 +30,12 @@ class WorkerEnding(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds | None = None
     asked_to_stop: bool = False
     finished: bool = False
+    left: bool = False
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0 or (self.finished and self.signal is not None)
+        exited_well = self.exit_code == 0 and not self.left
+        return exited_well or (self.finished and self.signal is not None)
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +62,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Self:
         """The failure that ``ending`` is, with what the worker has left."""
         ended = msgspec.structs.asdict(ending)
-        del ended["finished"]  # says no more: it has failed
+        del ended["finished"], ended["left"]  # they say no more: it has failed
         return cls(message=message, tail=tail, log=log, host=host, **ended)
 
 

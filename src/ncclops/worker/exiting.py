@@ -70,6 +70,7 @@ def watch_end(said_after_s: float = _SAID_AFTER_S, ended_after_s: float = _ENDED
         is_idle = time.process_time() - used_s < _IDLE_SHARE * pause_s and _place() == place
         place, idle_s = _place(), idle_s + pause_s if is_idle else 0.0
     _report_wait(ended_after_s, ended=True)
+    _report()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()
