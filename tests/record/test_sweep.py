@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.slow
 # A launcher that is at the same time its agent and its worker; it ends with its input.
 RUN_PROGRAM = """
 import sys
+import time
 from pathlib import Path
 from ncclops.control import launcher
 from ncclops.record import control_address
@@ -173,3 +176,34 @@ def test_a_process_is_known_by_more_than_its_number(starts_processes: None) -> N
         other.send_signal(signal.SIGKILL)
     recorded = launcher.current()
     assert recorded == Launcher(**fields)
+
+
+def test_segments_that_nccl_has_left_are_swept_but_none_that_may_be_in_use() -> None:
+    hour_ago = time.time() - 3700
+    old, new, mapped = (
+        Path(f"/dev/shm/nccl-sweep-{os.getpid()}-{kind}") for kind in ("old", "new", "mapped")
+    )
+    try:
+        for path in (old, new, mapped):
+            path.write_bytes(bytes(4096))
+            if path is not new:
+                os.utime(path, (hour_ago, hour_ago))
+        with mapped.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            leftovers.sweep_nccl_segments()
+        assert [path.exists() for path in (old, new, mapped)] == [False, True, True]
+    finally:
+        for path in (old, new, mapped):
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_segments_of_another_user_are_left_alone() -> None:
+    others = Path(f"/dev/shm/nccl-sweep-{os.getpid()}-other")
+    others.write_bytes(bytes(4096))
+    try:
+        os.utime(others, (0, 0))
+        os.chown(others, 65534, 65534)
+        leftovers.sweep_nccl_segments()
+        assert others.exists()
+    finally:
+        others.unlink(missing_ok=True)
