@@ -63,6 +63,7 @@ def returning_early(worker: Worker) -> Any:
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
         if call.iteration == 0 and worker.rank == 1:
+            call.done_with_groups()
             return "early"
         dist.all_reduce(worker.ones())
         return worker.finish(call)
@@ -71,15 +72,22 @@ def returning_early(worker: Worker) -> Any:
 
 
 def one_rank_takes_longer(worker: Worker) -> Any:
-    """Rank 1 is busy for 5 s after the last collective, and the others are done."""
+    """Rank 1 is busy for 5 s after the last collective, and the others are done; where they say
+    so, that is with the groups too. The groups are used by what follows the function."""
 
     def main(call: inprocess.CallWrapper) -> str:
         worker.join()
         if worker.rank == 1:
             time.sleep(5)
-        return worker.finish(call)
+        if worker.parameters["done"]:
+            call.done_with_groups()
+        worker.note("done", iteration=call.iteration)
+        return "done"
 
-    return worker.wrap(main, **FAST)()
+    value = worker.wrap(main, **FAST)()
+    if not worker.parameters["done"]:
+        dist.barrier()
+    return value
 
 
 def _connections() -> set[int]:

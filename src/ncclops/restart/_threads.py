@@ -7,6 +7,7 @@ import ctypes
 import platform
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 # Prototypes of our own: ``argtypes`` set on ``ctypes.pythonapi`` would hold for all its users.
 set_async_exc = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
@@ -48,16 +49,20 @@ def system_call(native_id: int | None) -> int | None:
     return int(first) if first.isdecimal() else None
 
 
-def limited_wait(native_id: int | None) -> str | None:
-    """Which wait with a time limit, for another thread, the thread is in: of two that follow each
-    other it tells one from the next if they are of other functions.
+class Wait(NamedTuple):
+    """A wait for another thread: ``place`` tells it from another one, if that is of another call;
+    ``is_limited``: it has a time limit."""
 
-    ``None``: in none, or it is not told.
-    """
+    place: str
+    is_limited: bool
+
+
+def wait_for_thread(native_id: int | None) -> Wait | None:
+    """The wait for another thread that the thread is in. ``None``: in none, or it is not told."""
     words = _read(native_id, "syscall").split()
-    if len(words) < 9 or words[0] != _FUTEX or int(words[4], 16) == 0:
+    if len(words) < 9 or words[0] != _FUTEX:
         return None
-    return f"{words[1]} {words[7]}"
+    return Wait(f"{words[1]} {words[7]}", int(words[4], 16) != 0)
 
 
 def names_of_threads() -> dict[int, str]:

@@ -32,7 +32,7 @@ from torch import distributed
 
 from ncclops.restart import _groups
 from ncclops.restart._monitor_link import FREED_WITHIN_S
-from ncclops.restart._threads import limited_wait, names_of_threads
+from ncclops.restart._threads import names_of_threads, wait_for_thread
 from ncclops.restart.ledger import Ledger
 from ncclops.restart.monitor_process import MonitorProcess
 
@@ -200,13 +200,17 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
 
 
 def waits_in_gloo(main_thread: FrameType) -> tuple[str, ...] | None:
-    """Where threads wait for an operation of Gloo: those of the groups, and the main thread, if it
-    is in a collective at ``main_thread``. ``None``: none does, or the kernel does not tell."""
-    threads = [thread for thread, name in names_of_threads().items() if name == _GLOO_THREAD]
-    if is_in_collective(main_thread):
-        threads.append(os.getpid())
-    waits = ((thread, limited_wait(thread)) for thread in sorted(threads))
-    return tuple(f"{thread} {wait}" for thread, wait in waits if wait) or None
+    """Where the main thread, which is at ``main_thread``, and threads of groups wait for an
+    operation of Gloo. ``None``: they do not, or the kernel does not tell."""
+    own = wait_for_thread(os.getpid())
+    if own is None:
+        return None
+    found = [own.place] if own.is_limited and is_in_collective(main_thread) else []
+    for thread, name in sorted(names_of_threads().items()):
+        wait = wait_for_thread(thread) if name == _GLOO_THREAD else None
+        if wait is not None and wait.is_limited:
+            found += [own.place, f"{thread} {wait.place}"]
+    return tuple(found) or None
 
 
 def _cpu_of_watchdogs() -> tuple[str, ...] | None:

@@ -104,6 +104,15 @@ class CallWrapper:
         """
         self._page.main_beat = time.monotonic()
 
+    def done_with_groups(self) -> None:
+        """Say, at the end of the function, that this rank uses its process groups no more.
+
+        If other ranks have not returned 3 s after it has, its Gloo connections are closed, as at
+        the end of a process: those that wait for it in a collective fail, instead of waiting.
+        """
+        if self._loop is not None:
+            self._loop.done_with_groups = True
+
     @property
     def unfinished(self) -> frozenset[int] | None:
         """The initial ranks that had not returned from the function in the last iteration, if all

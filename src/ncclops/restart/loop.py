@@ -98,7 +98,8 @@ log = logging.getLogger("ncclops.restart")
 # store. When they take this long, the store does not work.
 _STORE_ANSWERS_WITHIN = timedelta(seconds=60)
 
-# A rank that is done keeps its groups for so long while the others are not: mostly they are soon.
+# A rank that is done with its groups keeps them for so long while the others are not: mostly they
+# are soon.
 _GROUPS_OUTLIVE_FUNCTION = timedelta(seconds=3)
 
 
@@ -138,7 +139,8 @@ class RestartLoop:
         )
         self._caught: BaseException | None = None  # what has left the function in this iteration
         self._returned = False  # from the function in this iteration
-        self.unfinished: frozenset[int] | None = None  # see CallWrapper
+        self.done_with_groups = False  # see CallWrapper, as is ``unfinished``
+        self.unfinished: frozenset[int] | None = None
         self._torch_state = TorchState()
         self._pid = os.getpid()
         self._as_call = _calls.Call(
@@ -290,7 +292,7 @@ class RestartLoop:
         undo_excepthook_of_torch()
         self._torch_state.restore()
         value, caught = None, None
-        self._returned = False
+        self._returned = self.done_with_groups = False
         try:
             try:
                 value = self._run_armed()
@@ -393,8 +395,8 @@ class RestartLoop:
             try:
                 message = self._inbox.next(at_first if active else None)
             except queue.Empty:
-                # As its process would, if it ended: whoever waits for this rank does so in vain.
-                close_gloo_connections()
+                if self.done_with_groups:
+                    close_gloo_connections()
                 message = self._inbox.next(timeout - at_first)
         except queue.Empty:
             late = f"this rank finished, and others did not within {timeout}"

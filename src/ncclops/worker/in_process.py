@@ -293,6 +293,7 @@ class _Attempts:
             return True
         recorder.current().leave()
         self._returned = True
+        call.done_with_groups()
         return False
 
     def has_ended_well(self) -> bool:
