@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -88,6 +89,10 @@ class _Sign(NamedTuple):
     freed_within_s: float
 
 
+_IsThere = Callable[[FrameType | None], bool]
+"""Whether a frame is the one in which the main thread was, at the same instruction."""
+
+
 class BlockedMainThread:
     """Finds that, after each abort, in one call of a wrapped function.
 
@@ -108,37 +113,53 @@ class BlockedMainThread:
         self._monitor_process = monitor_process
         self._iteration = iteration
         self._submit = submit
+        self._moved = threading.Event()
 
     def look(self, iteration: int) -> None:
         """The groups are aborted: from now on, until the main thread moves. Does not block."""
         frame = sys._current_frames().get(self._main_thread)
         if frame is None:
             return
-        if _groups.aborted_nccl and is_in_collective(frame):
-            sign = _Sign(_cpu_of_watchdogs, FREED_WITHIN_S)
+        in_collective = is_in_collective(frame)
+        if _groups.aborted_nccl and in_collective:
+            sign, is_there = _Sign(_cpu_of_watchdogs, FREED_WITHIN_S), _is(frame)
         elif _groups.aborted_nccl and is_in_backward(frame):
-            sign = _Sign(_cpu_of_watchdogs_and_main_thread, _BACKWARD_ENDS_WITHIN_S)
+            look = _cpu_of_watchdogs_and_main_thread
+            sign, is_there = _Sign(look, _BACKWARD_ENDS_WITHIN_S), _is(frame)
         else:
-            sign = _Sign(lambda: waits_in_gloo(frame), _GLOO_FREES_WITHIN_S)
+            sign = _Sign(partial(waits_in_gloo, in_collective), _GLOO_FREES_WITHIN_S)
+            is_there = _is_like(frame)
+        self._moved = threading.Event()
         watch = threading.Thread(
             target=self._watch,
-            args=(iteration, frame, frame.f_lasti, sign),
+            args=(iteration, is_there, members(frame), sign, in_collective, self._moved),
             name="ncclops-blocked",
             daemon=True,
         )
         watch.start()
 
-    def _watch(self, iteration: int, frame: FrameType, instruction: int, sign: _Sign) -> None:
+    def has_moved(self) -> None:
+        """The main thread is out of the function."""
+        self._moved.set()
+
+    def _watch(
+        self,
+        iteration: int,
+        is_there: _IsThere,
+        numbers: frozenset[int] | None,
+        sign: _Sign,
+        in_collective: bool,
+        moved: threading.Event,
+    ) -> None:
         since, asked_at = time.monotonic(), 0.0
-        numbers, equal_looks, seen = members(frame), 0, sign.look()
+        equal_looks, seen = 0, sign.look()
         cannot_come = threading.Event()
 
         def ask(ledger: Ledger) -> None:
             if ledger.is_waited_for_in_vain(iteration, numbers):
                 cannot_come.set()
 
-        while self._is_at(iteration, frame, instruction):
-            time.sleep(_LOOK_EVERY_S)
+        while not moved.wait(_LOOK_EVERY_S) and self._is_at(iteration, is_there):
             now, seen_before, seen = time.monotonic(), seen, sign.look()
             equal_looks = equal_looks + 1 if seen == seen_before is not None else 0
             if now - asked_at > _ASK_EVERY_S:
@@ -147,13 +168,13 @@ class BlockedMainThread:
             if now - since < sign.freed_within_s or equal_looks < _EQUAL_LOOKS:
                 continue
             if cannot_come.is_set() or now - since > _LONGEST_S:
-                if self._is_at(iteration, frame, instruction):
-                    self._have_it_ended(since, "Gloo" if waits_in_gloo(frame) else "NCCL")
+                if self._is_at(iteration, is_there):
+                    self._have_it_ended(since, "Gloo" if waits_in_gloo(in_collective) else "NCCL")
                 return
 
-    def _is_at(self, iteration: int, frame: FrameType, instruction: int) -> bool:
-        same = sys._current_frames().get(self._main_thread) is frame
-        return same and frame.f_lasti == instruction and self._iteration() == iteration
+    def _is_at(self, iteration: int, is_there: _IsThere) -> bool:
+        frame = sys._current_frames().get(self._main_thread)
+        return is_there(frame) and self._iteration() == iteration
 
     def _have_it_ended(self, since: float, library: str) -> None:
         log.warning(
@@ -165,6 +186,17 @@ class BlockedMainThread:
             log.exception("telling that this process is ended failed")
         self._monitor_process.page.blocked_since = since
         self._monitor_process.send({"op": "blocked", "library": library})
+
+
+def _is(frame: FrameType) -> _IsThere:
+    instruction = frame.f_lasti
+    return lambda now: now is frame and now.f_lasti == instruction
+
+
+def _is_like(frame: FrameType) -> _IsThere:
+    """Without keeping the frame, and what it refers to, such as data loaders with processes."""
+    number, instruction = id(frame), frame.f_lasti
+    return lambda now: now is not None and (id(now), now.f_lasti) == (number, instruction)
 
 
 def is_in_collective(main_thread: FrameType) -> bool:
@@ -199,13 +231,14 @@ def members(main_thread: FrameType) -> frozenset[int] | None:
     return None
 
 
-def waits_in_gloo(main_thread: FrameType) -> tuple[str, ...] | None:
-    """Where the main thread, which is at ``main_thread``, and threads of groups wait for an
-    operation of Gloo. ``None``: they do not, or the kernel does not tell."""
+def waits_in_gloo(in_collective: bool) -> tuple[str, ...] | None:
+    """Where the main thread and threads of groups wait for an operation of Gloo; the main thread by
+    itself only where it is ``in_collective``. ``None``: they do not, or the kernel does not tell.
+    """
     own = wait_for_thread(os.getpid())
     if own is None:
         return None
-    found = [own.place] if own.is_limited and is_in_collective(main_thread) else []
+    found = [own.place] if own.is_limited and in_collective else []
     for thread, name in sorted(names_of_threads().items()):
         wait = wait_for_thread(thread) if name == _GLOO_THREAD else None
         if wait is not None and wait.is_limited:

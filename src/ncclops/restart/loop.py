@@ -217,6 +217,7 @@ class RestartLoop:
         except RankShouldRestart as late:
             self.session.interrupter.settle()
             contain_handlers()
+            self.session.function_left()
             self._page.watch = Watch.NONE
             self._caught = late
             return self._await_abort(Failed())
@@ -305,6 +306,7 @@ class RestartLoop:
             raise ForkedChild(value, caught)
         session.interrupter.settle()
         contain_handlers()
+        session.function_left()
         end_groups_in_a_thread()
         self._page.watch = Watch.NONE
         self._caught = caught

@@ -225,7 +225,7 @@ class Session:
         self.monitor_process.page.abort_began = time.monotonic() if under_way else 0.0
         if under_way:
             self._aborted_in = self.iteration
-        else:
+        elif self.interrupter.armed:
             self._blocked.look(self.iteration)
 
     def _end_wait(self, frame: FrameType) -> None:
@@ -246,6 +246,10 @@ class Session:
         self._client.begin(iteration, agreement, self.ledger)
         if iteration and self._state.rank == 0:
             self._client.clear_up(iteration)
+
+    def function_left(self) -> None:
+        """The main thread is out of the function. To be called by it."""
+        self._blocked.has_moved()
 
     def note_function_left(self, error: BaseException) -> None:
         """The main thread has left the function with ``error``; the snapshot shows where."""
