@@ -312,8 +312,8 @@ def main() -> None:
             print(f"| {gpus:,} | {faults:.0f} | {' | '.join(cells)} |", flush=True)
         print(f"\nwhere the rest went at {given.gpus[-1]:,} GPUs, in %")
         for way, lost in causes.items():
-            told = sorted(lost.items(), key=lambda each: -each[1])
-            parts = [f"{name} {share:.2f}" for name, share in told if share >= 0.005]
+            largest_first = sorted(lost.items(), key=lambda each: -each[1])
+            parts = [f"{name} {share:.2f}" for name, share in largest_first if share >= 0.005]
             print(f"{way}: {', '.join(parts)}")
     print("\npublished:")
     for each in inputs["reported"]:

@@ -93,11 +93,9 @@ def one_rank_takes_longer(worker: Worker) -> Any:
 def _connections() -> set[int]:
     """The inodes of Gloo's connections."""
     found = set()
-    for epoll in _gloo_sockets._gloo_epolls():
-        for sock in _gloo_sockets._tcp_sockets(_gloo_sockets._registered_with_pointer(epoll)):
-            with sock:
-                if not _gloo_sockets._listens(sock):
-                    found.add(os.fstat(sock.fileno()).st_ino)
+    for sock in _gloo_sockets.gloo_connections():
+        with sock:
+            found.add(os.fstat(sock.fileno()).st_ino)
     return found
 
 

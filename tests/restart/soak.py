@@ -104,6 +104,15 @@ def growth(holdings: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def expect_forty_restarts_without_growth(result: JobResult) -> None:
+    """Of ``soak_scenes.restart_often`` on two ranks."""
+    assert (result.value, result.restarts) == (40, 40)
+    for rank in (0, 1):
+        holdings = [note.fields for note in result.notes_of("holds", rank)]
+        assert len(holdings) == 21
+        assert not growth(holdings)
+
+
 def count_lethal(result: JobResult) -> int:
     """How many faults took a rank."""
     return sum(bool(strike.fault.takes) for strike in result.strikes)

@@ -34,11 +34,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ncclops.restart._process import duplicate_socket
-from ncclops.restart._threads import names_of_threads
+from ncclops.restart._threads import names_of_threads, system_call_words
 
 _FDS = Path("/proc/self/fd")
 _FDINFO = Path("/proc/self/fdinfo")
-_TASKS = Path("/proc/self/task")
 _THREAD_NAME = "gloo_tcp_loop"
 
 # Numbers of epoll_wait, epoll_pwait and epoll_pwait2, whose first argument is the instance.
@@ -69,15 +68,26 @@ def shut_down_gloo_connections() -> int:
 def _shut_down_for_reading() -> list[socket.socket]:
     """Our own handles on the Gloo connections of this process, which Gloo takes for ended now."""
     done = []
+    for sock in gloo_connections():
+        if _shut_down(sock, socket.SHUT_RD):
+            done.append(sock)
+        else:
+            sock.close()
+    return done
+
+
+def gloo_connections() -> list[socket.socket]:
+    """Our own handles on the Gloo connections of this process; to be closed."""
+    found = []
     for epoll in _gloo_epolls():
         sockets = _tcp_sockets(_registered_with_pointer(epoll))
         are_gloos = any(map(_listens, sockets))
         for sock in sockets:
-            if are_gloos and not _listens(sock) and _shut_down(sock, socket.SHUT_RD):
-                done.append(sock)
+            if are_gloos and not _listens(sock):
+                found.append(sock)
             else:
                 sock.close()
-    return done
+    return found
 
 
 def release_gloo_connections() -> None:
@@ -174,11 +184,8 @@ def _gloo_epolls() -> set[int]:
 
 def _epoll_of(task: int) -> int | None:
     """The epoll instance that a thread waits in right now."""
-    with contextlib.suppress(OSError):
-        words = (_TASKS / str(task) / "syscall").read_text().split()
-        if len(words) > 1 and words[0].isdigit() and int(words[0]) in _EPOLL_WAITS:
-            return int(words[1], 16)
-    return None
+    words = system_call_words(task)
+    return words[1] if len(words) > 1 and words[0] in _EPOLL_WAITS else None
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

@@ -26,7 +26,7 @@ _ASLEEP = re.compile(
 _TASKS = Path("/proc/self/task")
 # The number of futex, in which a thread waits for another one; its fourth argument leads to the
 # time limit, and the last but one word is the thread's stack pointer.
-_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
 
 def kernel_wait(native_id: int | None) -> str | None:
@@ -45,8 +45,17 @@ def is_running(native_id: int | None) -> bool:
 
 def system_call(native_id: int | None) -> int | None:
     """The number of the system call that the thread is in. ``None``: in none, or it is not told."""
-    first = _read(native_id, "syscall").partition(" ")[0]
-    return int(first) if first.isdecimal() else None
+    words = system_call_words(native_id)
+    return words[0] if words else None
+
+
+def system_call_words(native_id: int | None) -> list[int]:
+    """The system call that the thread is in: its number, its six arguments, and the thread's stack
+    pointer and place in the program. Empty: in none, or it is not told."""
+    words = _read(native_id, "syscall").split()
+    if not words or not words[0].isdecimal():
+        return []
+    return [int(words[0]), *(int(word, 16) for word in words[1:])]
 
 
 class Wait(NamedTuple):
@@ -59,10 +68,10 @@ class Wait(NamedTuple):
 
 def wait_for_thread(native_id: int | None) -> Wait | None:
     """The wait for another thread that the thread is in. ``None``: in none, or it is not told."""
-    words = _read(native_id, "syscall").split()
+    words = system_call_words(native_id)
     if len(words) < 9 or words[0] != _FUTEX:
         return None
-    return Wait(f"{words[1]} {words[7]}", int(words[4], 16) != 0)
+    return Wait(f"{words[1]:#x} {words[7]:#x}", words[4] != 0)
 
 
 def names_of_threads() -> dict[int, str]:
