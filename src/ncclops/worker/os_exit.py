@@ -38,7 +38,7 @@ _script = _Script()
 def ends_script() -> Iterator[None]:
     """While the script runs, ``os._exit`` in the main thread of this process ends it alone."""
     leave = os._exit
-    os._exit = _instead_of(leave)
+    os._exit = _instead_of(leave)  # type: ignore[assignment]
     _script.runs_in, _script.has_called = os.getpid(), False
     try:
         yield
