@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
