@@ -15,6 +15,7 @@ from ncclops.launch.options import (
     check_target,
     parse_nproc,
     parse_shown,
+    parse_snapshot_every,
     target_of,
     with_attached,
 )
@@ -137,3 +138,14 @@ def test_no_timeout_of_a_profile_holds_where_a_person_may_stop_a_rank() -> None:
     assert settle.attended(short) == {"process_group": day, "stop_grace": timedelta(minutes=1)}
     timeouts = settle.settle(settle.attended(short))
     assert (timeouts.process_group, timeouts.steady) == (day, None)
+
+
+@pytest.mark.parametrize("text", [None, "auto", "1", "10", "2%", "0.5%", "100%"])
+def test_how_often_snapshots_are_taken(text: str | None) -> None:
+    assert parse_snapshot_every(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "often", "0%", "101%", "%", "1.5"])
+def test_what_is_no_frequency_of_snapshots_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--snapshot-every .*: give a number of steps, auto, or"):
+        parse_snapshot_every(text)

@@ -177,6 +177,15 @@ def launch(
             " NCCL prints it; several with commas.",
         ),
     ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS|auto|PERCENT%",
+            rich_help_panel=_OURS,
+            help="How often a script that uses ncclops.restart.snapshot takes one, or the share of"
+            " the time that they may take. Default: as the script says.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -399,6 +408,7 @@ def launch(
             require_network=[
                 name.strip() for given in require_network or () for name in given.split(",")
             ],
+            snapshot_every=snapshot_every,
             control_listen=control_listen,
             control_token_for_reads=control_token_for_reads,
             attach_stdin=attach_stdin,

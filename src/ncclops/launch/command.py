@@ -391,4 +391,6 @@ def _environ(run: RunDirectory, prepared: Prepared, rank: int) -> dict[str, str]
             prepared.request.profile.restarts,
         ),
     }
+    if (every := prepared.request.snapshot_every) is not None:
+        environ[variables.SNAPSHOT_EVERY] = every
     return environ

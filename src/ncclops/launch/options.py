@@ -110,6 +110,18 @@ def checked_collectives(*, wanted: bool, preflight: str) -> bool:
     return wanted
 
 
+def parse_snapshot_every(text: str | None) -> str | None:
+    """``--snapshot-every`` as workers get it. Raises ``UsageError`` where it is no frequency."""
+    if text is None or text == "auto":
+        return text
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    if (share is not None and 0 < float(share[1]) <= 100) or re.fullmatch(r"0*[1-9]\d*", text):
+        return text
+    raise UsageError(
+        f"--snapshot-every {text}: give a number of steps, auto, or a share of the time such as 2%"
+    )
+
+
 def parse_timeouts(pairs: Sequence[str] | None) -> dict[str, timedelta]:
     """``--timeout NAME=TIME`` as values. Raises ``UsageError`` where TIME is no duration."""
     timeouts: dict[str, timedelta] = {}

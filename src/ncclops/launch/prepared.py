@@ -48,6 +48,7 @@ class Resolved:
     preflight: Preflight
     collectives: bool
     require_network: tuple[str, ...]
+    snapshot_every: str | None
     control_listen: str | None  # [HOST:]PORT
     control_token_for_reads: bool
     attach_stdin: int | None  # the rank that gets standard input

@@ -94,6 +94,10 @@ class LaunchRequest:
     require_network: str | Sequence[str] = ()
     """The job ends unless NCCL uses one of these: ib, roce, socket, plugin, or a name of NCCL's."""
 
+    snapshot_every: int | str | None = None
+    """How often a script that uses ``restart.snapshot`` takes one: a number of steps, ``"auto"``,
+    or the share of the time that they may take, such as ``"2%"``. Default: as the script says."""
+
     control_listen: str | None = None
     control_token_for_reads: bool = False
 

@@ -75,6 +75,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
             wanted=request.collectives, preflight=request.preflight
         ),
         require_network=request.networks,
+        snapshot_every=options.parse_snapshot_every(_text(request.snapshot_every)),
         control_listen=request.control_listen,
         control_token_for_reads=request.control_token_for_reads,
         attach_stdin=request.attach_stdin,

@@ -25,6 +25,9 @@ ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 RETURNING = "NCCLOPS_RETURNING"
 # The worker has the launcher's standard input (``attached``); removed once read.
 ATTACHED = "NCCLOPS_ATTACHED"
+# How often `restart.snapshot` takes snapshots, whatever the script says (its own name for it). Also
+# for people to set: where `launch` sets nothing, it stays as it is.
+SNAPSHOT_EVERY = "NCCLOPS_SNAPSHOT_EVERY"
 # The names of the job's nodes, by their numbers; absent on a single node.
 NODES = "NCCLOPS_NODES"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from ncclops.restart.snapshot._pace import (
     LONGEST_INTERVAL,
     Cost,
     Meter,
+    Often,
     interval,
 )
 
@@ -24,6 +26,24 @@ def test_the_dearest_rank_and_the_budget_decide() -> None:
 
 def test_no_snapshot_is_due_before_the_last_one_is_complete() -> None:
     assert interval([Cost(1.0, 0.0, 7.5)], 0.02) == 8
+
+
+def test_the_environment_has_the_last_word() -> None:
+    given = Often(3, 0.02)
+    asked = [given.as_asked(text) for text in (None, "auto", "10", "5%", "0.5%")]
+    assert asked == [
+        given,
+        Often(None, 0.02),
+        Often(10, 0.02),
+        Often(None, 0.05),
+        Often(None, 0.005),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "often", "0%", "101%", "%", "nan%", "1.5"])
+def test_what_is_no_frequency_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"NCCLOPS_SNAPSHOT_EVERY=.*: not a number of steps"):
+        Often(3, 0.02).as_asked(text)
 
 
 def test_without_an_ordinary_step_the_interval_stays() -> None:

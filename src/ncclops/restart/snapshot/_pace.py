@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Steps between the first snapshots, before anything is measured. The first one allocates memory,
 # and its transfer to a partner may take as long as several steps.
@@ -22,6 +22,40 @@ LONGEST_INTERVAL = 10_000
 _REMEMBERED_STEPS = 32
 # One snapshot that something else has slowed down does not make the next interval a long one.
 _REMEMBERED_COSTS = 3
+
+
+# How often, whatever the script says; ``ncclops launch --snapshot-every`` sets it.
+VARIABLE = "NCCLOPS_SNAPSHOT_EVERY"
+
+
+@dataclass(frozen=True)
+class Often:
+    """Every so many steps, ``None``: as often as ``budget``, a share of the time, allows."""
+
+    every: int | None
+    budget: float
+
+    def as_asked(self, text: str | None) -> Often:
+        """This, unless ``text`` says otherwise: ``10`` steps, ``auto`` or ``5%`` of the time.
+
+        Raises ``ValueError`` where it says something else.
+        """
+        if text is None:
+            return self
+        if text == "auto":
+            return replace(self, every=None)
+        try:
+            if text.endswith("%"):
+                asked = Often(None, float(text.removesuffix("%")) / 100)
+            else:
+                asked = replace(self, every=int(text))
+        except ValueError:
+            asked = Often(0, 0)
+        if (asked.every is not None and asked.every < 1) or not 0 < asked.budget <= 1:
+            raise ValueError(
+                f"{VARIABLE}={text}: not a number of steps, auto, or a share such as 2%"
+            )
+        return asked
 
 
 @dataclass(frozen=True)

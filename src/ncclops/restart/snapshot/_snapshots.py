@@ -25,7 +25,7 @@ from ncclops.restart.snapshot._blobs import (
 from ncclops.restart.snapshot._copying import Copier, make_buffer
 from ncclops.restart.snapshot._errors import SnapshotError
 from ncclops.restart.snapshot._memory import Memory, memory_of
-from ncclops.restart.snapshot._pace import FIRST_INTERVAL, Meter
+from ncclops.restart.snapshot._pace import FIRST_INTERVAL, VARIABLE, Meter, Often
 from ncclops.restart.snapshot._planning import OWN, SHARED, Label, Moment, Seat, Source
 from ncclops.restart.snapshot._results import Overhead, Restored, restored_by
 from ncclops.restart.snapshot._rounds import Partner, Round, Rounds, decided_by
@@ -93,6 +93,8 @@ class Snapshots:
       all ranks are equal. With hybrid sharding, ``f"{mesh.get_local_rank('shard')}"``.
     - ``every``: steps from one snapshot to the next. ``None``: as often as ``budget`` allows.
     - ``budget``: the share of the time of training that snapshots may take (0.02).
+      ``NCCLOPS_SNAPSHOT_EVERY`` in the environment has the last word: a number of steps, ``auto``,
+      or a share such as ``5%``.
     - ``checkpoint``: called on all ranks where memory has no complete state. It loads what is on
       disk into the same objects, and returns its step, or ``None`` where there is nothing.
     - ``partner``: whether each rank has another one, on another node where there is one, keep a
@@ -146,8 +148,8 @@ class Snapshots:
             if entries
         }
         self._shard = shard
-        self._every = every
-        self._budget = budget
+        often = Often(every, budget).as_asked(os.environ.get(VARIABLE))
+        self._every, self._budget = often.every, often.budget
         self._checkpoint = checkpoint
         self._partner = partner
         self._overlap = overlap
