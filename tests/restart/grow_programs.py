@@ -63,6 +63,8 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
             over = torch.tensor([float(rank == 0 and Path(stop).exists())])
             dist.all_reduce(over)
             time.sleep(0.02)
+            if rank == 0:
+                os.environ["NCCLOPS_STORE_PREFIX"] = "the function's"  # which changes no agreement
         dist.destroy_process_group()
         return call.iteration, rank, size, os.getpid()
 
