@@ -90,6 +90,19 @@ def test_a_fault_is_the_rank_s_that_it_names(run: RunDirectory, team: Team) -> N
     assert (kept["event"], kept["rank"], kept["cause"]) == ("fault", 2, "the process died")
 
 
+def test_a_rank_that_died_and_is_there_again_is_at_fault_no_more(
+    run: RunDirectory, team: Team
+) -> None:
+    """A stop that comes then finds other processes, which only end."""
+    take_over(run, team, 0, events.FaultEvent(rank=2, cause="the process died", kind="died"))
+    restart = events.RestartEvent(
+        iteration=1, cause="rank 2: the process died", faulty_ranks=[2], ranks_lost=[2],
+        ranks_returned=[2], world_size=3, phases_ms={},
+    )  # fmt: skip
+    take_over(run, team, 0, restart)
+    assert team.last_faulty is None
+
+
 def test_all_ranks_escalate_and_the_first_is_recorded(run: RunDirectory, team: Team) -> None:
     for rank in (1, 0):
         event = events.EscalationEvent(to="respawn", reason=f"says rank {rank}", failure=("E", "f"))

@@ -41,6 +41,7 @@ while not stop:
     Path(f"in-{os.getpid()}").touch()  # with communicators, where there are any
     step += 1
     if rank == 0:
+        os.environ.clear()  # ranks agree all the same
         Path("step.new").write_text(str(step))
         os.replace("step.new", "step")
     time.sleep(0.02)

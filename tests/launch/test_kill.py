@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,33 @@ def test_children_that_outlive_their_worker_end_with_the_run(
     agent = background("launch", "--restart", "process", "--nproc-per-node", "1", path)
     assert agent.wait(LIMIT_S) == 0
     assert of_this_test() == []
+
+
+def test_what_a_shell_had_started_before_it_became_the_launcher_is_left_alone(
+    background: Callable[..., Background],
+    script: Script,
+    tmp_path: Path,
+    of_this_test: Processes,
+) -> None:
+    """``helper & exec ncclops launch …``; also what a helper leaves to the launcher meanwhile."""
+    environ = os.environ | {"TEST_MARK": f"test-{os.getpid()}-{tmp_path.name}"}
+    leaves = "sleep 300 & while [ ! -e began ]; do sleep 0.05; done; touch left"
+
+    def helpers() -> None:
+        for command in (["sh", "-c", leaves], ["sleep", "301"]):
+            subprocess.Popen(command, cwd=tmp_path, env=environ)
+
+    path = script(
+        "import os, subprocess, time\n"
+        "subprocess.Popen(['setsid', 'sleep', '302'])\n"
+        "open('began', 'w').close()\n"
+        "while not os.path.exists('left'): time.sleep(0.05)\n"
+    )
+    options = ["--restart", "process", "--nproc-per-node", "1"]
+    agent = background("launch", *options, path, preexec_fn=helpers)
+    assert agent.wait(LIMIT_S) == 0
+    commands = sorted(process.cmdline() for process in of_this_test())
+    assert commands == [["sleep", "300"], ["sleep", "301"]]
 
 
 def test_losing_the_store_is_reported_and_ends_no_worker(

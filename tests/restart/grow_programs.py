@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -46,6 +47,7 @@ ASSIGNMENTS: dict[str, Any] = {
 
 def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any:
     """Reduce until the file ``stop`` is there: the iteration, the rank and the world size then."""
+    socket.setdefaulttimeout(10)  # as many scripts do; it is no affair of ours
     chosen = {} if assignment is None else {"rank_assignment": ASSIGNMENTS[assignment]}
     grow = None if grow_s is None else timedelta(seconds=grow_s)
 
@@ -63,6 +65,8 @@ def train(grow_s: float | None, stop: str, assignment: str | None = None) -> Any
             over = torch.tensor([float(rank == 0 and Path(stop).exists())])
             dist.all_reduce(over)
             time.sleep(0.02)
+            if rank == 0:
+                os.environ["NCCLOPS_STORE_PREFIX"] = "the function's"  # which changes no agreement
         dist.destroy_process_group()
         return call.iteration, rank, size, os.getpid()
 

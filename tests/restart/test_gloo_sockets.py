@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,21 @@ def test_looking_at_a_descriptor_that_is_no_socket_leaves_nothing_open() -> None
     assert duplicate_socket(0) is None
     assert duplicate_socket(9999) is None
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_a_handle_changes_nothing_of_the_socket_whatever_the_default_timeout_is(
+    kind: socket.SocketKind,
+) -> None:
+    """All handles share whether it blocks: torch's store took its connections for broken."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with ours, theirs:
+        socket.setdefaulttimeout(10)
+        try:
+            handle = duplicate_socket(ours.fileno())
+        finally:
+            socket.setdefaulttimeout(None)
+        assert handle is not None
+        with handle:
+            assert (handle.family, handle.type) == (ours.family, ours.type)
+            assert os.get_blocking(handle.fileno())

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from ncclops.agent.pulse import SILENT, Pulse
 from ncclops.classify.wording import signal_name
@@ -61,13 +62,15 @@ def hold(
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
     ``handed_over`` are the agent's from here on: were one open in this process too, its port would
-    stay taken when the agent has closed it. On return not one descendant of this process is left.
+    stay taken when the agent has closed it. On return not one descendant of this process is left,
+    but children that it has had before and theirs: `helper & exec ncclops launch …` of a shell.
     An agent that was killed by a signal counts as exit code 1, and is reported on stderr; so does
     one that raises. ``lost`` is called with what became of it, once its processes have ended. One
     that does not answer for ``silent`` is killed once a signal asks for the end, and that is the
     exit code's.
     ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
+    before = process_tree.children()
     prctl.become_subreaper()
     supervisor_pid = os.getpid()
     # Inherited as ignored, it would never come, and neither would the agent's exit status.
@@ -89,7 +92,9 @@ def hold(
     for listener in handed_over:
         listener.close()
     status = _wait(agent_pid, watched, pulse)
-    survivors = process_tree.end_descendants(_LEFTOVER_GRACE)
+    survivors = process_tree.end_descendants(
+        _LEFTOVER_GRACE, trees_of_others=partial(process_tree.others_children, before)
+    )
     if survivors:
         _say(f"ncclops: processes that SIGKILL did not end: {survivors}\n")
     if isinstance(status, signal.Signals):

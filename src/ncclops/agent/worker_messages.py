@@ -126,6 +126,8 @@ def take_over(run: RunDirectory, team: Team, rank: int, event: Event) -> None:
             team.last_faulty = about
         case RestartEvent():
             team.lost = team.lost.union(event.ranks_lost).difference(event.ranks_returned)
+            if team.last_faulty in event.ranks_returned:
+                team.last_faulty = None  # its new process is at no fault
             why = event.why_ended
             team.why_ended |= {int(lost): why[lost] for lost in why if lost.isdecimal()}
         case EscalationEvent():

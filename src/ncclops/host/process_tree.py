@@ -31,14 +31,16 @@ def end_descendants(
     own: AbstractSet[int] = frozenset(),
     *,
     spared: AbstractSet[int] = frozenset(),
+    trees_of_others: Callable[[], AbstractSet[int]] = frozenset,
 ) -> list[int]:
     """End every descendant of this process but ``spared``: SIGTERM, ``grace``, SIGKILL.
 
     Returns the PIDs that survived even SIGKILL (see ``KILL_DEADLINE``); normally empty. Blocks
     for at most ``grace`` and the deadline. Reaps zombies, but for ``own``: children that someone
-    else in this process waits for. ``spared`` processes have no children.
+    else in this process waits for. ``spared`` processes have no children. ``trees_of_others`` are
+    children of this process that are left alone with their descendants.
     """
-    look = partial(_descendants, own | spared, spared)
+    look = partial(_descendants, own | spared, spared, trees_of_others)
     if _signal_all(signal.SIGTERM, look):
         _wait_until_empty(grace, look)
     deadline = time.monotonic() + KILL_DEADLINE.total_seconds()
@@ -48,12 +50,42 @@ def end_descendants(
     return [process.pid for process in look()]
 
 
-def _descendants(own: AbstractSet[int], spared: AbstractSet[int]) -> list[psutil.Process]:
+def others_children(before: AbstractSet[int]) -> set[int]:
+    """Children that this process has from the program it was before, which were ``before``, and
+    what they have left to it: that has its session still, and all that it starts itself has not.
+    """
+    session = os.getsid(0)
+    return {pid for pid in children() if pid in before or (before and _session(pid) == session)}
+
+
+def children() -> set[int]:
+    """The PIDs of this process's children, zombies too."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()  # as nearly always, and known without a look at all processes
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _descendants(
+    own: AbstractSet[int],
+    spared: AbstractSet[int],
+    trees_of_others: Callable[[], AbstractSet[int]],
+) -> list[psutil.Process]:
     """Living descendants of this process; zombies are reaped on the way."""
-    living = []
-    for process in psutil.Process().children(recursive=True):
+    living, others = [], set(trees_of_others())
+    for process in psutil.Process().children(recursive=True):  # a parent before its children
         try:
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.pid in others or process.ppid() in others:
+                others.add(process.pid)
+            elif process.status() != psutil.STATUS_ZOMBIE:
                 if process.pid not in spared:
                     living.append(process)
             elif process.ppid() == os.getpid() and process.pid not in own:

@@ -80,6 +80,7 @@ class Connections:
         self._connecting = threading.Lock()
         shares = relay_is_wanted(os.environ)
         self._patience = Patience.within(settings.barrier_timeout)
+        self._job = job_prefix()  # once: the function may change variables on one rank alone
         self._around = _calls[-1].around
         self._name = self._call = _calls[-1].next_name()
         self._inside: _Calls | None = None
@@ -124,7 +125,7 @@ class Connections:
     def _begin_path(self) -> None:
         """Of this name space alone: a client of the one before connects again, and moves to the
         relay, in its own, also while this one begins."""
-        self._prefix = prefix = f"{job_prefix()}/{self._name}"
+        self._prefix = prefix = f"{self._job}/{self._name}"
         self._path = StorePath(lambda: self._connect(prefix), self._patience)
 
     @property
@@ -196,7 +197,7 @@ class Connections:
         assert self._server is not None
         host, port = self._server
         server = self._server_host() or host, port
-        clients = RelayClients(server, job_prefix(), self._patience.answer_s)
+        clients = RelayClients(server, self._job, self._patience.answer_s)
         prefix = self._prefix
         return _Moves(self._path, lambda: clients.join(prefix))
 

@@ -89,14 +89,18 @@ def _own_bytes() -> int:
 def duplicate_socket(fd: int) -> socket.socket | None:
     """A handle of our own on the socket ``fd``; ``None`` when it is no socket, or closed by now.
 
-    It keeps referring to the same socket even if the number is reused meanwhile.
+    It keeps referring to the same socket even if the number is reused meanwhile. The socket is as
+    it was: a plain handle, after ``socket.setdefaulttimeout``, would make it non-blocking, for its
+    owner as well. Reads of the handle do not wait, as Python takes it for non-blocking.
     """
     try:
         copy = os.dup(fd)
     except OSError:
         return None
     try:
-        return socket.socket(fileno=copy)
+        handle = socket.socket(fileno=copy, type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        kind = handle.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+        return socket.socket(fileno=handle.detach(), type=kind | socket.SOCK_NONBLOCK)
     except OSError:
         os.close(copy)
         return None

@@ -67,9 +67,7 @@ class Snapshot:
             os.chdir(self.directory)
         sys.excepthook, threading.excepthook, sys.unraisablehook = self.hooks
         sys.stdout, sys.stderr = self.streams
-        numbers = {name: os.environ[name] for name in _RESTART_CORES if name in os.environ}
-        os.environ.clear()
-        os.environ.update(self.environ | numbers)
+        self.restore_environment()
         _stop_timers()  # first: without its handler an alarm ends the process
         for number, handler in self.signals.items():
             # What was not set from Python is not ours to touch: None, or unchanged as Python sees
@@ -82,6 +80,12 @@ class Snapshot:
         leftovers.atexit_callbacks.forget()
         leftovers.log_handlers.begin_run()
         leftovers.threads.note(self.threads)
+
+    def restore_environment(self) -> None:
+        """Of the restart itself it is the first part: what agrees on it reads variables, too."""
+        numbers = {name: os.environ[name] for name in _RESTART_CORES if name in os.environ}
+        os.environ.clear()
+        os.environ.update(self.environ | numbers)
 
     def _restore_logging(self) -> None:
         root = logging.getLogger()

@@ -175,6 +175,17 @@ class _TellsThatItHasLeft(restart.finalize.Finalize):
         return state
 
 
+class _RestoresEnvironment(restart.finalize.Finalize):
+    """``restore`` puts back what the script has made of the environment."""
+
+    def __init__(self, restore: Callable[[], None]) -> None:
+        self._restore = restore
+
+    def __call__(self, state: restart.state.FrozenState) -> restart.state.FrozenState:
+        self._restore()
+        return state
+
+
 class _Attempts:
     """The iterations of one script, and what is kept from one to the next."""
 
@@ -216,7 +227,11 @@ class _Attempts:
             **_of_restart_core(self._timeouts),
             abort=restart.Compose(restart.abort.AbortTorchDistributed(), tells_of_restart),
             initialize=spares.Entered(),
-            finalize=restart.Compose(no_restart.NoRestart(), _TellsThatItHasLeft()),
+            finalize=restart.Compose(
+                no_restart.NoRestart(),
+                _TellsThatItHasLeft(),
+                _RestoresEnvironment(self._restore_environment),
+            ),
             rank_assignment=spares.assignment(os.environ.get(ACTIVE_RANKS)),
             grow_timeout=self._timeouts.grow if self._grows else None,
             on_incident=self._on_incident,
@@ -238,6 +253,10 @@ class _Attempts:
         finally:
             recorder.current().follow_main_thread(None)
             self._phases.begin_iteration()  # whatever comes now is not under the restart core
+
+    def _restore_environment(self) -> None:
+        if self._before is not None:
+            self._before.restore_environment()
 
     def _report_blocked(self, rank: int, library: str) -> None:
         """This process is about to be ended. What the others report, if any are left, replaces it.

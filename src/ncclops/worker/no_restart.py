@@ -35,8 +35,13 @@ def check() -> None:
     """Raise ``RestartAbort`` if the attempt is ending. Other ranks, which may not know it yet, find
     that in the incident.
     """
-    if (reason := _ending.reason) is not None:
-        raise RestartAbort(f"no restart: {reason}", escalation=Escalation("stop", reason))
+    if (why := escalation()) is not None:
+        raise RestartAbort(f"no restart: {why.reason}", escalation=why)
+
+
+def escalation() -> Escalation | None:
+    """What a rank leaves with because the attempt is ending; None while it is not."""
+    return None if _ending.reason is None else Escalation("stop", _ending.reason)
 
 
 class NoRestart(Finalize):

@@ -10,6 +10,7 @@ from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
 from ncclops.stacks.ownership import user_frame
 from ncclops.stacks.parsing import last_traceback
+from ncclops.worker import no_restart
 from ncclops.worker.timeout_phases import TimeoutPhases
 
 # After these the rank at fault is not there any more.
@@ -23,7 +24,9 @@ def report(incident: Incident, instead: str | None = None) -> None:
     """
     recorder.current().flush()  # the steps before the fault are on record before the fault is
     culprit, speaks_for_all = incident.first_faulty_rank, incident.speaks_for_all
-    if culprit == incident.initial_rank:
+    if _leaves_as_told(incident):
+        pass  # no rank is at fault for that
+    elif culprit == incident.initial_rank:
         worker_record.report(FaultEvent(cause=incident.summary, kind=incident.cause))
     elif speaks_for_all and incident.cause in _SILENT:
         worker_record.report(FaultEvent(rank=culprit, cause=incident.summary, kind=incident.cause))
@@ -47,6 +50,13 @@ def report(incident: Incident, instead: str | None = None) -> None:
                 instead=instead,
             )
         )
+
+
+def _leaves_as_told(incident: Incident) -> bool:
+    """Whether it began with this rank, which leaves because the attempt is ending."""
+    told = no_restart.escalation()
+    first = next(iter(incident.faults), None)
+    return told is not None and first is not None and first.escalation == told
 
 
 def _place(incident: Incident) -> str | None:
