@@ -85,7 +85,9 @@ def test_dotenv_and_json_hold_what_is_kept_too() -> None:
     assert document["unset"] == ["U"]
 
 
-@pytest.mark.parametrize("name", ["A$(touch x)", "A;touch x;", "A\ntouch x\n", "A B", "ä", "1A", ""])
+@pytest.mark.parametrize(
+    "name", ["A$(touch x)", "A;touch x;", "A\ntouch x\n", "A B", "ä", "1A", ""]
+)
 def test_a_name_that_no_shell_takes_is_not_given_to_one(name: str) -> None:
     """Any process may have put it into the environment; evaluated, it is a command."""
     overrides = Overrides(unset=frozenset({name, "U"}))
