@@ -110,7 +110,7 @@ def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bun
         # A name of its own: another bundle of the run may be under way.
         fd, name = tempfile.mkstemp(f".{archive.name[:100]}.partial", ".", archive.parent)
         partial = Path(name)
-        with open(fd, "wb") as file:
+        with os.fdopen(fd, "wb") as file:
             bundle = _write(run, archive, file, file_limit)
         partial.replace(archive)
     except OSError as error:
