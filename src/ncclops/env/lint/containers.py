@@ -31,9 +31,9 @@ _TEMPLATE_PIECE = re.compile(r"\{\{[^{}\n]*\}\}|\{%[^%\n]*%\}")
 _FILLED = "TEMPLATE@@"
 _MOST_LEVELS = 100
 _TOO_DEEP = f"it is nested more than {_MOST_LEVELS} levels deep"
-# A megabyte with aliases can repeat an environment of thousands of variables, or a script, a hundred
-# thousand times. A node is read so often without any; beyond that there are so many characters of
-# text in all, for each of which a part of a mapping or sequence costs so many.
+# A megabyte with aliases can repeat an environment of thousands of variables, or a script, tens of
+# thousands of times. A node is read so often in any case, and beyond that so many characters are in
+# all; a part of a mapping or of a sequence counts for so many.
 _FREE_READS, _MOST_REPEATED, _PART = 8, 1_000_000, 10
 _ENV_KEYS = frozenset(
     {"env", "envs", "environment", "env_vars", "envvars", "environment_variables", "extraenv"}
