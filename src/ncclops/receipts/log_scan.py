@@ -94,7 +94,7 @@ class LogScan:
         views = [
             (form, fill_gaps(by_steps(ranks)))
             for form in self._forms
-            if (ranks := found[form.name]) and (form.only_with is None or found[form.only_with])
+            if (ranks := found[form.name]) and (form.only_with is None or found.get(form.only_with))
         ]
         # Stable: of formats that match equally much, the one that is asked first.
         views.sort(key=lambda view: (view[1].steps == 0, view[0].fallback, -view[1].steps))
