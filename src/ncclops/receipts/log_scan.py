@@ -15,6 +15,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<task>\d+): )\s?")
 # What trainers print is shorter; a regex on megabytes of garbage could take minutes.
 _LONGEST_LINE = 2000
+# Ranks that lines name, for each form: each costs a kilobyte or two, and a script may print any.
+_MOST_STREAMS = 100_000
 
 _Patterns = list[tuple[Form, Pattern]]
 
@@ -122,6 +124,8 @@ class LogScan:
         self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where
     ) -> list[Observation]:
         stream = (form.name, rank)
+        if stream not in self._totals and len(self._totals) >= _MOST_STREAMS:
+            return []
         total = values.get("total", [None])[0] if "epoch" not in values else None
         if total != self._totals.setdefault(stream, total):
             return []  # another bar: evaluation has one of its own
