@@ -25,7 +25,8 @@ class LogScan:
     """What a log shows. Feed it every line of one file, or of a worker's output as it passes.
 
     ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before
-    ``forms``, by default those of the package.
+    ``forms``, by default those of the package. Of ranks that lines name, ``most_streams`` count, a
+    rank for each form.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class LogScan:
         *,
         extra_forms: Sequence[Form] = (),
         forms: Sequence[Form] | None = None,
+        most_streams: int = _MOST_STREAMS,
     ) -> None:
         self._file = file
+        self._most_streams = most_streams
         self._lines = 0
         self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
         self._patterns = [(form, each) for form in self._forms for each in form.patterns]
@@ -124,7 +127,7 @@ class LogScan:
         self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where
     ) -> list[Observation]:
         stream = (form.name, rank)
-        if stream not in self._totals and len(self._totals) >= _MOST_STREAMS:
+        if stream not in self._totals and len(self._totals) >= self._most_streams:
             return []
         total = values.get("total", [None])[0] if "epoch" not in values else None
         if total != self._totals.setdefault(stream, total):
