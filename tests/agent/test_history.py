@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,27 @@ def test_a_damaged_record_costs_its_line_only(tmp_path: Path) -> None:
     after.add(FAILED)
     after.flush()
     assert len(JobHistory.of_job(environ, tmp_path).attempts) == 2
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe", b"[" * 100_000, b"5", b"[]", b'{"class": 5, "signature": []}']
+)
+def test_lines_of_any_content_cost_no_launch(line: bytes, tmp_path: Path) -> None:
+    environ = {"NCCLOPS_JOB_ID": "j"}
+    before = JobHistory.of_job(environ, tmp_path)
+    before.add(FAILED)
+    before.flush()
+    with (tmp_path / "jobs" / "j.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert JobHistory.of_job(environ, tmp_path).attempts[0] == FAILED
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    os.mkfifo(tmp_path / "jobs" / "j.jsonl")
+    history = JobHistory.of_job({"NCCLOPS_JOB_ID": "j"}, tmp_path)
+    assert history.attempts == []
+    history.add(FAILED)
+    history.flush()
+    assert history.attempts == [FAILED]

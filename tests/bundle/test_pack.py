@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,46 @@ def test_a_flood_of_files_keeps_no_bundle_from_being_made(
     packed = pack(run, tmp_path / "run.tar.gz").manifest()
     assert {"path": "ranks/0", "why": "6 more files are there"} in packed["left_out"]
     assert "run/ranks/1/stdout.log" in names(tmp_path / "run.tar.gz")
+
+
+def test_a_file_of_the_archives_name_with_partial_behind_it_is_left_alone(
+    run: Path, tmp_path: Path
+) -> None:
+    """It is another bundle's that is under way, or the user's own."""
+    other = tmp_path / "run.tar.gz.partial"
+    other.write_text("mine")
+    pack(run, tmp_path / "run.tar.gz")
+    assert other.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.tar.gz", other.name]
+
+
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(run: Path, tmp_path: Path) -> None:
+    """Who has made the run swaps it again and again while the reader makes bundles."""
+    private = tmp_path / "private"
+    private.mkdir()
+    for number in range(50):
+        (run / "ranks" / "0" / f"{number}.log").write_text("of the run\n")
+        (private / f"{number}.log").write_text("of the reader\n")
+    rank, aside, over = run / "ranks" / "0", run / "aside", threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            rank.rename(aside)
+            rank.symlink_to(private)
+            time.sleep(0.001)
+            rank.unlink()
+            aside.rename(rank)
+            time.sleep(0.001)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for number in range(50):
+            archive = tmp_path / f"{number}.tar.gz"
+            pack(run, archive)
+            with tarfile.open(archive) as tar:
+                files = [tar.extractfile(member) for member in tar]
+                assert not any(file and b"of the reader" in file.read() for file in files)
+    finally:
+        over.set()
+        swapping.join()

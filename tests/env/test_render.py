@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclops.env import Overrides, Plan, PlanContext, compute_plan
-from ncclops.env.render import to_document, to_dotenv, to_sh
+from ncclops.env.render import to_document, to_dotenv, to_sh, unnameable
 from tests.env.conftest import make_profile
 
 EMPTY = make_profile()
@@ -83,3 +83,17 @@ def test_dotenv_and_json_hold_what_is_kept_too() -> None:
     document = to_document(plan, environ, FILL)
     assert document["set"] == {"S": 'a"b$c\nd\\', "K": "1"}
     assert document["unset"] == ["U"]
+
+
+@pytest.mark.parametrize(
+    "name", ["A$(touch x)", "A;touch x;", "A\ntouch x\n", "A B", "ä", "1A", ""]
+)
+def test_a_name_that_no_shell_takes_is_not_given_to_one(name: str) -> None:
+    """Any process may have put it into the environment; evaluated, it is a command."""
+    overrides = Overrides(unset=frozenset({name, "U"}))
+    environ = {name: "1", "U": "2"}
+    plan = compute_plan(EMPTY, environ, overrides, PlanContext())
+    assert to_sh(plan, environ, FILL) == "unset U\n"
+    assert to_dotenv(plan, environ, FILL) == "# U must not be set\n"
+    assert unnameable(plan) == [name]
+    assert to_document(plan, environ, FILL)["unset"] == sorted([name, "U"])

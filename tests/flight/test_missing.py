@@ -81,3 +81,14 @@ def test_words_alone_prove_neither(tmp_path: Path) -> None:
     snapshot_files.add_missing(tmp_path, reason, [snapshot_files.FLIGHT])
     rank = read(tmp_path)
     assert (rank.ended, rank.silent, rank.missing) == (None, False, reason)
+
+
+@pytest.mark.parametrize("files", [7, {}, [None, 3, "stacks.txt"]])
+def test_what_the_script_has_written_there_keeps_no_reason_out(
+    files: object, tmp_path: Path
+) -> None:
+    (tmp_path / snapshot_files.MISSING).write_text(json.dumps({"reason": 5, "files": files}))
+    snapshot_files.add_missing(tmp_path, "no answer", [snapshot_files.FLIGHT])
+    written = json.loads((tmp_path / snapshot_files.MISSING).read_text())
+    assert written["reason"] == "no answer"
+    assert written["files"][-1] == snapshot_files.FLIGHT

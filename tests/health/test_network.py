@@ -122,3 +122,14 @@ def test_only_where_nothing_else_is_open_are_sockets_left() -> None:
     assert not meets(sockets, ["ib", "roce", "plugin"])
     assert shown_by(["uverbs0"], []) is None
     assert shown_by([], ["libnccl-net.so"]) is None
+
+
+def test_what_is_kept_of_a_rank_has_an_end() -> None:
+    """A script may print lines like NCCL's without end."""
+    reading = NetworkReading()
+    for number in range(20_000):
+        reading.feed(f"{HEAD}NET/IB : No device found. {number}")
+        reading.feed(f"{HEAD}NET/A{number} : Using [0]eth0:10.0.0.7<0>")
+    found = reading.feed(f"{HEAD}Using network Socket")
+    assert found is not None
+    assert len(found.reasons) == 20

@@ -85,3 +85,52 @@ def test_a_profile_s_own_form_is_checked(change: Table, said: str) -> None:
 def test_an_unknown_option_of_a_form_is_named() -> None:
     with pytest.raises(ValueError, match="zero_base"):
         log_formats.parse_form({"name": "own", "zero_base": True, "pattern": []})
+
+
+STEP = {"kind": "step", "contains": ["iter"], "regex": r"iter (?P<step>\w+)"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"name": "own"},
+        {"name": 5, "pattern": [STEP]},
+        {"name": "own", "pattern": "abc"},
+        {"name": "own", "pattern": ["abc"]},
+        {"name": "own", "order": "z", "pattern": [STEP]},
+        {"name": "own", "pattern": [STEP | {"contains": "iter"}]},
+        {"name": "own", "pattern": [STEP | {"regex": 5}]},
+        {"name": "own", "pattern": [STEP | {"values": [5]}]},
+        {"name": "own", "pattern": [{"kind": "step", "contains": ["iter"]}]},
+    ],
+)
+def test_a_table_that_is_no_form_is_refused(document: Table) -> None:
+    with pytest.raises(ValueError, match="form"):
+        log_formats.parse_form(document)
+
+
+def test_what_a_profiles_form_takes_for_numbers_and_units_need_be_none() -> None:
+    """An error here would end the reading of all output of the run."""
+    amount = r"took (?P<amount>\w+?)(?P<time_unit>[a-z]+) (?P<memory>\d+)(?P<memory_unit>\w+)"
+    form = log_formats.parse_form(
+        {
+            "name": "own",
+            "only_with": "another that is not there",
+            "pattern": [STEP, {"kind": "warmup", "contains": ["took"], "regex": amount}],
+        }
+    )
+    scan = LogScan("log", forms=[form])
+    assert scan.feed("iter abc\n") == []
+    assert [seen.step for seen in scan.feed("iter 7\n")] == [7]
+    assert [(seen.seconds, seen.gib) for seen in scan.feed("took 5parsecs 3firkins\n")] == [
+        (None, None)
+    ]
+    assert scan.facts is not None
+
+
+def test_what_is_kept_of_ranks_that_lines_name_has_an_end() -> None:
+    scan = LogScan("log", most_streams=5)
+    for rank in range(5):
+        assert scan.feed(f"[rank{rank}]: step 1 loss 2.5\n")
+    assert scan.feed("[rank5]: step 1 loss 2.5\n") == []
+    assert scan.feed("[rank3]: step 2 loss 2.5\n")

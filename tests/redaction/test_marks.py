@@ -35,3 +35,17 @@ def test_other_text_stays(text: str) -> None:
 def test_marks_are_of_secrets_alone_and_not_of_words() -> None:
     variables = {"MY_PASSWORD": VALUE, "OTHER_TOKEN": "no", "HOME": "/home/some/where"}
     assert marks_of(variables, redact_variables(variables)) == [mark_of(VALUE)]
+
+
+def test_bytes_that_are_no_text_are_marked_like_all_others() -> None:
+    value = "abc\udcff\udcfedefgh"  # as `os.environ` has it
+    marks = marks_of({"DEPLOY_KEY": value}, redact_variables({"DEPLOY_KEY": value}))
+    assert without_marked(f"with {value}, ab\ud800\udcffefghijk", marks, lambda: "-") == (
+        "with -, ab\ud800\udcffefghijk"
+    )
+
+
+def test_a_value_is_taken_out_however_often_a_word_holds_it() -> None:
+    word = ",".join([VALUE, "other"] * 20_000)
+    found = without_marked(word, {mark_of(VALUE)}, lambda: "-")
+    assert found == ",".join(["-", "other"] * 20_000)

@@ -36,6 +36,21 @@ SECRETS = [
     ("pip install git+github_pat_11ABCDEFG0abcdefghij_klm", "11ABCDEFG0"),
     ("export SENTRY_DSN=abc9def8aa", "abc9def8aa"),
     ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123", "eyJzdWIiOiIxMjM0In0"),
+    ('curl -d "{\\"api_key\\": \\"S3cretValue\\"}"', "S3cretValue"),
+    ('"{\\"Authorization\\": \\"Basic UzNjcmV0VmFsdWU5OQ==\\"}"', "UzNjcmV0"),
+    ("{b'password': b'S3cretValue'}", "S3cretValue"),
+    ('os.environ["HF_TOKEN"] = "S3cretValue"', "S3cretValue"),
+    ("['train.py', '--token', 'S3cretValue']", "S3cretValue"),
+    ("https://x/?next=token%3DS3cretValue", "S3cretValue"),
+    ("\x1b[36mpassword\x1b[0m=\x1b[35mS3cretValue\x1b[0m", "S3cretValue"),
+    ("http_proxy=user:S3cretValue@proxy:3128", "S3cretValue"),
+    ("http://user:S3cret@Value@proxy:3128/", "Value"),
+    ("git clone https://S3cretValue99abcdef@github.com/x.git", "S3cretValue"),
+    ("machine github.com login me password S3cretValue", "S3cretValue"),
+    ("  password S3cretValue", "S3cretValue"),
+    ("curl -s -u me:S3cretValue https://x", "S3cretValue"),
+    ("DB_PASS=S3cretValue", "S3cretValue"),
+    ("MYSQL_PWD=S3cretValue", "S3cretValue"),
 ]
 HARMLESS = [
     "step 00005 loss 2.31 tok/s 812,000 tokens/s=12345.6",
@@ -48,6 +63,13 @@ HARMLESS = [
     "KeyError: 'input_ids'",
     "RuntimeError: [/pytorch/third_party/gloo/transport/tcp/pair.cc:534] Connection closed",
     "key_value_cache=enabled",
+    "PWD=/home/me/train OLDPWD=/home/me",
+    "ssh://git@github.com/x.git and https://proxy.local:3128/x",
+    "https_proxy=http://proxy.local:3128 no_proxy=localhost",
+    "docker run -u 1000:1000 --user root:root",
+    "password expired for 3 users",
+    "all 12 tests pass: login nodes were not asked",
+    '"\\"pad_token\\": \\"<|endoftext|>\\""',
 ]
 
 
@@ -164,3 +186,18 @@ def test_every_rule_has_a_secret_here() -> None:
         redactor.text(line)
     redactor.text("-----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY-----")
     assert set(redactor.taken) == {rule.name for rule in rules()}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("token=<", "TOKEN=<", "KEY=|", "eyJ-", "eyJaaaaaaaaaaa", "--token-", "token\\", "://a:"),
+        *("://1", "proxy=", "proxy=a:", "password ", "login ", "login a ", "curl -u ", "curl "),
+        *("token=\x1b[0m", "authorization ", "bearer  ", "wandb 0", "'--token',", 'token\\\\"'),
+        *("-----BEGIN PRIVATE KEY", "?sig=", "hf_", "sk-", "xoxb-", "token=1", "token: ", "a@"),
+    ],
+)
+def test_the_time_grows_with_a_line_not_faster(piece: str) -> None:
+    """Lines of a bundle are of any length. What grew with its square took hours for these."""
+    Redactor().text(piece * (500_000 // len(piece)))

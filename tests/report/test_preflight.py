@@ -116,6 +116,15 @@ def test_a_damaged_or_foreign_document_is_left_out(tmp_path: Path) -> None:
         assert "Preflight" not in page(tmp_path / "run", document)
 
 
+@pytest.mark.parametrize("matrix", [("x",), ("-x.", "", "."), ("x" * 99,) * 99])
+def test_a_matrix_of_another_size_than_the_hosts_is_drawn_as_far_as_it_goes(
+    matrix: tuple[str, ...], tmp_path: Path
+) -> None:
+    document = hand_over.document([], verdict(40))
+    document["edges"]["matrix"] = matrix
+    assert 'class="edges"' in render_preflight(PREFLIGHT.parse(document, tmp_path))
+
+
 def test_the_terminal_shows_hosts_against_checks_and_each_remedy_once() -> None:
     lines = shown.lines(verdict())
     start = next(number for number, line in enumerate(lines) if "gpu.ecc  host.nofile" in line)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 
+import pytest
+
 from ncclops.capture import python_stacks
 from ncclops.stacks.frame import Frame
 from ncclops.stacks.ownership import user_frame
-from ncclops.stacks.parsing import main_thread, parse, traceback_frames
+from ncclops.stacks.parsing import last_traceback, main_thread, parse, traceback_frames
 
 FAULTHANDLER = """\
 # rank 1 on node7, pid 11, by signal
@@ -118,3 +120,28 @@ def test_stacks_are_no_traceback() -> None:
 
 def test_a_thread_that_was_dumped_twice_is_there_once() -> None:
     assert parse(FAULTHANDLER + FAULTHANDLER) == parse(FAULTHANDLER)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  x" + " (a" * 300_000,
+        "  x" + " (a:1)" * 150_000 + "b",
+        "  " * 500_000 + "x",
+        '  File "a", line 1, in x' + " " * 1_000_000 + "x",
+        '  File "a' + '", line 1, in x' * 70_000 + "\t",
+        '  File "a' + '", line 1' * 100_000 + "x",
+        f'  File "a", line {"1" * 1_000_000}x',
+        f'  File "a", line {"1" * 1_000_000}, in x',
+        "Thread 0x1 [" + "] [" * 300_000,
+        "Thread 1 (" + ") (" * 300_000,
+    ],
+    ids=lambda line: line[:16],
+)
+def test_the_time_grows_with_a_line_not_faster(line: str) -> None:
+    """A script may have written it; what grew with its square kept a run from ending."""
+    text = f"Traceback (most recent call last)\n{line}\nThread 0x2 (most recent call first):\n"
+    assert len(parse(text)) <= 3
+    assert len(traceback_frames(text)) <= 1
+    assert len(last_traceback(text)) <= 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ncclops.classify.policy import PastAttempt
 from ncclops.record.line_writer import LineWriter
+from ncclops.record.lines import read_records
 from ncclops.record.paths import job_history
 from ncclops.schedulers.allocation import find_allocation
 
@@ -44,7 +45,7 @@ class JobHistory:
         if not continues:
             with suppress(OSError):
                 path.unlink(missing_ok=True)  # an earlier step's, in the same allocation
-        return cls(path, _read(path) if continues else [])
+        return cls(path, read_records(path, _decode) if continues else [])
 
     def adopt(self, attempts: list[PastAttempt]) -> None:
         """Take over what other agents of the job know, where that is more."""
@@ -63,10 +64,8 @@ class JobHistory:
             self._writer.flush(_FLUSH_LIMIT_S)
 
 
-def _read(path: Path) -> list[PastAttempt]:
-    attempts = []
-    with suppress(OSError):
-        for line in path.read_text().splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                attempts.append(PastAttempt.from_json(json.loads(line)))
-    return attempts
+def _decode(line: bytes) -> PastAttempt | None:
+    try:
+        return PastAttempt.from_json(json.loads(line))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

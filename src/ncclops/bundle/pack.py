@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -104,9 +105,12 @@ def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bun
         raise UsageError(f"{run} holds no run (no {RUN}): name a run directory")
     if archive.exists():
         raise UsageError(f"{archive} exists: name another file with -o, or remove it")
-    partial = archive.with_name(archive.name + ".partial")
+    partial: Path | None = None
     try:
-        with open(partial, "xb", opener=_private) as file:
+        # A name of its own: another bundle of the run may be under way.
+        fd, name = tempfile.mkstemp(f".{archive.name[:100]}.partial", ".", archive.parent)
+        partial = Path(name)
+        with os.fdopen(fd, "wb") as file:
             bundle = _write(run, archive, file, file_limit)
         partial.replace(archive)
     except OSError as error:
@@ -114,11 +118,13 @@ def pack(run: Path, archive: Path, *, file_limit: int = FILE_LIMIT_BYTES) -> Bun
             error
         )
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
     return bundle
 
 
 def _write(run: Path, archive: Path, file: IO[bytes], file_limit: int) -> Bundle:
+    run = run.resolve()
     redactor = Redactor(_marks(run))
     packed: list[Packed] = []
     left_out: list[LeftOut] = []
@@ -180,7 +186,9 @@ def _reason_to_leave_out(path: Path, name: str, file_limit: int) -> str | None:
 def _add(
     tar: tarfile.TarFile, folder: str, path: Path, name: str, redactor: Redactor, file_limit: int
 ) -> Packed:
-    with open_regular(path) as file:
+    with open_regular(path, follow=False) as file:
+        if not _is_at(file, path):
+            raise OSError(errno.ELOOP, "a link leads out of the run")
         # Of this moment: a file may grow faster than it is read.
         status = os.fstat(file.fileno())
         cut = status.st_size > file_limit
@@ -192,6 +200,13 @@ def _add(
         clean.seek(0)
         tar.addfile(_entry(f"{folder}/{name}", size, status.st_mtime), clean)
     return Packed(name, size, status.st_size, cut)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether ``file`` lies at ``path``, and not where one of its folders leads: who has made the
+    run may put a link in the place of a folder at any time, to files of the reader's."""
+    found = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+    return found == path
 
 
 def _clean(suffix: str, raw: bytes, redactor: Redactor) -> Iterator[str]:
@@ -240,7 +255,3 @@ def _entry(name: str, size: int, modified: float) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime, entry.mode = size, int(modified), 0o600
     return entry
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

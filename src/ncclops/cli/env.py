@@ -16,7 +16,7 @@ from ncclops.cli._options import (
     one_of,
     shown,
 )
-from ncclops.cli._output import note, print_json
+from ncclops.cli._output import note, print_json, warn
 from ncclops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,6 +148,11 @@ def export(
     if format_ == "json":
         print_json(render.to_document(plan, environ, fill))
     else:
+        for name in render.unnameable(plan):
+            warn(
+                f"{name!r} is left out: no shell can name it; `ncclops env exec` starts a program"
+                " without it"
+            )
         writer = render.to_sh if format_ == "sh" else render.to_dotenv
         typer.echo(writer(plan, environ, fill), nl=False)
 

@@ -45,7 +45,8 @@ _NAMED = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 # What a rank says that has waited for others before a process group was made (worker.meeting).
 _ABSENT_AT_START = "absent-rank"
 _DID_NOT_COME = re.compile(
-    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d+)[^\n]*? had not come to (?P<what>[^:\n]+)"
+    r"waited (?P<waited>\d+ s) for ranks? (?P<rank>\d+)[^\n]{0,2000}?"
+    r" had not come to (?P<what>[^:\n]+)"
     r"(?:: rank (?P=rank) on (?P<host>[^\s;:]+)(?: is at (?P<place>[^;\n]+)|:? (?P<why>[^;\n]+))?)?"
 )
 # What was handed to `sys.exit`: a number, or text.

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ncclops.env.plan import Plan
 
+# What a shell and the readers of ``.env`` files take for a name. The kernel takes others, and a
+# shell that evaluates one of them, such as ``NCCL_$(id)``, runs what it says.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def unnameable(plan: Plan) -> list[str]:
+    """The variables that the plan changes and that no shell can name: ``to_sh`` and ``to_dotenv``
+    leave them out."""
+    return [
+        change.name
+        for change in plan.changes
+        if change.action != "keep" and not _NAME.fullmatch(change.name)
+    ]
+
 
 def to_sh(plan: Plan, environ: Mapping[str, str], fill: Mapping[str, str]) -> str:
-    """Lines to ``eval`` in any POSIX shell; only what the plan changes."""
+    """Lines to ``eval`` in any POSIX shell; only what the plan changes, see ``unnameable``."""
     after = plan.apply(environ, fill)
     lines = []
     for change in plan.changes:
-        if change.action == "keep":
+        if change.action == "keep" or not _NAME.fullmatch(change.name):
             continue
         value = after.get(change.name)
         if value is None:
@@ -32,6 +47,8 @@ def to_dotenv(plan: Plan, environ: Mapping[str, str], fill: Mapping[str, str]) -
     after = plan.apply(environ, fill)
     lines = []
     for change in plan.changes:
+        if not _NAME.fullmatch(change.name):
+            continue
         value = after.get(change.name)
         if value is None:
             lines.append(f"# {change.name} must not be set")

@@ -20,7 +20,7 @@ KINDS = ("ib", "roce", "socket", "plugin")
 MARKS = (b"Using network ", b"NET", b"Bootstrap", b"NCCL_IB_DISABLE", b"libibverbs")
 
 _INFO = re.compile(r"NCCL (?:INFO|WARN) (.*)")
-_CHOSEN = re.compile(r"Using network (.+?)\s*$|Assigned NET plugin (.+?) to comm")
+_CHOSEN = re.compile(r"Using network (.*\S)\s*$|Assigned NET plugin (.+?) to comm")
 _DEVICES = re.compile(r"NET/(\w+) ?: Using (.*)")
 _DEVICE = re.compile(r"\[\d+\]([^\s;]+)")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (\S+?):")
@@ -37,6 +37,8 @@ _REASONS = tuple(
         r"NCCL_NET_PLUGIN set by environment to none",
     )
 )
+# NCCL prints some of each; a script may print lines like them without end.
+_MOST_REASONS, _MOST_NETWORKS = 20, 20
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ class NetworkReading:
             return None
         text = match[1].strip()
         if found := _DEVICES.match(text):
+            if len(self._devices) >= _MOST_NETWORKS:
+                self._devices.clear()
             self._devices[found[1].lower()] = tuple(_DEVICE.findall(found[2]))
         elif found := _BOOTSTRAP.match(text):
             self._interface = found[1]
         elif any(reason.search(text) for reason in _REASONS):
-            if text not in self._reasons:
+            if text not in self._reasons and len(self._reasons) < _MOST_REASONS:
                 self._reasons.append(text)
         elif found := _CHOSEN.match(text):
             return self._chosen(found[1] or found[2])

@@ -33,6 +33,9 @@ _GIB |= {unit.lower(): factor for unit, factor in _GIB.items()}
 _THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _RATES: dict[str, RateUnit] = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 
+_OPTIONS = {"name": str, "order": int, "only_with": str}
+_OPTIONS |= dict.fromkeys(("zero_based", "says_warmup", "fallback"), bool)
+
 Values = dict[str, list[str]]
 
 
@@ -62,7 +65,9 @@ class Pattern:
             for name, value in match.groupdict().items():
                 if value is not None:
                     values.setdefault(name.removesuffix("_too"), []).append(value)
-        return values
+        counted = ("step", "epoch", "total") if "epoch" in values else ("step",)
+        is_counted = all(_is_integer(values[name][0]) for name in counted if name in values)
+        return values if is_counted else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,13 @@ def parse_form(document: Mapping[str, Any]) -> Form:
         raise ValueError(
             f"a trainer's form has a name, patterns and no {', '.join(unknown) or '-'}"
         )
-    patterns = tuple(_parse_pattern(options["name"], table) for table in document["pattern"])
+    for key, value in options.items():
+        if type(value) is not _OPTIONS[key] and not (key == "only_with" and value is None):
+            raise ValueError(f"a trainer's form: {key} cannot be {value!r}")
+    tables = document.get("pattern")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"form {options['name']}: pattern has to be an array of tables")
+    patterns = tuple(_parse_pattern(options["name"], table) for table in tables)
     return Form(patterns=patterns, **options)
 
 
@@ -111,6 +122,10 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
     kind = table.get("kind")
     if kind not in _KINDS:
         raise ValueError(f"form {form}: kind {kind!r} is none of {', '.join(_KINDS)}")
+    for key in ("contains", "values"):
+        texts = table.get(key, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"form {form}: pattern for {kind}: {key} has to be an array of texts")
     try:
         return Pattern(
             kind=cast("Kind", kind),
@@ -118,7 +133,9 @@ def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:
             regex=re.compile(table["regex"]),
             values=tuple(re.compile(regex) for regex in table.get("values", ())),
         )
-    except (KeyError, re.error) as error:
+    except KeyError as error:
+        raise ValueError(f"form {form}: pattern for {kind}: {error.args[0]} is missing") from error
+    except (TypeError, RecursionError, OverflowError, re.error) as error:
         raise ValueError(f"form {form}: pattern for {kind}: {error}") from error
 
 
@@ -156,7 +173,8 @@ def _seconds(values: Values) -> float | None:
     if "ms" in values:
         return _number(values["ms"][0]) / 1000
     if "amount" in values:
-        return _number(values["amount"][0]) * _SECONDS[values["time_unit"][0]]
+        factor = _SECONDS.get(values.get("time_unit", [""])[0])
+        return None if factor is None else _number(values["amount"][0]) * factor
     return None
 
 
@@ -168,8 +186,17 @@ def _memory_gib(values: Values) -> float | None:
     if "bytes" in values:
         return _sum(values["bytes"]) / 2**30
     if "memory" in values:
-        return _number(values["memory"][0]) * _GIB[values["memory_unit"][0].lower()]
+        factor = _GIB.get(values.get("memory_unit", [""])[0].lower())
+        return None if factor is None else _number(values["memory"][0]) * factor
     return None
+
+
+def _is_integer(text: str) -> bool:
+    try:
+        _integer(text)
+    except ValueError:  # the regex of a profile's form takes more than digits
+        return False
+    return True
 
 
 def _integer(text: str) -> int:

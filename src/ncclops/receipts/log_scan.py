@@ -15,6 +15,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _RANK_PREFIX = re.compile(r"\s*(?:\[(?:rank|default|\w+:)?(?P<rank>\d+)\]:|(?P<task>\d+): )\s?")
 # What trainers print is shorter; a regex on megabytes of garbage could take minutes.
 _LONGEST_LINE = 2000
+# Ranks that lines name, for each form: each costs a kilobyte or two, and a script may print any.
+_MOST_STREAMS = 100_000
 
 _Patterns = list[tuple[Form, Pattern]]
 
@@ -23,7 +25,8 @@ class LogScan:
     """What a log shows. Feed it every line of one file, or of a worker's output as it passes.
 
     ``file`` is what evidence calls the log. ``extra_forms`` (a profile's) are asked before
-    ``forms``, by default those of the package.
+    ``forms``, by default those of the package. Of ranks that lines name, ``most_streams`` count, a
+    rank for each form.
     """
 
     def __init__(
@@ -32,8 +35,10 @@ class LogScan:
         *,
         extra_forms: Sequence[Form] = (),
         forms: Sequence[Form] | None = None,
+        most_streams: int = _MOST_STREAMS,
     ) -> None:
         self._file = file
+        self._most_streams = most_streams
         self._lines = 0
         self._forms = (*extra_forms, *(shipped_forms() if forms is None else forms))
         self._patterns = [(form, each) for form in self._forms for each in form.patterns]
@@ -94,7 +99,7 @@ class LogScan:
         views = [
             (form, fill_gaps(by_steps(ranks)))
             for form in self._forms
-            if (ranks := found[form.name]) and (form.only_with is None or found[form.only_with])
+            if (ranks := found[form.name]) and (form.only_with is None or found.get(form.only_with))
         ]
         # Stable: of formats that match equally much, the one that is asked first.
         views.sort(key=lambda view: (view[1].steps == 0, view[0].fallback, -view[1].steps))
@@ -122,6 +127,8 @@ class LogScan:
         self, form: Form, pattern: Pattern, rank: int | None, values: Values, where: Where
     ) -> list[Observation]:
         stream = (form.name, rank)
+        if stream not in self._totals and len(self._totals) >= self._most_streams:
+            return []
         total = values.get("total", [None])[0] if "epoch" not in values else None
         if total != self._totals.setdefault(stream, total):
             return []  # another bar: evaluation has one of its own

@@ -83,11 +83,13 @@ def add_missing(
     people.
     """
     path = directory / MISSING
-    before = read_document(path)
-    reasons = [before["reason"]] if before.get("reason") else []
+    before = read_document(path)  # or whatever the script has put there
+    said, listed = before.get("reason"), before.get("files")
+    reasons = [said] if isinstance(said, str) and said else []
     if reason not in reasons:
         reasons.append(reason)
-    known = [*before.get("files", []), *files]
+    known = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    known += files
     facts = {"silent": silent, "ended": ended, "ended_well": ended_well}
     write_document(
         path,

@@ -20,8 +20,9 @@ _SEPARATOR = re.compile(r"[=:,;@/()\[\]{}<>|&?]")
 
 
 def mark_of(value: str) -> Mark:
-    """The mark of one value."""
-    return len(value), int.from_bytes(hashlib.sha256(value.encode()).digest()[:2], "big")
+    """The mark of one value, which may hold halves of characters: bytes that are no UTF-8."""
+    digest = hashlib.sha256(value.encode(errors="surrogatepass")).digest()
+    return len(value), int.from_bytes(digest[:2], "big")
 
 
 def marks_of(variables: Mapping[str, str], redacted: Mapping[str, str]) -> list[Mark]:
@@ -37,10 +38,13 @@ def without_marked(text: str, marks: Collection[Mark], replace: Callable[[], str
     def clean(token: str) -> str:
         edges = list(_SEPARATOR.finditer(token))
         ends = {len(token), *(edge.start() for edge in edges)}
+        parts, done = [], 0
         for start in (0, *(edge.end() for edge in edges)):
-            for end in (start + length for length in lengths):
+            for end in (start + length for length in lengths if start >= done):
                 if end in ends and mark_of(token[start:end]) in marks:
-                    return token[:start] + replace() + clean(token[end:])
-        return token
+                    parts += [token[done:start], replace()]
+                    done = end
+                    break
+        return "".join((*parts, token[done:]))
 
     return _TOKEN.sub(lambda found: clean(found.group()), text)

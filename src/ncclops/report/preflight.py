@@ -113,7 +113,7 @@ def _picture(edges: EdgesChecked) -> str:
         f'<text x="{left - 6:.1f}" y="{_TOP + (number + 0.7) * side:.1f}" text-anchor="end">'
         f"{escape(name)}</text>"
         for number, name in enumerate(names)
-        if len(names) <= _LABEL * 2 or set(edges.matrix[number]) - set("-.")
+        if len(names) <= _LABEL * 2 or set("".join(edges.matrix[number : number + 1])) - set("-.")
     ]
     width = max(_LEAST_WIDTH, left + side * len(names) + 4)
     height = _TOP + side * len(names) + 4

@@ -16,20 +16,28 @@ from ncclops.whole_numbers import whole_number
 # Python's name of the main thread. Our own stacks carry the threads' names.
 MAIN_THREAD = "MainThread"
 
+# Each takes time that grows with a line and not with its square: what a script writes may be one
+# line of megabytes.
 _FAULTHANDLER_THREAD = re.compile(
-    r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*?)\])?.*\(most recent call"
+    r"(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>[^\]]*+)\])?.*\(most recent call"
 )
 _SPY_THREAD = re.compile(
     r"Thread (?:0x)?(?P<id>[0-9a-fA-F]+) \((?P<state>[^)]*)\)(?:: \"?(?P<name>[^\"]*)\"?)?"
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_FILE = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+|\?\?\?),? in (?P<function>.+?)\s*$')
+_FILE = re.compile(
+    r'\s*+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?),? in (?P<function>.*\S)\s*$'
+)
 _TRACEBACK_FILE = re.compile(
-    r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE
+    r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.*\S)\s*?$', re.MULTILINE
 )
 _TRACEBACK_BEGIN = ("Traceback (most recent call last)", "Traceback of the earlier iteration")
-_EXECUTED = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+?))?\s*$')
-_SPY_FRAME = re.compile(r" {2,}(?P<function>\S.*?) \((?P<file>.+?):(?P<line>\d+)\)\s*$")
+_EXECUTED = re.compile(
+    r'^ *File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.*\S))?\s*$'
+)
+_SPY_FRAME = re.compile(
+    r" {2,}+(?=.*:\d+\)\s*$)(?P<function>\S.*?) \((?P<file>.+):(?P<line>\d+)\)\s*$"
+)
 # Deeper stacks are recursions.
 _MOST_FRAMES = 200
 
@@ -98,7 +106,8 @@ def last_traceback(text: str) -> tuple[tuple[Frame, str], ...]:
         if line.lstrip().startswith(_TRACEBACK_BEGIN):
             found, expects_code = [], False
         elif (at := _EXECUTED.match(line)) is not None:
-            found.append((Frame(at["file"], int(at["line"]), at["function"] or ""), ""))
+            number = whole_number(at["line"]) or 0
+            found.append((Frame(at["file"], number, at["function"] or ""), ""))
             expects_code = True
         elif expects_code:
             expects_code = False

@@ -62,3 +62,33 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 def test_manifests_and_their_templates_are_read(tmp_path: Path, content: str) -> None:
     (tmp_path / "job.yaml").write_text(content)
     assert linted(tmp_path / "job.yaml") == {"NCCL_DEBUG": "INFO"}
+
+
+_MANY = "".join(f"  NCCL_A{number}: x\n" for number in range(5000))
+_SCRIPT = "export NCCL_DEBUG=x; " * 10_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x:\n  env: &a\n" + "  - NCCL_DEBUG=x\n" * 10_000 + "y:\n" + "- env: *a\n" * 40_000,
+        f"x: &a\n{_MANY}y:\n" + "- env: *a\n" * 40_000,
+        f"x: &a\n{_MANY}y:\n" + "- <<: *a\n" * 40_000,
+        f"x: &a\n{_MANY}y: {{<<: [" + "*a ," * 100_000 + "]}\n",
+        f"x: &a\n{_MANY}env:\n" + "- *a\n" * 40_000,
+        f'x:\n- &a "{_SCRIPT}"\n' + "- *a\n" * 40_000,
+        f'x: &a "{_SCRIPT}"\nenv: [' + "*a ," * 100_000 + "]\n",
+        "env:\n" + "- NCCL_DEBUG=x\n" * 20_000 + "".join(f'k{n}: "A= b"\n' for n in range(9000)),
+    ],
+    ids=["sequence", "mapping", "merged", "merged-list", "entries", "script", "items", "commands"],
+)
+def test_what_aliases_repeat_has_an_end(tmp_path: Path, content: str) -> None:
+    """A megabyte of each took hours, and a hundred gigabytes of memory."""
+    (tmp_path / "job.yaml").write_text(content)
+    linted(tmp_path / "job.yaml")
+
+
+def test_a_number_of_thousands_of_digits_is_no_value(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(f'os.environ["NCCL_NTHREADS"] = str(0x{"f" * 5000})\n')
+    assert linted(tmp_path / "job.py") == {"NCCL_NTHREADS": None}

@@ -6,12 +6,13 @@ The environment of a container or task is a scope of its own, and so are the com
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
+from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest, watched
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import names_passed, passed
 from ncclops.env.lint.shell import read_shell
@@ -30,6 +31,10 @@ _TEMPLATE_PIECE = re.compile(r"\{\{[^{}\n]*\}\}|\{%[^%\n]*%\}")
 _FILLED = "TEMPLATE@@"
 _MOST_LEVELS = 100
 _TOO_DEEP = f"it is nested more than {_MOST_LEVELS} levels deep"
+# A megabyte with aliases can repeat an environment of thousands of variables, or a script, tens of
+# thousands of times. A node is read so often in any case, and beyond that so many characters are in
+# all; a part of a mapping or of a sequence counts for so many.
+_FREE_READS, _MOST_REPEATED, _PART = 8, 1_000_000, 10
 _ENV_KEYS = frozenset(
     {"env", "envs", "environment", "env_vars", "envvars", "environment_variables", "extraenv"}
     | {"extra_env", "extraenvvars", "environmentvariables", "env_variables", "variables"}
@@ -131,6 +136,8 @@ class _Reader:
     def __init__(self, found: Found, offset: int) -> None:
         self.found, self.offset = found, offset
         self.seen: set[int] = set()
+        self._reads: Counter[int] = Counter()
+        self._left = _MOST_REPEATED
 
     def node(self, node: Any) -> None:
         """A node and all below it; what an alias repeats is read once."""
@@ -145,7 +152,7 @@ class _Reader:
     def _mapping(self, node: Any) -> None:
         environment: list[Setting] = []
         rest: list[tuple[str, Any]] = []
-        for name, value in _pairs(node):
+        for name, value in self._pairs(node):
             given = self._environment(name, value)
             if given is None:
                 rest.append((name, value))
@@ -154,13 +161,14 @@ class _Reader:
         if environment:
             self._note(environment)
         path = next((v.value for k, v in rest if k == "path" and v.id == "scalar"), "")
+        begin = _begin(environment)
         before = len(self.found.environments)
         for name, value in rest:
             if value.id == "scalar":
-                self._text(name, value, environment, path)
+                self._text(name, value, begin, path)
             elif value.id == "sequence" and id(value) not in self.seen:
                 self.seen.add(id(value))
-                self._sequence(value, name, environment)
+                self._sequence(value, name, begin)
             else:
                 self.node(value)
         if environment and len(self.found.environments) == before:
@@ -172,7 +180,7 @@ class _Reader:
 
     def _together(self, environment: list[Setting]) -> None:
         """These settings are one environment."""
-        scope = Scope(self.found, _agreed(environment))
+        scope = Scope(self.found, _begin(environment))
         scope.close()
 
     def _environment(self, key: str, node: Any) -> list[Setting] | None:
@@ -180,7 +188,7 @@ class _Reader:
         is_env = key.replace("-", "_").lower() in _ENV_KEYS
         if id(node) in self.seen and not is_env:
             return None
-        if node.id == "sequence":
+        if node.id == "sequence" and self._may_read(node):
             settings = [s for item in node.value for s in self._entry(item)]
             wanted = is_env or any(is_setting_of_interest(s.name) for s in settings)
             items = [item for item in node.value if item.id == "mapping"]
@@ -202,6 +210,8 @@ class _Reader:
     def _entry(self, node: Any) -> Iterator[Setting]:
         """``{name: A, value: x}`` or ``A=x``."""
         if node.id == "scalar":
+            if not self._may_read(node):
+                return
             match = re.fullmatch(rf"({NAME})=(.*)", node.value, re.DOTALL)
             if match:
                 value = match[2]
@@ -210,7 +220,7 @@ class _Reader:
             return
         if node.id != "mapping":
             return
-        fields = dict(_pairs(node))
+        fields = dict(self._pairs(node))
         name = fields.get("name", fields.get("Name"))
         if name is None or name.id != "scalar" or not re.fullmatch(NAME, name.value):
             return
@@ -221,32 +231,36 @@ class _Reader:
             yield Setting(name.value, None, self._line(name))
 
     def _flat(self, node: Any) -> Iterator[Setting]:
-        for name, value in _pairs(node):
+        for name, value in self._pairs(node):
             if value.id == "scalar" and re.fullmatch(NAME, name) and value.tag != _NULL:
+                if not self._may_read(value):
+                    return
                 yield Setting(name, _value(value), self._line(value))
 
-    def _sequence(self, node: Any, key: str, environment: list[Setting]) -> None:
+    def _sequence(self, node: Any, key: str, begin: list[Setting]) -> None:
         words = [
             Word(item.value, not _is_open(item.value), True, self._line(item), item.value)
             for item in node.value
-            if item.id == "scalar"
+            if item.id == "scalar" and self._may_read(item)
         ]
         given = list(passed(words))
-        scope = Scope(self.found, _agreed(environment))
+        scope = Scope(self.found, begin)
         for name in names_passed(words):
             scope.export(name)
         if given:
             scope.run(given)
         for item in node.value:
             if item.id == "scalar":
-                self._text(key, item, environment, "")
+                self._text(key, item, begin, "")
             else:
                 self.node(item)
 
-    def _text(self, key: str, node: Any, environment: list[Setting], path: str) -> None:
+    def _text(self, key: str, node: Any, begin: list[Setting], path: str) -> None:
         """A string that may hold commands, or the text of a file."""
         text = node.value
-        if key.lower() in _PROSE_KEYS or not re.search(r"[A-Za-z]=|setenv", text):
+        if key.lower() in _PROSE_KEYS or not self._may_read(node):
+            return
+        if not re.search(r"[A-Za-z]=|setenv", text):
             return
         line = self._line(node) + (1 if node.style in ("|", ">") else 0)
         if key in ("content", "contents") and path:
@@ -255,34 +269,46 @@ class _Reader:
             self.found.embedded(text, key, line)
         elif "\n" in text.strip() or " " in text.strip():
             filled = text.replace(_FILLED, "${TEMPLATE}")
-            read_shell(filled, self.found, _agreed(environment), line)
+            read_shell(filled, self.found, begin, line)
+
+    def _may_read(self, node: Any) -> bool:
+        """Whether ``node`` is read (once more): what aliases repeat has an end."""
+        self._reads[id(node)] += 1
+        if self._reads[id(node)] <= _FREE_READS:
+            return True
+        self._left -= len(node.value) * (1 if node.id == "scalar" else _PART)
+        return self._left >= 0
+
+    def _pairs(self, node: Any) -> Iterator[tuple[str, Any]]:
+        """Keys and values of a mapping, with those that ``<<`` brings in."""
+        for key, value in node.value if self._may_read(node) else ():
+            if key.id != "scalar":
+                continue
+            if key.value == "<<":
+                for merged in value.value if value.id == "sequence" else [value]:
+                    if merged.id == "mapping" and merged is not node and self._may_read(merged):
+                        yield from (
+                            (k.value, v)
+                            for k, v in merged.value
+                            if k.id == "scalar" and k.value != "<<"
+                        )
+            else:
+                yield key.value, value
 
     def _line(self, node: Any) -> int:
         line: int = node.start_mark.line + 1 + self.offset
         return line
 
 
-def _pairs(node: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a mapping, with those that ``<<`` brings in."""
-    for key, value in node.value:
-        if key.id != "scalar":
-            continue
-        if key.value == "<<":
-            for merged in value.value if value.id == "sequence" else [value]:
-                if merged.id == "mapping" and merged is not node:
-                    yield from (
-                        (k.value, v)
-                        for k, v in merged.value
-                        if k.id == "scalar" and k.value != "<<"
-                    )
-        else:
-            yield key.value, value
-
-
 def _value(node: Any) -> str | None:
     if node.tag == _NULL and not node.style:
         return None
     return None if _is_open(node.value) else str(node.value)
+
+
+def _begin(settings: list[Setting]) -> list[Setting]:
+    """What a command begins with of an environment: that is followed, a name once."""
+    return _agreed([setting for setting in settings if setting.name in watched()])
 
 
 def _agreed(settings: list[Setting]) -> list[Setting]:

@@ -6,6 +6,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
@@ -163,7 +164,8 @@ def _text(node: ast.expr) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         (argument, *_) = node.args or [node]
         if isinstance(argument, ast.Constant) and isinstance(argument.value, int | str):
-            return str(argument.value)
+            with suppress(ValueError):  # a number of thousands of digits
+                return str(argument.value)
     return None
 
 
