@@ -72,6 +72,23 @@ def _xid(machine: Machine, chance: random.Random) -> str:
     return f"GPU {gpu['index']}"
 
 
+def _xid_of_an_instance(machine: Machine, chance: random.Random) -> str:
+    gpu = chance.choice(machine.gpus)
+    pci = gpu["pci"].removesuffix(".0")
+    text = f"NVRM: Xid (PCI:{pci} GPU-I:05): 95, pid=1, name=python, Uncontained: FBHUB"
+    machine.log = [*(machine.log or []), (600.0, text)]
+    return f"GPU {gpu['index']}"
+
+
+def _mapped_root(machine: Machine, chance: random.Random) -> str:
+    """As under enroot or rootless podman: all capabilities, of its own name space only."""
+    found = limit("Max locked memory", "8388608")(machine, chance)
+    status = machine.files["proc/self/status"]
+    machine.files["proc/self/status"] = status.replace("a88425fb", "000001ffffffffff")
+    machine.files["proc/self/uid_map"] = "         0       1000          1"
+    return found
+
+
 def _switch_error(machine: Machine, chance: random.Random) -> str:
     text = "nvidia-nvswitch3: SXid (PCI:0000:C4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     machine.log = [*(machine.log or []), (60.0, text)]
@@ -329,6 +346,7 @@ DEFECTS = (
         (*WITH_PORTS, "efa"),
         limit("Max locked memory", "8388608"),
     ),
+    Defect("root by name only", "host.memlock", (*WITH_PORTS, "efa"), _mapped_root),
     Defect("few open files", "host.nofile", ALL, limit("Max open files", "256")),
     Defect("1024 open files", "host.nofile", ALL, limit("Max open files", "1024"), WARN),
     Defect("a group of 128 processes", "host.pids", ALL, file("sys/fs/cgroup/pids.max", "128")),
@@ -372,6 +390,7 @@ DEFECTS = (
     Defect("a failed row", "gpu.rows", WITH_GPUS, gpu_with(rows_failed=True)),
     Defect("600 rows", "gpu.rows", WITH_GPUS, gpu_with(rows_uncorrected=600)),
     Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
+    Defect("an Xid of a MIG instance", "gpu.xid", ("mig",), _xid_of_an_instance),
     Defect("a fatal error of a switch", "gpu.xid", WITH_GPUS, _switch_error),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
     Defect(

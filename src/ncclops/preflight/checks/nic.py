@@ -332,10 +332,14 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
         else:
             known.append((each, width, most))
     for each, width, most in known:
-        usual = max(w for other, w, _ in known if other.kind == each.kind)
+        widths = [w for other, w, _ in known if other.kind == each.kind]
+        usual = max(widths)
         if width < usual:
             said = f"x{width}, others of its kind x{usual}"
-            yield _judged(check, node, each, said, each.nic.device)
+            # Of two that differ each may be in the slot that is meant for it.
+            is_odd = widths.count(usual) > max(1, len(widths) // 2)
+            device = each.nic.device
+            yield _judged(check, node, each, said, device) if is_odd else check.warn(device, said)
         elif width < most:
             yield check.warn(each.nic.device, f"x{width} of x{most}, like others of its kind")
         else:
