@@ -23,7 +23,11 @@ def who_is_out(
     few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
+    shared = _shared(hosts, lambda each: each.place.address if each.place else "")
+    # Each takes the other's packets: that is why the meeting has lost them.
+    taken = {n for _, sharing in shared if not _each_its_own(hosts, sharing) for n in sharing}
     silent = [n for n in unheard(hosts, first, second) if not _answers(n, first, second)]
+    silent = [n for n in silent if n not in taken]
     files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
@@ -31,7 +35,7 @@ def who_is_out(
     for kind, found in kinds.items():
         causes += [_of_host(kind, each, hosts[each]) for each in found if each not in out]
         out |= set(found)
-    for address, sharing in _shared(hosts, lambda each: each.place.address if each.place else ""):
+    for address, sharing in shared:
         numbers = tuple(each for each in sharing if each not in out)
         if len(numbers) < 2:
             continue
