@@ -323,11 +323,6 @@ def _reduced(**values: object) -> Callable[[Machine, random.Random], str]:
     return plant
 
 
-def _hanging_pair(machine: Machine, chance: random.Random) -> str:
-    machine.pair = Collective(gpus=16, peer="n7", problem="no end within 120 s")
-    return "with n7"
-
-
 DIAGNOSED = ("[OK]   p2p: verified P2P access in both directions between every GPU pair",)
 PAIRS = ("[INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",)
 WARN = Status.WARN
@@ -442,7 +437,6 @@ DEFECTS = (
     Defect("wrong sums", "gpu.all-reduce", BOARDS, _reduced(right=False)),
     Defect("a fifth of the bandwidth", "gpu.bandwidth", BOARDS, _reduced(seconds=0.1)),
     Defect("pairs that fail", "gpu.nccl-diagnostics", BOARDS, _reduced(diagnostics=PAIRS)),
-    Defect("a pair that hangs", "gpu.pair", BOARDS, _hanging_pair),
     Defect("half of the lanes", "gpu.pcie", (*BOARDS, "mig"), gpu_with(pcie_width=8)),
     Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
     Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),
