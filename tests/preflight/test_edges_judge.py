@@ -239,6 +239,7 @@ def test_a_bridge_with_one_address_on_every_host_excludes_nobody() -> None:
     verdict = judged(hosts, {})
     (cause,) = failures(verdict)
     assert (cause.kind, cause.hosts) == ("address-everywhere", ())
+    assert cause.facts["whose"] == "n0, n1, n2, n3 and 2 more"
     hosts[0] = msgspec.structs.replace(hosts[0], conflict="02:00:00:00:00:99")
     (cause,) = (each for each in failures(judged(hosts, {})) if not each.facts.get("their_mac"))
     assert cause.kind == "duplicate-address"

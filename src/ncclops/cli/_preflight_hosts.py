@@ -89,10 +89,13 @@ def where(options: NodeOptions) -> tuple[Where, float] | None:
     return met, config.pace.join.total_seconds() if asked else Limits().join
 
 
-def try_edges(met: Where, join_s: float, report: NodeReport, offer: Offer | None) -> Verdict:
+def try_edges(
+    met: Where, join_s: float, report: NodeReport, offer: Offer | None, *, collectives: bool
+) -> Verdict:
     """The verdict on all hosts and the edges between them, the same on each.
 
-    ``offer`` is what this one has for a collective with another.
+    ``offer`` is what this one has for a collective with another; with ``collectives`` each has run
+    one of its own before, so they wait longer for each other.
 
     Raises ``PreflightRefused`` where this host could not take part.
     """
@@ -100,10 +103,11 @@ def try_edges(met: Where, join_s: float, report: NodeReport, offer: Offer | None
 
     from ncclops.preflight import pairs
     from ncclops.preflight.edges.run import Limits, run
+    from ncclops.preflight.machine import collective
     from ncclops.preflight.model import Status
 
     found = tuple(report.of(Status.FAIL, Status.WARN))
-    limits = Limits(join=join_s)
+    limits = Limits(join=join_s + (collective.LIMIT.total_seconds() if collectives else 0.0))
     return run(
         met,
         limits=limits,

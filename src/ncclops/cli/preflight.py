@@ -84,7 +84,8 @@ def preflight(
         typer.Option(
             "--collectives",
             rich_help_panel=_NODE,
-            help="Run a short all_reduce between this node's GPUs as well: a minute, with torch.",
+            help="Run a short all_reduce as well, between this node's GPUs and between pairs of"
+            " hosts: a minute or two, with torch.",
         ),
     ] = False,
     html: Annotated[
@@ -192,7 +193,9 @@ def preflight(
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
     convicted = {report.host: report.status in bad}
     offer = pairs.offer(report, os.environ, needs) if met and collectives else None
-    verdict = several.try_edges(*met, report, offer) if met else None
+    verdict = None
+    if met is not None:
+        verdict = several.try_edges(*met, report, offer, collectives=collectives)
     failed = report.status in bad
     if verdict is not None:
         convicted |= shown.convicted(verdict, strict=strict)

@@ -63,8 +63,11 @@ def main(backend: str, parent: str) -> int:
     try:
         return _measure(backend, store, (rank, local, size), device, last)
     except Exception as error:
-        store.set(_FAILED, f"{type(error).__name__}: {error}".partition("\n")[0])
-        time.sleep(_TOLD_S)  # this rank may serve the store
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(said, file=sys.stderr, flush=True)  # before any other says that it was told
+        with suppress(RuntimeError):  # the rank that serves the store may have ended
+            store.set(_FAILED, said)
+        time.sleep(_TOLD_S)  # this one may serve it
         raise
 
 

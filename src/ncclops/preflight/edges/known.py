@@ -12,6 +12,7 @@ from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity
 from ncclops.preflight.edges.states import LOST
 
 _WITNESSES = 2
+_NAMED = 4
 
 
 def who_is_out(
@@ -97,7 +98,8 @@ def _each_its_own(hosts: Sequence[Facts], sharing: tuple[int, ...]) -> bool:
 
 
 def _everywhere(hosts: Sequence[Facts], sharing: tuple[int, ...], address: str) -> Cause:
-    names = ", ".join(hosts[each].name for each in sharing[:4])
+    rest = f" and {len(sharing) - _NAMED} more" if len(sharing) > _NAMED else ""
+    names = ", ".join(hosts[each].name for each in sharing[:_NAMED]) + rest
     return _cause(
         "address-everywhere", "FAIL", sharing, address=address, whose=names, everywhere=names
     )

@@ -27,7 +27,7 @@ _MET = "ncclops: all ranks are here"  # what it says once that is so
 ELSEWHERE = "another rank failed"  # what one says that is ended for that
 _LINE = re.compile(r"NCCL DIAG (.*)")
 _RANK = re.compile(r"^\[rank\d+\]:")  # before each line of a traceback
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b")
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)")
 _MOST_LINES, _LONGEST = 64, 250
 _REAP_S = 5.0
 
@@ -142,7 +142,8 @@ def _start(
         address, port = meeting.address, meeting.port
         size, before = 2 * count, 0 if meeting.first else count
     place = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    given = {"NCCL_RUN_DIAGNOSTICS": "1", **environ, **place}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # what it says of a lost store is a consequence
+    given = {"NCCL_RUN_DIAGNOSTICS": "1", **quiet, **environ, **place}
     return [
         subprocess.Popen(
             [sys.executable, "-P", "-m", _PROBE, backend, str(os.getpid())],
