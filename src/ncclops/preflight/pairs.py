@@ -9,6 +9,7 @@ edges had and has given back. Then all tell each other what came of it, round by
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -88,12 +89,13 @@ class Pairs:
             if not pairs:
                 break
             self.note(f"collectives of two hosts, round {number + 1}: {len(pairs)}")
+            deadline = time.monotonic() + _ROUND_S
             own = next((_part(verdict, pair, me, number) for pair in pairs if me in pair), None)
             try:
                 if own is not None:
                     found = await asyncio.to_thread(self.measure, own)
                     await meeting.say(f"pair-{number}", found)
-                tried += await _all(meeting, number, pairs, arrivals)
+                tried += await _all(meeting, number, pairs, arrivals, deadline)
             except PreflightRefused as error:
                 self.note(f"collectives of two hosts: {error}")
                 break
@@ -105,13 +107,19 @@ async def _all(
     number: int,
     pairs: tuple[collectives.Pair, ...],
     arrivals: Mapping[int, int],
+    deadline: float,
 ) -> tuple[PairTried, ...]:
-    """What all hosts have found. Raises ``PreflightRefused`` where they do not meet in time."""
+    """What all hosts have found. Raises ``PreflightRefused`` where they do not meet in time.
+
+    Whoever gathers answers by ``deadline``, however long a host that has died is waited for: the
+    others wait longer.
+    """
     topic = f"pairs-{number}"
     if not meeting.gathers:
         return (await meeting.hear(topic, PairsTried, _ROUND_S + _SLACK_S)).tried
     hosts = {host: arrivals[host] for pair in pairs for host in pair if host in arrivals}
-    found = await meeting.gather(f"pair-{number}", PairTried, hosts.values(), _ROUND_S)
+    left_s = max(1.0, deadline - time.monotonic())
+    found = await meeting.gather(f"pair-{number}", PairTried, hosts.values(), left_s)
     by_host = {host: found[arrival] for host, arrival in hosts.items() if arrival in found}
     settled = PairsTried(tried=tuple(_settled(pair, by_host) for pair in pairs))
     await meeting.answer(topic, settled)
