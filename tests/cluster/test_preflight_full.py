@@ -48,14 +48,20 @@ class Job:
         self.hosts.start("hub", "store", "serve", "--all-interfaces", "--port", "29400")
 
     def launch(
-        self, host: str, *options: str, work: str = WORK, limit: str = "", mode: str = "full"
+        self,
+        host: str,
+        *options: str,
+        work: str = WORK,
+        limit: str = "",
+        mode: str = "full",
+        env: dict[str, str] | None = None,
     ) -> None:
         command = ["-m", "ncclops", "launch", "--preflight", mode, "--restart", "process"]
         command += ["--profile", str(self.directory / "profile.toml"), "--nproc-per-node", "1"]
         command += ["--run-dir", str(self.directory / host), "--rdzv-conf", CONF]
         command += [*options, "--no-python", "sh", "-c", work]
         shell = ["sh", "-c", f'{limit or ":"}; exec "$@"', "sh"]
-        self.agents[host] = self.hosts.run(host, *shell, sys.executable, *command)
+        self.agents[host] = self.hosts.run(host, *shell, sys.executable, *command, env=env)
 
     def codes(self) -> list[int]:
         found = [agent.wait(2 * LIMIT_S) for agent in self.agents.values()]
@@ -116,6 +122,25 @@ def test_a_spare_takes_the_place_of_a_host_that_finds_a_fault_in_itself(job: Job
     assert "try 0 rank 0 of 2 on h1" in job.hosts.output("h1")
     assert "try 0 rank 1 of 2 on h2" in job.hosts.output("h2")
     assert "left out of the job: host.nofile host: 500" in job.verdict("h0")["reason"]
+
+
+@pytest.mark.parametrize("job", [3], indirect=True)
+def test_a_spare_takes_the_place_of_a_host_whose_collectives_fail(job: Job) -> None:
+    """All edges work; Gloo of host 1 is led to an interface that is not there."""
+    job.serve_store()
+    meet = ("--nnodes", "2:3", "--rdzv-endpoint", job.store, "--collectives")
+    for number in range(3):
+        env = {"GLOO_SOCKET_IFNAME": "ib0"} if number == 1 else None
+        job.launch(f"h{number}", *meet, env=env)
+    assert job.codes() == [0, 3, 0]
+    for host in ("h0", "h1", "h2"):
+        assert "FAIL  collective  an all_reduce of h1 with each other" in job.hosts.output(host)
+    for host in ("h0", "h2"):
+        (pair,) = job.checked(host)["edges"]["pairs"]
+        assert pair["well"], "of those that have started"
+    assert "try 0 rank 0 of 2 on h0" in job.hosts.output("h0")
+    assert "try 0 rank 1 of 2 on h2" in job.hosts.output("h2")
+    assert "left out of the job: an all_reduce of h1" in job.verdict("h1")["reason"]
 
 
 @pytest.mark.parametrize("job", [2], indirect=True)

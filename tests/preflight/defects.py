@@ -72,6 +72,23 @@ def _xid(machine: Machine, chance: random.Random) -> str:
     return f"GPU {gpu['index']}"
 
 
+def _xid_of_an_instance(machine: Machine, chance: random.Random) -> str:
+    gpu = chance.choice(machine.gpus)
+    pci = gpu["pci"].removesuffix(".0")
+    text = f"NVRM: Xid (PCI:{pci} GPU-I:05): 95, pid=1, name=python, Uncontained: FBHUB"
+    machine.log = [*(machine.log or []), (600.0, text)]
+    return f"GPU {gpu['index']}"
+
+
+def _mapped_root(machine: Machine, chance: random.Random) -> str:
+    """As under enroot or rootless podman: all capabilities, of its own name space only."""
+    found = limit("Max locked memory", "8388608")(machine, chance)
+    status = machine.files["proc/self/status"]
+    machine.files["proc/self/status"] = status.replace("a88425fb", "000001ffffffffff")
+    machine.files["proc/self/uid_map"] = "         0       1000          1"
+    return found
+
+
 def _switch_error(machine: Machine, chance: random.Random) -> str:
     text = "nvidia-nvswitch3: SXid (PCI:0000:C4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     machine.log = [*(machine.log or []), (60.0, text)]
@@ -306,11 +323,6 @@ def _reduced(**values: object) -> Callable[[Machine, random.Random], str]:
     return plant
 
 
-def _hanging_pair(machine: Machine, chance: random.Random) -> str:
-    machine.pair = Collective(gpus=16, peer="n7", problem="no end within 120 s")
-    return "with n7"
-
-
 DIAGNOSED = ("[OK]   p2p: verified P2P access in both directions between every GPU pair",)
 PAIRS = ("[INFO] p2p: only 52/56 GPU-to-GPU peer accesses passed verification",)
 WARN = Status.WARN
@@ -329,6 +341,7 @@ DEFECTS = (
         (*WITH_PORTS, "efa"),
         limit("Max locked memory", "8388608"),
     ),
+    Defect("root by name only", "host.memlock", (*WITH_PORTS, "efa"), _mapped_root),
     Defect("few open files", "host.nofile", ALL, limit("Max open files", "256")),
     Defect("1024 open files", "host.nofile", ALL, limit("Max open files", "1024"), WARN),
     Defect("a group of 128 processes", "host.pids", ALL, file("sys/fs/cgroup/pids.max", "128")),
@@ -372,6 +385,7 @@ DEFECTS = (
     Defect("a failed row", "gpu.rows", WITH_GPUS, gpu_with(rows_failed=True)),
     Defect("600 rows", "gpu.rows", WITH_GPUS, gpu_with(rows_uncorrected=600)),
     Defect("an Xid", "gpu.xid", WITH_GPUS, _xid),
+    Defect("an Xid of a MIG instance", "gpu.xid", ("mig",), _xid_of_an_instance),
     Defect("a fatal error of a switch", "gpu.xid", WITH_GPUS, _switch_error),
     Defect("off the bus without an Xid", "gpu.xid", WITH_GPUS, _off_the_bus),
     Defect(
@@ -423,7 +437,6 @@ DEFECTS = (
     Defect("wrong sums", "gpu.all-reduce", BOARDS, _reduced(right=False)),
     Defect("a fifth of the bandwidth", "gpu.bandwidth", BOARDS, _reduced(seconds=0.1)),
     Defect("pairs that fail", "gpu.nccl-diagnostics", BOARDS, _reduced(diagnostics=PAIRS)),
-    Defect("a pair that hangs", "gpu.pair", BOARDS, _hanging_pair),
     Defect("half of the lanes", "gpu.pcie", (*BOARDS, "mig"), gpu_with(pcie_width=8)),
     Defect("driver and library differ", "gpu.driver", WITH_GPUS, _two_drivers),
     Defect("NVML refuses the driver", "gpu.driver", WITH_GPUS, _no_nvml),

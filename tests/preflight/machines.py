@@ -65,7 +65,6 @@ class Machine:
     torch_cuda: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
     collective: Collective | None = None
-    pair: Collective | None = None
 
     def node(self) -> Node:
         """What the readers would have read of it."""
@@ -111,7 +110,6 @@ class Machine:
             torch_cuda=self.torch_cuda,
             real=False,
             collective=self.collective,
-            pair=self.pair,
         )
 
     def write(self, root: Path) -> None:

@@ -237,6 +237,63 @@ def links_that_recovered(chance: random.Random) -> Machine:
     return machine
 
 
+def cards_with_one_bridge(chance: random.Random) -> Machine:
+    """Four PCIe cards of which two have an NVLink bridge, and two have none.
+
+    NVIDIA H100 NVL Product Brief: bridges connect two neighbouring cards, and are optional.
+    """
+    machine = _of("pcie", chance, count=4)
+    for gpu in machine.gpus:
+        gpu |= {"name": "NVIDIA H100 NVL", "links": [gpu["index"] < 2] * 12 + [False] * 6}
+    return machine
+
+
+def part_of_a_board(chance: random.Random) -> Machine:
+    """A virtual machine with four V100 of eight: two links of each lead to GPUs of others.
+
+    The hybrid cube mesh of a DGX-1V: four of six links stay within one half, as on AWS p3.8xlarge.
+    """
+    machine = _of("cloud-vm", chance)
+    machine.gpus = machine.gpus[:4]
+    machine.driver["count"] = 4
+    listed = sorted(p for p in machine.files if p.startswith("proc/driver/nvidia/gpus/"))
+    for path in listed[4:]:
+        del machine.files[path]
+    for gpu in machine.gpus:
+        links = {"links": [True] * 4 + [False] * 2, "fabric": None}
+        gpu |= {"name": "Tesla V100-SXM2-16GB", **links}
+    machine.needs = PreflightNeeds()
+    return machine
+
+
+def slots_of_a_desktop(chance: random.Random) -> Machine:
+    """One card in a slot with all lanes, one in a slot of the chipset with four."""
+    machine = workstation(chance)
+    machine.gpus[0]["pcie_width"], machine.gpus[1]["pcie_width"] = 16, 4
+    return machine
+
+
+def adapters_in_two_slots(chance: random.Random) -> Machine:
+    """Two adapters of one kind; the second slot has half of the lanes."""
+    machine = _of("hgx-roce", chance)
+    for index in range(2, 8):
+        for path in [p for p in machine.files if re.search(rf"mlx5_{index}/|uverbs{index}\b", p)]:
+            del machine.files[path]
+    machine.files["sys/class/infiniband/mlx5_1/device/current_link_width"] = "8"
+    machine.needs = HGX
+    return machine
+
+
+def root_in_a_container(chance: random.Random) -> Machine:
+    """RLIMIT_NPROC, which the kernel does not apply to root (fork(2), EAGAIN)."""
+    machine = _of("container-v2", chance)
+    limits = machine.files["proc/self/limits"]
+    machine.files["proc/self/limits"] = re.sub(r"(Max processes\s+)\d+", r"\g<1>512", limits)
+    machine.files["proc/self/status"] += "\nUid:\t0\t0\t0\t0"
+    machine.files["proc/self/uid_map"] = "         0          0 4294967295"
+    return machine
+
+
 def part_of_a_node(chance: random.Random) -> Machine:
     """A Slurm job with two of eight GPUs: the others are in the driver's list all the same."""
     machine = _of("hgx-ib", chance)
@@ -266,6 +323,11 @@ MACHINES: Mapping[str, Callable[[random.Random], Machine]] = {
         spare_virtual_functions,
         card_that_was_unplugged,
         links_that_recovered,
+        cards_with_one_bridge,
+        part_of_a_board,
+        slots_of_a_desktop,
+        adapters_in_two_slots,
+        root_in_a_container,
     )
 }
 

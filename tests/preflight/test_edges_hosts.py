@@ -188,3 +188,36 @@ def test_the_command_says_it_on_every_host(tmp_path: Path) -> None:
     assert (cause["a"], cause["shape"], cause["hosts"]) == (["h2"], "host-in", ["h2"])
     assert document["edges"]["excluded"] == ["h2"]
     assert (tmp_path / "exclude").read_text() == "h2\n"
+
+
+def test_the_host_whose_collectives_fail_is_named_though_all_edges_pass(tmp_path: Path) -> None:
+    """Gloo is led to an interface that host 1 does not have, which no connection shows."""
+    with hosts(3, tmp_path) as made:
+        meet = ["--nnodes", "3", "--rdzv-endpoint", f"{made.address('h0')}:29400"]
+        skip = [f"--skip={name}" for name in ("host.shm", "host.space", "host.pids", "host.name")]
+        command = ["preflight", "--collectives", *skip, *meet, "--window=50ms"]
+        agents = [
+            made.start(
+                f"h{number}",
+                *command,
+                *(["--json"] if number == 0 else []),
+                env={"GLOO_SOCKET_IFNAME": "ib0"} if number == 1 else None,
+            )
+            for number in range(3)
+        ]
+        codes = [agent.wait(4 * LIMIT_S) for agent in agents]
+        outputs = [made.output(f"h{number}") for number in range(3)]
+        print(*outputs, sep="\n")
+    assert codes == [3, 3, 3]
+    found = json.loads(outputs[0][outputs[0].index("{\n") :])["edges"]
+    assert found["failed_edges"] == 0
+    assert [(each["a"], each["b"], each["well"]) for each in found["pairs"]] == [
+        (0, 1, False),
+        (0, 2, True),
+        (1, 2, False),
+    ]
+    (cause,) = (each for each in found["causes"] if each["severity"] == "FAIL")
+    assert (cause["kind"], cause["a"], cause["hosts"]) == ("collective", ["h1"], ["h1"])
+    assert "ib0" in cause["evidence"]
+    for output in outputs[1:]:
+        assert "FAIL  collective  an all_reduce of h1 with each other host" in output

@@ -239,9 +239,25 @@ def test_a_bridge_with_one_address_on_every_host_excludes_nobody() -> None:
     verdict = judged(hosts, {})
     (cause,) = failures(verdict)
     assert (cause.kind, cause.hosts) == ("address-everywhere", ())
+    assert cause.facts["whose"] == "n0, n1, n2, n3 and 2 more"
     hosts[0] = msgspec.structs.replace(hosts[0], conflict="02:00:00:00:00:99")
     (cause,) = (each for each in failures(judged(hosts, {})) if not each.facts.get("their_mac"))
     assert cause.kind == "duplicate-address"
+
+
+def test_two_hosts_with_one_address_that_fall_silent_are_one_cause() -> None:
+    """Each takes the other's packets, so the meeting loses both of them."""
+    hosts = [host(number) for number in range(N)]
+    place, address = hosts[4].place, hosts[4].addresses
+    assert place is not None
+    hosts[4] = msgspec.structs.replace(hosts[4], conflict="02:00:00:00:00:05")
+    own = msgspec.structs.replace(place, mac="02:00:00:00:00:05")
+    hosts[5] = host(5, place=own, addresses=address, conflict=place.mac)
+    given = outcomes({}, 4)
+    verdict = judge(tuple(hosts), given, given, expected=N, least=N)
+    (cause,) = failures(verdict)
+    assert (cause.kind, cause.a) == ("duplicate-address", (4, 5))
+    assert verdict.failed_edges == 0
 
 
 def test_an_address_that_another_host_has_beside_its_own_is_one_cause() -> None:

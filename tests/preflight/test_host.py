@@ -93,7 +93,13 @@ WORSE: list[tuple[str, str, Change, Status]] = [
     ),
     ("host.pids", "a group's limit", file("sys/fs/cgroup/user.slice/pids.max", "512"), Status.FAIL),
     ("host.pids", "pid_max", file("proc/sys/kernel/pid_max", "900"), Status.FAIL),
-    ("host.pids", "RLIMIT_NPROC", limit("Max processes", "2000"), Status.WARN),
+    (
+        "host.pids",
+        "RLIMIT_NPROC",
+        both(limit("Max processes", "2000"), no_capabilities),
+        Status.WARN,
+    ),
+    ("host.pids", "RLIMIT_NPROC, which root lacks", limit("Max processes", "2000"), Status.OK),
     (
         "host.removeipc",
         "yes",

@@ -9,7 +9,7 @@ import typer
 from ncclops.cli._output import note
 
 if TYPE_CHECKING:
-    from ncclops.preflight.edges.model import Verdict
+    from ncclops.preflight.edges.model import Offer, Verdict
     from ncclops.preflight.edges.run import Where
     from ncclops.preflight.model import NodeReport
     from ncclops.schedulers.node_options import NodeOptions
@@ -89,16 +89,31 @@ def where(options: NodeOptions) -> tuple[Where, float] | None:
     return met, config.pace.join.total_seconds() if asked else Limits().join
 
 
-def try_edges(met: Where, join_s: float, report: NodeReport, gpus: int) -> Verdict:
+def try_edges(
+    met: Where, join_s: float, report: NodeReport, offer: Offer | None, *, collectives: bool
+) -> Verdict:
     """The verdict on all hosts and the edges between them, the same on each.
 
-    ``gpus`` is how many this one offers for a collective with another.
+    ``offer`` is what this one has for a collective with another; with ``collectives`` each has run
+    one of its own before, so they wait longer for each other.
 
     Raises ``PreflightRefused`` where this host could not take part.
     """
+    import os
+
+    from ncclops.preflight import pairs
     from ncclops.preflight.edges.run import Limits, run
+    from ncclops.preflight.machine import collective
     from ncclops.preflight.model import Status
 
     found = tuple(report.of(Status.FAIL, Status.WARN))
-    limits = Limits(join=join_s)
-    return run(met, limits=limits, name=report.host, findings=found, gpus=gpus, note=note)
+    limits = Limits(join=join_s + (collective.LIMIT.total_seconds() if collectives else 0.0))
+    return run(
+        met,
+        limits=limits,
+        name=report.host,
+        findings=found,
+        offer=offer,
+        then=pairs.Pairs(pairs.measure(os.environ), note),
+        note=note,
+    )

@@ -165,7 +165,8 @@ def launch(
         typer.Option(
             "--collectives",
             rich_help_panel=_OURS,
-            help="With --preflight: also a short all_reduce between this node's GPUs, a minute.",
+            help="With --preflight: also a short all_reduce between this node's GPUs, and with full"
+            " between pairs of nodes: a minute or two.",
         ),
     ] = False,
     require_network: Annotated[

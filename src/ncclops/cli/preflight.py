@@ -84,7 +84,8 @@ def preflight(
         typer.Option(
             "--collectives",
             rich_help_panel=_NODE,
-            help="Run a short all_reduce between this node's GPUs as well: a minute, with torch.",
+            help="Run a short all_reduce as well, between this node's GPUs and between pairs of"
+            " hosts: a minute or two, with torch.",
         ),
     ] = False,
     html: Annotated[
@@ -191,12 +192,10 @@ def preflight(
     )
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
     convicted = {report.host: report.status in bad}
-    gpus = pairs.gpus_of(report) if met and collectives else 0
-    verdict = several.try_edges(*met, report, gpus) if met else None
-    if verdict is not None and met and collectives:
-        # A pair that fails is no word on either of its hosts; its second round is.
-        tried = pairs.measured(report, verdict, os.environ, needs, met[0], note)
-        report, convicted[report.host] = tried.report, convicted[report.host] or tried.convicted
+    offer = pairs.offer(report, os.environ, needs) if met and collectives else None
+    verdict = None
+    if met is not None:
+        verdict = several.try_edges(*met, report, offer, collectives=collectives)
     failed = report.status in bad
     if verdict is not None:
         convicted |= shown.convicted(verdict, strict=strict)

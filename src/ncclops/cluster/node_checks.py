@@ -71,7 +71,7 @@ class NodeChecks:
         agent.note(f"preflight: {state.size} nodes and the edges between them are checked{again}")
         with append_regular(self._job.run.paths.nodes_log) as log:
             running = self._running = part.start(log)
-        limit_s = part.LIMIT.total_seconds() + _WRITE_LIMIT_S
+        limit_s = work.limit.total_seconds() + _WRITE_LIMIT_S
         task = asyncio.ensure_future(in_thread(partial(running.result, work), limit_s))
         task.add_done_callback(lambda _: agent.condition.notify())
         await agent.condition.until(

@@ -38,7 +38,7 @@ def require_fit_node(
         check.needs,
         environ=check.environ,
         spaces=check.spaces,
-        collectives=prepared.request.collectives,
+        collectives=check.collectives,
     )
     check = msgspec.structs.replace(check, report=report)
     judge(report, say=say, note=note, refuses=not check.edges)
@@ -61,6 +61,7 @@ def how(prepared: Prepared) -> NodeCheck:
     place = request.run_dir or request.log_dir or "runs"
     return NodeCheck(
         edges=request.preflight == "full" and prepared.layout.nodes.count > 1,
+        collectives=request.collectives,
         needs=needs_of(prepared),
         environ=dict(environ),
         spaces=(str(place),),

@@ -16,26 +16,29 @@ from typing import BinaryIO
 
 import msgspec
 
+from ncclops.preflight import pairs
 from ncclops.preflight.edges.model import Verdict
 from ncclops.preflight.edges.run import Limits, Unmet, Where, run
+from ncclops.preflight.machine import collective
 from ncclops.preflight.model import Finding, NodeReport, Status
 from ncclops.preflight.node import check_node
 from ncclops.profiles.model import PreflightNeeds
 
 # Until all processes of this kind have come up, and those of suspects have checked their nodes.
 _JOIN_S = 90.0
-LIMIT = timedelta(seconds=Limits(join=_JOIN_S).all + 30.0)
-"""No part takes longer."""
+_SLACK_S = 30.0
 
 
 class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     """How this node is checked, and what that has come to: ``report``, None where it was not.
 
-    ``edges``: the edges between the nodes are to be checked as well. ``environ`` is what NCCL
-    will be given; ``spaces`` are the directories that need space.
+    ``edges``: the edges between the nodes are to be checked as well. ``collectives``: an all_reduce
+    is run, too. ``environ`` is what NCCL will be given; ``spaces`` are the directories that need
+    space.
     """
 
     edges: bool
+    collectives: bool = False
     needs: PreflightNeeds = PreflightNeeds()
     environ: dict[str, str] = {}
     spaces: tuple[str, ...] = ()
@@ -59,6 +62,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     check: NodeCheck
     again: bool = False
 
+    @property
+    def join_s(self) -> float:
+        """How long nodes wait for each other, in seconds: a suspect checks itself meanwhile."""
+        return _JOIN_S + (collective.LIMIT.total_seconds() if self.check.collectives else 0.0)
+
+    @property
+    def limit(self) -> timedelta:
+        """It takes no longer."""
+        most_s = Limits(join=self.join_s).all + _SLACK_S
+        return timedelta(seconds=most_s + (pairs.MOST_S if self.check.collectives else 0.0))
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """``verdict`` is that of all nodes; None, and ``why``, where this one could not take part.
@@ -77,9 +91,9 @@ class Running:
 
     process: subprocess.Popen[bytes]
 
-    def result(self, part: Part, within: timedelta = LIMIT) -> Result:
-        """Have it do ``part``, and wait for its end; blocks, for at most ``within``."""
-        data = msgspec.json.encode(part)
+    def result(self, part: Part) -> Result:
+        """Have it do ``part``, and wait for its end; blocks, for at most ``part.limit``."""
+        data, within = msgspec.json.encode(part), part.limit
         try:
             output, _ = self.process.communicate(data, timeout=within.total_seconds())
             return msgspec.json.decode(output, type=Result)
@@ -111,7 +125,12 @@ def take_part(part: Part) -> Result:
     """Check this node if it is suspect, then the edges, with all other nodes."""
     check, report = part.check, part.check.report
     if part.again:
-        report = check_node(check.needs, environ=check.environ, spaces=check.spaces)
+        report = check_node(
+            check.needs,
+            environ=check.environ,
+            spaces=check.spaces,
+            collectives=check.collectives,
+        )
         report = msgspec.structs.replace(report, host=part.name)
     findings: tuple[Finding, ...] = ()
     if report is not None:
@@ -126,14 +145,23 @@ def take_part(part: Part) -> Result:
         external=True,
         gathers=part.rank == 0,
     )
+
+    def note(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    offer = None
+    if check.collectives and report is not None:
+        offer = pairs.offer(report, check.environ, check.needs)
     try:
         verdict = run(
             where,
             environ=check.environ,
-            limits=Limits(join=_JOIN_S),
+            limits=Limits(join=part.join_s),
             name=part.name,
             findings=findings,
-            note=lambda line: print(line, file=sys.stderr, flush=True),
+            offer=offer,
+            then=pairs.Pairs(pairs.measure(check.environ), note),
+            note=note,
         )
     except Unmet as error:
         return Result(report=report, why=str(error))

@@ -188,11 +188,10 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """An all_reduce over ``gpus`` of the node: ``seconds`` for ``bytes`` on each, sums ``right``.
 
     ``problem``: why it failed; ``unknown``: why nothing is known. ``diagnostics`` are the lines of
-    NCCL's own, without their prefix. ``peer``: the other node, where there is one.
+    NCCL's own, without their prefix.
     """
 
     gpus: int
-    peer: str = ""
     bytes: int = 0
     seconds: float = 0.0
     right: bool = True
@@ -206,9 +205,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     ``late`` holds the parts that did not answer, with how many seconds each was given; a part that
     the reader could not read for another reason is in ``broken``, with why. ``environ`` are the
-    variables of the job that checks go by, ``collective`` and ``pair`` are there if they were asked
-    for, ``needs`` what its lane needs. ``real`` is whether the root is this machine's own;
-    only then ``software`` and the CUDA that torch was built for are known.
+    variables of the job that checks go by, ``collective`` is there if it was asked for, ``needs``
+    is what its lane needs. ``real`` is whether the root is this machine's own; only then
+    ``software`` and the CUDA that torch was built for are known.
     """
 
     time: float = 0.0
@@ -227,7 +226,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     software: Software | None = None
     torch_cuda: str | None = None
     collective: Collective | None = None
-    pair: Collective | None = None
 
     @property
     def files(self) -> Files:

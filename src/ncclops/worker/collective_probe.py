@@ -1,49 +1,97 @@
-"""One rank of a short all_reduce between the GPUs of a node, for ``ncclops preflight``.
+"""One rank of a short all_reduce between the GPUs of a node, or two, for ``ncclops preflight``.
 
-    python -m ncclops.worker.collective_probe
+    python -m ncclops.worker.collective_probe nccl|gloo PARENT
 
 Rank, size and meeting place come from torchrun's variables. Sizes double until an all_reduce takes
 long enough to be measured well, or the largest size is reached. Local rank 0 prints a line of JSON:
-``{"bytes": …, "seconds": …, "right": …}``, of the size that moved most bytes a second.
+``{"bytes": …, "seconds": …, "right": …}``, of the size that moved most bytes a second. It ends with
+the process PARENT, by its id: whoever is ended while it measures leaves no GPU in use.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
+import traceback
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
+
+from ncclops.host.prctl import die_with_parent
 
 FIRST_BYTES = 1 << 20
 # Thresholds are of 4 and 16 GiB; a GPU of the smallest memory in question has 40 GiB.
 LAST_BYTES = 4 << 30
+LAST_BYTES_GLOO = 64 << 20  # on processors it is no figure, only whether it ends
 LONG_S = 0.05
 ROUNDS = 5
 LIMIT = timedelta(seconds=60)
 MET = "ncclops: all ranks are here"  # also in preflight.machine.collective
 NO_GPUS, NO_MEMORY = 9, 10  # also in preflight.machine.collective
 """Exit codes: this torch has no CUDA or sees too few GPUs; a GPU has not enough free memory."""
+ELSEWHERE = "another rank failed"  # also in preflight.machine.collective
+_ELSEWHERE = 11
+_FAILED, _TOLD_S = "ncclops/failed", 1.0
 
 
-def main() -> int:
+def main(backend: str, parent: str) -> int:
     """Take part; the exit code. Raises what torch raises where a collective fails."""
+    die_with_parent(int(parent), signal.SIGKILL)
     import torch
     import torch.distributed as dist
 
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    if not torch.cuda.is_available() or torch.cuda.device_count() <= local:
-        print("torch sees no such GPU", file=sys.stderr)
-        return NO_GPUS
-    device = torch.device("cuda", local)
-    torch.cuda.set_device(device)
+    device, last = torch.device("cpu"), LAST_BYTES_GLOO
+    if backend == "nccl":
+        if not torch.cuda.is_available() or torch.cuda.device_count() <= local:
+            print("torch sees no such GPU", file=sys.stderr)
+            return NO_GPUS
+        device, last = torch.device("cuda", local), LAST_BYTES
+        torch.cuda.set_device(device)
     size = int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # It waits for all ranks: one that does not come is no word on those that did.
     store = dist.TCPStore(address, port, size, rank == 0, LIMIT)
     print(MET, file=sys.stderr, flush=True)
+    # Of the other node nobody hears otherwise, until a collective of this one times out.
+    watch = dist.TCPStore(address, port, size, False, LIMIT, wait_for_workers=False)
+    threading.Thread(target=_end_with_others, args=(watch,), daemon=True).start()
+    try:
+        return _measure(backend, store, (rank, local, size), device, last)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(said, file=sys.stderr, flush=True)  # before any other says that it was told
+        with suppress(RuntimeError):  # the rank that serves the store may have ended
+            store.set(_FAILED, said)
+        time.sleep(_TOLD_S)  # this one may serve it
+        raise
+
+
+def _end_with_others(store: Any) -> None:
+    """End this process once another rank has failed."""
+    with suppress(RuntimeError):  # nobody has: the store is gone with its rank, or time is up
+        store.wait([_FAILED], 2 * LIMIT)
+        said = store.get(_FAILED).decode(errors="replace")
+        print(f"{ELSEWHERE}: {said}", file=sys.stderr, flush=True)
+        os._exit(_ELSEWHERE)
+
+
+def _measure(backend: str, store: Any, place: tuple[int, int, int], device: Any, last: int) -> int:
+    import torch
+    import torch.distributed as dist
+
+    rank, local, size = place
     dist.init_process_group(
-        "nccl", store=store, rank=rank, world_size=size, timeout=LIMIT, device_id=device
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=LIMIT,
+        device_id=device if backend == "nccl" else None,
     )
     best = (0, 0.0)
     count, right = FIRST_BYTES // 4, True
@@ -56,7 +104,7 @@ def main() -> int:
             if best[1] == 0 or count * 4 / seconds > best[0] / best[1]:
                 best = (count * 4, seconds)
             # All ranks know the same time, and so stop at the same size.
-            if seconds >= LONG_S or count * 8 > LAST_BYTES:
+            if seconds >= LONG_S or count * 8 > last:
                 break
             del values
             count *= 2
@@ -72,25 +120,33 @@ def main() -> int:
     return 0
 
 
-def _slowest(values: object, device: object) -> float:
+def _slowest(values: Any, device: Any) -> float:
     """Seconds of one all_reduce on the rank that took longest, known to all ranks."""
     import torch
     import torch.distributed as dist
 
-    torch.cuda.synchronize(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
+    wait(device)
     began = time.perf_counter()
     for _ in range(ROUNDS):
         dist.all_reduce(values)
-    torch.cuda.synchronize(device)
+    wait(device)
     took = torch.tensor([(time.perf_counter() - began) / ROUNDS], device=device)
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return max(float(took[0]), 1e-9)
 
 
-def _is_all(values: object, wanted: float) -> bool:
-    low, high = values.min(), values.max()  # type: ignore[attr-defined]
+def _is_all(values: Any, wanted: float) -> bool:
+    low, high = values.min(), values.max()
     return float(low) == wanted == float(high)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main(*sys.argv[1:])
+    except Exception:  # noqa: BLE001 - whatever it is, it is what this rank says
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread waits in torch's store: at an ordinary exit it would abort

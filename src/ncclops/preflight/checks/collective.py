@@ -19,7 +19,12 @@ def all_reduce(check: Check, node: Node) -> Iterator[Finding]:
     found = node.collective
     if found is None:
         return
-    yield _fault(check, HOST, found) or check.ok(HOST, f"right sums over {found.gpus} GPUs")
+    if found.unknown:
+        yield check.unknown(HOST, found.unknown)
+    elif (why := fault(found)) is not None:
+        yield check.bad(HOST, why)
+    else:
+        yield check.ok(HOST, f"right sums over {found.gpus} GPUs")
 
 
 def bandwidth(check: Check, node: Node) -> Iterator[Finding]:
@@ -30,7 +35,8 @@ def bandwidth(check: Check, node: Node) -> Iterator[Finding]:
     reached = bus_bandwidth(found.bytes, found.seconds, found.gpus)
     names = {gpu.name or "?" for gpu in node.gpus}
     said = f"{reached:.0f} GB/s over {found.gpus} GPUs, at {found.bytes >> 20} MiB"
-    wanted = _wanted(check.limits["boards"], names, found.gpus)
+    (model, *others) = names
+    wanted = None if others else figure(check.limits["boards"], model, found.gpus)
     if wanted is None:
         yield check.unknown(HOST, f"{said}; no figure for {found.gpus} of {some(sorted(names))}")
     elif reached < wanted * check.limit("fail_share"):
@@ -59,33 +65,11 @@ def diagnostics(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "NCCL has printed none; versions before 2.31 have none")
 
 
-def pair(check: Check, node: Node) -> Iterator[Finding]:
-    """With the GPUs of another node; a failure is the pair's, and of neither node alone."""
-    found = node.pair
-    if found is None:
-        return
-    place = f"with {found.peer}"
-    if (fault := _fault(check, place, found)) is not None:
-        yield fault
-        return
-    reached = bus_bandwidth(found.bytes, found.seconds, found.gpus)
-    said = f"{reached:.0f} GB/s over {found.gpus} GPUs, at {found.bytes >> 20} MiB"
-    most = (node.needs.rdma_ports or 0) * (node.needs.rdma_gbps or 0) / 8
-    if reached < most * check.limit("warn_share"):
-        yield check.warn(place, f"{said}; the lane's ports carry {most:.0f} GB/s")
-    else:
-        yield check.ok(place, said)
-
-
-def _fault(check: Check, place: str, found: Collective) -> Finding | None:
-    """Why it is not known to have ended with the right sums."""
-    if found.unknown:
-        return check.unknown(place, found.unknown)
+def fault(found: Collective) -> str | None:
+    """What was wrong with it; None where it ended with the right sums, or nothing is known."""
     if found.problem:
-        return check.bad(place, f"over {found.gpus} GPUs: {found.problem}")
-    if not found.right:
-        return check.bad(place, f"wrong sums over {found.gpus} GPUs")
-    return None
+        return f"over {found.gpus} ranks: {found.problem}"
+    return None if found.right else f"wrong sums over {found.gpus} ranks"
 
 
 def bus_bandwidth(size: int, seconds: float, count: int) -> float:
@@ -93,13 +77,10 @@ def bus_bandwidth(size: int, seconds: float, count: int) -> float:
     return size / seconds * 2 * (count - 1) / count / 1e9
 
 
-def _wanted(boards: Any, names: set[str], count: int) -> float | None:
-    """The figure for ``count`` GPUs of one model; None where the table has none."""
-    if len(names) != 1:
-        return None
-    (name,) = names
+def figure(boards: Any, model: str, count: int) -> float | None:
+    """The figure that a table has for ``count`` GPUs of ``model``; None where it has none."""
     for pattern, figures in boards.items():
-        if re.search(pattern, name) and str(count) in figures:
+        if re.search(pattern, model) and str(count) in figures:
             return float(figures[str(count)])
     return None
 
@@ -108,5 +89,4 @@ RULES: Mapping[str, Rule] = {
     "gpu.all-reduce": all_reduce,
     "gpu.bandwidth": bandwidth,
     "gpu.nccl-diagnostics": diagnostics,
-    "gpu.pair": pair,
 }

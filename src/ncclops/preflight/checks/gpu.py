@@ -22,6 +22,10 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+# GPUs of a board. A machine with fewer may have a part of one, without the links to the rest.
+_BOARD = 8
+# Of cards in slots, so many more have to have more lanes before fewer are a fault, and this share.
+_SLOTS, _SLOT_SHARE = 4, 0.75
 # nvmlGpuFabricState_t
 _FABRIC_NONE, _FABRIC_NOT_STARTED, _FABRIC_IN_PROGRESS, _FABRIC_COMPLETED = range(4)
 # Fields of nvmlGpuFabricInfo's health mask: name, shift, width in bits, the values that are bad.
@@ -32,7 +36,8 @@ _HEALTH = (
     ("access timeout recovery", 6, 2, {1}),
     ("incorrect configuration", 8, 4, {2, 3, 4, 5, 6, 7}),
 )
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+# With MIG the instance stands behind the address: (PCI:0000:19:00 GPU-I:05).
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 # NVLink errors say it with their own word: Xid 144 to 150.
 _NONFATAL = re.compile(r"Xid \([^)]*\): 1\d\d, .*\bNonfatal\b")
 _FATAL_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), Fatal\b")
@@ -277,10 +282,16 @@ def nvlink(check: Check, node: Node) -> Iterator[Finding]:
         down = [str(number) for number, is_up in enumerate(gpu.links) if not is_up]
         has = max((n for name, n in boards.items() if re.search(name, gpu.name or "")), default=0)
         grown = gpu.link_errors[-1] - gpu.link_errors[0] if gpu.link_errors else 0
-        if up < most:
+        # Of cards, whose bridges are optional, each may have as many as somebody has put there.
+        is_board = has or (gpu.fabric is not None and gpu.fabric.state == _FABRIC_COMPLETED)
+        if up < most and is_board:
             yield check.bad(_name(gpu), f"{up} links up, others of its model {most}")
+        elif up < has and up and is_virtual(node.files) and len(answering) < _BOARD:
+            yield check.warn(_name(gpu), f"{up} of {has:.0f} links up: perhaps a part of a board")
         elif up < has and (up or (len(answering) > 1 and not _may_lack(node))):
             yield check.bad(_name(gpu), f"{up} of {has:.0f} links up; down: {some(down)}")
+        elif 0 < up < most:
+            yield check.warn(_name(gpu), f"{up} links up, others of its model {most}")
         elif not up:
             yield check.unknown(_name(gpu), "no link is up; it may have no bridge")
         elif grown > 0:
@@ -374,10 +385,12 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
     boards = tuple(check.words("boards"))
     for gpu in _answering(node):
         width, most = gpu.pcie_width, gpu.pcie_width_max
-        usual = max(o.pcie_width or 0 for o in _answering(node) if o.name == gpu.name)
+        alike = [o.pcie_width or 0 for o in _answering(node) if o.name == gpu.name]
         if width and most and width < most:
             said = f"x{width} of x{most}"
-            if width < usual or any(re.search(name, gpu.name or "") for name in boards):
+            wider = sum(each > width for each in alike)
+            is_odd = wider >= max(_SLOTS, _SLOT_SHARE * len(alike))
+            if is_odd or any(re.search(name, gpu.name or "") for name in boards):
                 yield check.bad(_name(gpu), said)
             else:  # a slot, or two that share the lanes of one
                 yield check.warn(_name(gpu), f"{said}; perhaps its slot has no more")

@@ -15,6 +15,8 @@ from ncclops.preflight.checks.look import (
     has_capability,
     has_pci_gpu,
     in_container,
+    is_mapped,
+    is_root,
     is_virtual,
     size,
     soft_limit,
@@ -27,7 +29,7 @@ from ncclops.preflight.readings import Files, Node
 from ncclops.profiles.versions import release
 from ncclops.whole_numbers import whole_number
 
-_IPC_LOCK, _SYS_NICE = 14, 23  # of linux/capability.h
+_IPC_LOCK, _SYS_NICE, _SYS_RESOURCE = 14, 23, 24  # of linux/capability.h
 
 
 def memlock(check: Check, node: Node) -> Iterator[Finding]:
@@ -37,7 +39,7 @@ def memlock(check: Check, node: Node) -> Iterator[Finding]:
         yield check.unknown(HOST, "/proc/self/limits does not say it")
     elif limit >= check.limit("bytes"):
         yield check.ok(HOST, size(limit))
-    elif has_capability(node.files, _IPC_LOCK):
+    elif has_capability(node.files, _IPC_LOCK) and not is_mapped(node.files):
         yield check.ok(HOST, f"{size(limit)}, which CAP_IPC_LOCK overrides")
     elif uses_rdma(node):
         yield check.bad(HOST, size(limit))
@@ -113,7 +115,8 @@ def pids(check: Check, node: Node) -> Iterator[Finding]:
         if value is not None and value > 0:
             rooms.append((value - running, f"kernel.{name} {value}, {running} threads"))
     processes = soft_limit(files, "Max processes")
-    if processes is not None and processes < UNLIMITED:
+    exempt = is_root(files) or (has_capability(files, _SYS_RESOURCE) and not is_mapped(files))
+    if processes is not None and processes < UNLIMITED and not exempt:
         rooms.append((processes, f"RLIMIT_NPROC {processes}"))
     if not rooms:
         yield check.unknown(HOST, "no limit can be read")

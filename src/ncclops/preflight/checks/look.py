@@ -88,6 +88,20 @@ def has_capability(files: Files, number: int) -> bool:
         return False
 
 
+def is_mapped(files: Files) -> bool:
+    """Whether this process is in a user namespace of its own, as under enroot or rootless podman.
+
+    What its capabilities allow ends there: limits of the kernel's own are not overridden by them.
+    """
+    rows = (files.text("proc/self/uid_map") or "").splitlines()
+    return bool(rows) and rows[0].split() != ["0", "0", "4294967295"]
+
+
+def is_root(files: Files) -> bool:
+    """Whether this process is the machine's root, not one that a user namespace has made so."""
+    return status_of(files, "Uid") == "0" and not is_mapped(files)
+
+
 def has_pci_gpu(files: Files) -> bool:
     """Whether an NVIDIA GPU is on the PCI bus."""
     return any(

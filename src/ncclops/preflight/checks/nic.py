@@ -6,21 +6,18 @@ checks look at ports of one kind together (one board, one link layer), and at wh
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclops.preflight.catalogue import Check
+from ncclops.preflight.checks.counted import over
 from ncclops.preflight.checks.look import HOST, Rule, in_container, some, uses_rdma
 from ncclops.preflight.model import Finding
 from ncclops.preflight.readings import Files, Nic, Node
 from ncclops.whole_numbers import whole_number
 
-# Below this probability chance does not explain what was counted: one false conviction in a
-# hundred thousand looks at a port that is exactly at its limit.
-_CHANCE = 1e-5
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -230,13 +227,13 @@ def counters(check: Check, node: Node) -> Iterator[Finding]:
         seconds = each.nic.window_s
         grown = {name: n - before[name] for name, n in now.items() if n > before.get(name, n)}
         bad = [f"{name} +{n}" for name, n in grown.items() if name in fatal]
-        bad += _over(grown, rare, seconds)
-        odd = _over(grown, check.rates("warn_per_s"), seconds)
+        bad += over(grown, rare, seconds)
+        odd = over(grown, check.rates("warn_per_s"), seconds)
         odd += [f"{name} +{n}" for name, n in grown.items() if name in rare]
         if (flaps := now.get("link_downed", 0)) >= check.limit("flaps"):
             odd.append(f"link_downed {flaps} since the driver was loaded")
         if uptime_s:
-            odd += [f"{what} since boot" for what in _over(now, rare, uptime_s)]
+            odd += [f"{what} since boot" for what in over(now, rare, uptime_s)]
         if bad:
             yield _judged(check, node, each, f"{', '.join(bad)} in {seconds:.1f} s")
         elif odd:
@@ -332,10 +329,14 @@ def pcie(check: Check, node: Node) -> Iterator[Finding]:
         else:
             known.append((each, width, most))
     for each, width, most in known:
-        usual = max(w for other, w, _ in known if other.kind == each.kind)
+        widths = [w for other, w, _ in known if other.kind == each.kind]
+        usual = max(widths)
         if width < usual:
             said = f"x{width}, others of its kind x{usual}"
-            yield _judged(check, node, each, said, each.nic.device)
+            # Of two that differ each may be in the slot that is meant for it.
+            is_odd = widths.count(usual) > max(1, len(widths) // 2)
+            device = each.nic.device
+            yield _judged(check, node, each, said, device) if is_odd else check.warn(device, said)
         elif width < most:
             yield check.warn(each.nic.device, f"x{width} of x{most}, like others of its kind")
         else:
@@ -465,28 +466,6 @@ def _counts(each: Port, sample: Files) -> dict[str, int]:
             if value is not None:
                 found[name] = value
     return found
-
-
-def _over(grown: Mapping[str, int], limits: Mapping[str, float], seconds: float) -> list[str]:
-    """What has grown faster than its limit, where chance does not explain it."""
-    if seconds <= 0:
-        return []
-    return [
-        f"{name} +{grown[name]} ({grown[name] / seconds:.3g}/s)"
-        for name, most in limits.items()
-        if grown.get(name, 0) > most * seconds and _by_chance(grown[name], most * seconds) < _CHANCE
-    ]
-
-
-def _by_chance(count: int, expected: float) -> float:
-    """How likely ``count`` or more events are where ``expected`` are usual (Poisson)."""
-    if count > 10 * expected + 50:
-        return 0.0
-    term = total = math.exp(-expected)
-    for number in range(1, count):
-        term *= expected / number
-        total += term
-    return max(0.0, 1.0 - total)
 
 
 def _usual(values: Sequence[float]) -> float | None:

@@ -12,6 +12,7 @@ from ncclops.preflight.edges.model import FILES, Cause, Facts, Outcome, Severity
 from ncclops.preflight.edges.states import LOST
 
 _WITNESSES = 2
+_NAMED = 4
 
 
 def who_is_out(
@@ -23,7 +24,11 @@ def who_is_out(
     few files, and those that share an address.
     """
     causes, out = list[Cause](), set[int]()
+    shared = _shared(hosts, lambda each: each.place.address if each.place else "")
+    # Each takes the other's packets: that is why the meeting has lost them.
+    taken = {n for _, sharing in shared if not _each_its_own(hosts, sharing) for n in sharing}
     silent = [n for n in unheard(hosts, first, second) if not _answers(n, first, second)]
+    silent = [n for n in silent if n not in taken]
     files = [n for n, each in enumerate(hosts) if each.too_few_files]
     nowhere = [n for n, each in enumerate(hosts) if each.place is None or not each.ports]
     loopback = [n for n, each in enumerate(hosts) if each.place and is_loopback(each.place.address)]
@@ -31,7 +36,7 @@ def who_is_out(
     for kind, found in kinds.items():
         causes += [_of_host(kind, each, hosts[each]) for each in found if each not in out]
         out |= set(found)
-    for address, sharing in _shared(hosts, lambda each: each.place.address if each.place else ""):
+    for address, sharing in shared:
         numbers = tuple(each for each in sharing if each not in out)
         if len(numbers) < 2:
             continue
@@ -93,7 +98,8 @@ def _each_its_own(hosts: Sequence[Facts], sharing: tuple[int, ...]) -> bool:
 
 
 def _everywhere(hosts: Sequence[Facts], sharing: tuple[int, ...], address: str) -> Cause:
-    names = ", ".join(hosts[each].name for each in sharing[:4])
+    rest = f" and {len(sharing) - _NAMED} more" if len(sharing) > _NAMED else ""
+    names = ", ".join(hosts[each].name for each in sharing[:_NAMED]) + rest
     return _cause(
         "address-everywhere", "FAIL", sharing, address=address, whose=names, everywhere=names
     )

@@ -35,7 +35,7 @@ How = Literal[
     "own",
 ]
 # What is wrong with an edge, or with all edges of a cause.
-Symptom = Literal["dead", "ports", "large", "loss", "bandwidth", "slow", "flaky"]
+Symptom = Literal["dead", "ports", "large", "loss", "bandwidth", "slow", "flaky", "collective"]
 # Which edges a cause is about. ``in`` and ``out``: connections that the host accepts, opens.
 Shape = Literal["everything", "host", "host-in", "host-out", "group", "pair", "edge", "several"]
 Severity = Literal["FAIL", "WARN", "CANNOT-TELL"]
@@ -66,6 +66,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     mac: str = ""
 
 
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host offers for a collective with another: ``ranks`` processes over ``backend``, each
+    with a GPU of ``model`` where that is NCCL. ``least_gbps``: with less bus bandwidth, in GB/s, it
+    is worth a warning; 0: nothing says how much there should be.
+    """
+
+    backend: Literal["nccl", "gloo"]
+    ranks: int
+    model: str = ""
+    least_gbps: float = 0.0
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What a host says of itself.
 
@@ -76,8 +88,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     address of another machine that claims ``place``'s address. ``gloo``: a variable
     names Gloo's interface. ``findings`` are those of
     its own checks that are not well. ``named_port``: MASTER_PORT names slot 0's port. ``files``:
-    how many descriptors a process of it may have (0: not known). ``gpus``: how many it offers for a
-    collective with another host.
+    how many descriptors a process of it may have (0: not known). ``offer`` is for a collective with
+    another host; None where it takes part in none.
     """
 
     name: str
@@ -97,7 +109,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0
     nccl: dict[str, str] = {}
     findings: tuple[Finding, ...] = ()
-    gpus: int = 0
+    offer: Offer | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "name", host_name.clean(self.name))
@@ -177,17 +189,22 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairTried(msgspec.Struct, frozen=True, kw_only=True):
-    """What host ``number`` found of the collective with its partner: whether it ended well; None
-    where that cannot be told."""
+    """What came of a collective of hosts ``a`` and ``b``: whether it ended well; None where that
+    cannot be told. ``gbps`` is its bus bandwidth in GB/s, 0 where it has none; ``says`` what was
+    wrong.
+    """
 
-    number: int
+    a: int
+    b: int
     well: bool | None = None
+    gbps: float = 0.0
+    says: str = ""
 
 
 class PairsTried(msgspec.Struct, frozen=True, kw_only=True):
-    """What all hosts have found, by their numbers."""
+    """What came of one round of collectives."""
 
-    well: dict[int, bool] = {}
+    tried: tuple[PairTried, ...] = ()
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +232,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What all hosts print. ``missing`` are hosts that did not come, by name or place."""
+    """What all hosts print. ``missing`` are hosts that did not come, by name or place, ``pairs``
+    the collectives of two hosts that were tried, in their order."""
 
     hosts: tuple[Facts, ...]
     causes: tuple[Cause, ...] = ()
@@ -227,6 +245,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float = -1.0
     seconds: float = 0.0
     matrix: tuple[str, ...] = ()
+    pairs: tuple[PairTried, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from ncclops.preflight.edges import machine, schedule
 from ncclops.preflight.edges.judge import judge
 from ncclops.preflight.edges.listener import Listener
 from ncclops.preflight.edges.meeting import Meeting, Unmet, Where
-from ncclops.preflight.edges.model import Again, Facts, Outcome, Plan, Verdict
+from ncclops.preflight.edges.model import Again, Facts, Offer, Outcome, Plan, Verdict
 from ncclops.preflight.edges.rounds import Rounds
 from ncclops.preflight.model import Finding
 
@@ -39,8 +40,22 @@ class Limits:
 
     @property
     def all(self) -> float:
-        """The most that ``run`` takes."""
+        """The most that ``run`` takes, without what comes ``then``."""
         return self.join + self.first + self.second + 6 * self.slack
+
+
+class Then(Protocol):
+    """What hosts do after the verdict, in the same meeting: it takes ``most_s`` at most."""
+
+    @property
+    def most_s(self) -> float: ...
+
+    async def __call__(
+        self, meeting: Meeting, verdict: Verdict, me: int, arrivals: Mapping[int, int]
+    ) -> Verdict:
+        """The verdict with what has come of it. This is host ``me``; ``arrivals`` is how the
+        meeting counts the hosts of the verdict, where this one gathers for all."""
+        ...
 
 
 def run(
@@ -50,21 +65,21 @@ def run(
     limits: Limits | None = None,
     name: str | None = None,
     findings: tuple[Finding, ...] = (),
-    gpus: int = 0,
+    offer: Offer | None = None,
+    then: Then | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Meet the other hosts at ``where``, try all edges, and return the verdict that all get.
 
     ``environ`` is what NCCL will be given; ``name`` this host's for the others, and
-    ``findings`` what its own checks have found, ``gpus`` how many it offers for a collective with
-    another host. ``note`` is told
-    how far it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
+    ``findings`` what its own checks have found, ``offer`` what it has for a collective with
+    another host, which ``then`` runs; all hosts have to give it, or none. ``note`` is told how far
+    it is. Raises ``Unmet`` where this host could not take part, within ``limits.all``.
     """
     limits = limits or Limits()
     given = os.environ if environ is None else environ
-    return asyncio.run(
-        _within(_Part(where, given, limits, name, findings, gpus, note).verdict(), limits.all)
-    )
+    part = _Part(where, given, limits, name, findings, offer, then, note)
+    return asyncio.run(_within(part.verdict(), limits.all + (then.most_s if then else 0.0)))
 
 
 async def _within(verdict: object, limit_s: float) -> Verdict:
@@ -84,19 +99,21 @@ class _Part:
         limits: Limits,
         name: str | None,
         findings: tuple[Finding, ...],
-        gpus: int,
+        offer: Offer | None,
+        then: Then | None,
         note: Callable[[str], None],
     ) -> None:
         self._where, self._environ, self._limits = where, environ, limits
         self._name, self._findings, self._note = name, findings, note
-        self._gpus = gpus
+        self._offer, self._then = offer, then
+        self._arrivals: dict[int, int] = {}
         self._began = time.monotonic()
 
     async def verdict(self) -> Verdict:
         facts = await machine.read_facts(
             self._environ, rank=self._where.rank, name=self._name, findings=self._findings
         )
-        facts = msgspec.structs.replace(facts, gpus=self._gpus)
+        facts = msgspec.structs.replace(facts, offer=self._offer)
         listener = Listener(facts.uid)
         place = machine.own_place(facts)
         if place is not None:
@@ -108,7 +125,7 @@ class _Part:
                 facts = msgspec.structs.replace(facts, rule=rule)
         facts = msgspec.structs.replace(facts, ports=listener.ports)
         try:
-            return await self._with_others(facts)
+            return await self._with_others(facts, listener)
         except Unmet as error:
             if facts.conflict and facts.place:
                 raise Unmet(
@@ -119,14 +136,18 @@ class _Part:
         finally:
             await listener.close()
 
-    async def _with_others(self, facts: Facts) -> Verdict:
+    async def _with_others(self, facts: Facts, listener: Listener) -> Verdict:
         limits = self._limits
         deadline = time.monotonic() + limits.join
         meeting = await Meeting.join(self._where, limits.join)
         async with contextlib.aclosing(meeting):
-            return await self._met(meeting, facts, deadline)
+            me, verdict = await self._met(meeting, facts, deadline)
+            if self._then is None:
+                return verdict
+            await listener.close()  # its ports are wanted
+            return await self._then(meeting, verdict, me, self._arrivals)
 
-    async def _met(self, meeting: Meeting, facts: Facts, deadline: float) -> Verdict:
+    async def _met(self, meeting: Meeting, facts: Facts, deadline: float) -> tuple[int, Verdict]:
         limits = self._limits
         await meeting.say("facts", facts, deadline - time.monotonic())
         self._note(f"met at {self._where.address}; waiting for {self._where.count} hosts")
@@ -140,7 +161,7 @@ class _Part:
         me = next((n for n, each in enumerate(plan.hosts) if each.uid == facts.uid), None)
         if me is None:
             raise Unmet("this host came too late: the others had begun without it")
-        return await self._rounds(meeting, plan, me, came)
+        return me, await self._rounds(meeting, plan, me, came)
 
     async def _rounds(
         self, meeting: Meeting, plan: Plan, me: int, came: Collection[int]
@@ -160,6 +181,7 @@ class _Part:
             left = max(1.0, began + patience - time.monotonic())
             heard = await meeting.gather("first", Outcome, came, left)
             came, first = heard.keys(), _by_host(heard)
+            self._arrivals = {each.src: number for number, each in heard.items()}
             again = Again(edges=schedule.again(len(plan.hosts), first))
             await meeting.answer("again", again)
         else:
@@ -251,4 +273,4 @@ async def _names(plan: Plan, me: int, within_s: float) -> dict[int, tuple[str, .
     return dict(wrong)
 
 
-__all__ = ["Limits", "Unmet", "Where", "run"]
+__all__ = ["Limits", "Then", "Unmet", "Where", "run"]

@@ -353,7 +353,40 @@ def _flaky(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
     )
 
 
+def _collective(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    facts, between = cause.facts, _pairs(hosts, cause)
+    over = f"over {facts.get('backend', '').replace('gloo', 'Gloo').replace('nccl', 'NCCL')}"
+    what = f"an all_reduce {between} {over} on {facts['ranks']} ranks"
+    if cause.severity == "CANNOT-TELL":
+        return f"{what} could not be tried", "see what those hosts print; run preflight again"
+    remedy = "NCCL_DEBUG=INFO on both says where it stops, and which devices and protocol it takes"
+    if facts.get("backend") == "gloo":
+        remedy = "look at GLOO_SOCKET_IFNAME and the ports between them"
+    if cause.shape == "host":
+        remedy = f"leave the host out; {remedy}"
+    return f"{what} fails", remedy
+
+
+def _collective_bandwidth(hosts: Sequence[Facts], cause: Cause) -> tuple[str, str]:
+    facts = cause.facts
+    least = f"; {facts['least']} are usual for it" if facts.get("least", "0") != "0" else ""
+    return (
+        f"{facts['gbps']} GB/s in an all_reduce {_pairs(hosts, cause)}{least}, or twice as much"
+        " between other hosts",
+        "NCCL_DEBUG=INFO says which devices NCCL takes; look at the speed of their ports",
+    )
+
+
+def _pairs(hosts: Sequence[Facts], cause: Cause) -> str:
+    a, b = _names(hosts, cause.a), _names(hosts, cause.b)
+    if cause.shape == "host":
+        return f"of {a} with each other host that it was tried with"
+    return f"between {a} and {b}" if cause.shape == "pair" else f"of pairs among {a}"
+
+
 _KINDS = {
+    "collective": _collective,
+    "collective-bandwidth": _collective_bandwidth,
     "unreachable": _unreachable,
     "ports": _ports,
     "store-port": _store_port,
@@ -384,7 +417,8 @@ KINDS = tuple(_KINDS)
 def _evidence(hosts: Sequence[Facts], cause: Cause) -> str:
     parts = []
     if cause.edges:
-        parts.append(f"{cause.edges} edges" if cause.edges > 1 else "1 edge")
+        thing = "pair" if cause.symptom == "collective" else "edge"
+        parts.append(f"{cause.edges} {thing}s" if cause.edges > 1 else f"1 {thing}")
     if cause.shape == "group" and cause.facts.get("by"):
         parts.append(f"they differ in {cause.facts['by']}")
     places = {str(place.address) for each in cause.a if (place := hosts[each].place)}

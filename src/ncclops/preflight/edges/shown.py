@@ -30,11 +30,22 @@ def lines(verdict: Verdict) -> list[str]:
         if wrong
     ]
     shown += [f"  {LEGEND}"] if wrong else []
+    shown += _pairs(verdict)
     for told in tell(verdict):
         evidence = f" ({told.evidence})" if told.evidence else ""
         shown += [f"{told.severity}  {told.kind}  {told.what}{evidence}"]
         shown += [f"{' ' * len(told.severity)}  -> {told.remedy}"]
     return [*shown, *_hosts_against_checks(verdict.hosts), *_own_failures(verdict.hosts)]
+
+
+def _pairs(verdict: Verdict) -> list[str]:
+    """One line on the collectives of two hosts, where there were any."""
+    if not verdict.pairs:
+        return []
+    well = [each for each in verdict.pairs if each.well]
+    rates = sorted(each.gbps for each in well if each.gbps > 0)
+    figures = f", {rates[0]:.3g} to {rates[-1]:.3g} GB/s" if rates else ""
+    return [f"pairs: {len(well)} of {len(verdict.pairs)} all_reduces end well{figures}"]
 
 
 def _hosts_against_checks(hosts: Sequence[Facts]) -> list[str]:

@@ -20,12 +20,14 @@ from ncclops.preflight.readings import Collective, Gpu
 
 # torch's import, NCCL's start and all sizes take some 20 s; on a busy machine more.
 LIMIT = timedelta(seconds=120)
+ONE_GPU = "it takes two GPUs"
 _PROBE = "ncclops.worker.collective_probe"
 _NO_GPUS, _NO_MEMORY = 9, 10  # its exit codes
 _MET = "ncclops: all ranks are here"  # what it says once that is so
+ELSEWHERE = "another rank failed"  # what one says that is ended for that
 _LINE = re.compile(r"NCCL DIAG (.*)")
 _RANK = re.compile(r"^\[rank\d+\]:")  # before each line of a traceback
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)\b")
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?::|$)")
 _MOST_LINES, _LONGEST = 64, 250
 _REAP_S = 5.0
 
@@ -51,10 +53,10 @@ def measure(
     """
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     count = len(gpus) if shown is None else len([each for each in shown.split(",") if each])
-    if count < 2:
-        return Collective(gpus=count, unknown="it takes two GPUs")
     if (why := why_not(gpus)) is not None:
         return Collective(gpus=count, unknown=why)
+    if count < 2:
+        return Collective(gpus=count, unknown=ONE_GPU)
     with TemporaryFile() as output, TemporaryFile() as errors:
         return _measure(count, environ, limit, output, errors)
 
@@ -71,11 +73,16 @@ class Meeting(Protocol):
 
 
 def measure_pair(
-    gpus: int, environ: Mapping[str, str], meeting: Meeting, limit: timedelta = LIMIT
+    ranks: int,
+    environ: Mapping[str, str],
+    meeting: Meeting,
+    backend: str = "nccl",
+    limit: timedelta = LIMIT,
 ) -> Collective:
-    """Likewise, over ``gpus`` of this node and as many of another, which does the same."""
+    """Likewise, over ``ranks`` of this node and as many of another, which does the same: each has a
+    GPU where the ``backend`` is ``nccl``, none where it is ``gloo``."""
     with TemporaryFile() as output, TemporaryFile() as errors:
-        return _measure(gpus, environ, limit, output, errors, meeting)
+        return _measure(ranks, environ, limit, output, errors, meeting, backend)
 
 
 def _measure(
@@ -85,8 +92,9 @@ def _measure(
     output: IO[bytes],
     errors: IO[bytes],
     meeting: Meeting | None = None,
+    backend: str = "nccl",
 ) -> Collective:
-    started = _start(count, environ, output, errors, meeting)
+    started = _start(count, environ, output, errors, meeting, backend)
     whole = count if meeting is None else 2 * count
     deadline = time.monotonic() + limit.total_seconds()
     try:
@@ -123,6 +131,7 @@ def _start(
     output: IO[bytes],
     errors: IO[bytes],
     meeting: Meeting | None,
+    backend: str,
 ) -> list[subprocess.Popen[bytes]]:
     if meeting is None:
         with socket.socket() as free:
@@ -133,10 +142,11 @@ def _start(
         address, port = meeting.address, meeting.port
         size, before = 2 * count, 0 if meeting.first else count
     place = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    given = {"NCCL_RUN_DIAGNOSTICS": "1", **environ, **place}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # what it says of a lost store is a consequence
+    given = {"NCCL_RUN_DIAGNOSTICS": "1", **quiet, **environ, **place}
     return [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROBE],
+            [sys.executable, "-P", "-m", _PROBE, backend, str(os.getpid())],
             env={**os.environ, **given, "RANK": str(before + rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=output,

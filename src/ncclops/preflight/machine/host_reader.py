@@ -15,7 +15,8 @@ from ncclops.preflight.readings import Files, Host, Name, Process, Space
 from ncclops.record.regular_file import open_regular
 
 _PATTERNS = (
-    "proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/mounts", "proc/self/mounts",
+    "proc/self/limits", "proc/self/status", "proc/self/uid_map", "proc/self/cgroup",
+    "proc/mounts", "proc/self/mounts",
     "proc/meminfo", "proc/uptime", "proc/cpuinfo", "proc/version", "proc/modules", "proc/cmdline",
     "proc/loadavg", "proc/1/comm", "proc/1/cgroup",
     "proc/sys/fs/file-max", "proc/sys/fs/file-nr",
