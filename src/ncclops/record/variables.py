@@ -25,6 +25,9 @@ ACTIVE_RANKS = "NCCLOPS_ACTIVE_RANKS"
 RETURNING = "NCCLOPS_RETURNING"
 # The worker has the launcher's standard input (``attached``); removed once read.
 ATTACHED = "NCCLOPS_ATTACHED"
+# nvrx: the worker serves the import name of NVIDIA's in-process wrapper (``restart.alias``). Not
+# among ``OURS``: a user or a profile sets it, and the processes of a worker may want to know.
+COMPAT = "NCCLOPS_COMPAT"
 # The names of the job's nodes, by their numbers; absent on a single node.
 NODES = "NCCLOPS_NODES"
 
