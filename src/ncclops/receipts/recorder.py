@@ -54,8 +54,17 @@ class Silent:
     def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None: ...
 
     def step(
-        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
-    ) -> None: ...
+        self,
+        n: int,
+        tokens: float | None,
+        loss: SupportsFloat | None,
+        busy: timedelta | None,
+        *,
+        ends: bool = True,
+    ) -> bool:
+        return False
+
+    def stop(self) -> None: ...
 
     def update(self) -> None: ...
 
@@ -174,9 +183,18 @@ class Recorder(Silent):
         self._be_warm(taken)
 
     def step(
-        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
-    ) -> None:
-        """Step ``n`` has ended. Ends the process (SystemExit) where a stop was agreed upon."""
+        self,
+        n: int,
+        tokens: float | None,
+        loss: SupportsFloat | None,
+        busy: timedelta | None,
+        *,
+        ends: bool = True,
+    ) -> bool:
+        """Step ``n`` has ended. Ends the process (SystemExit) where a stop was agreed upon.
+
+        Without ``ends`` it returns whether one was, and the caller ends the process by ``stop``.
+        """
         now = time.monotonic_ns()
         n = int(n)
         self._steps += 1
@@ -212,8 +230,12 @@ class Recorder(Silent):
             listener(n)
         if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
             self._be_warm(None)
-        if self._stop is not None and self._ends_here(self._stop, n):
-            self._end_here(step=n)
+        if self._stop is None or not self._ends_here(self._stop, n):
+            return False
+        self._put("stop", step=n)
+        if ends:
+            self.stop()
+        return True
 
     def update(self) -> None:
         """An optimizer has updated: the clock of a stop where a script reports no steps."""
@@ -223,7 +245,8 @@ class Recorder(Silent):
         if self._stop_updates is not None:
             updates = self._numbers[progress.UPDATES]
             if self._ends_here(self._stop_updates, updates):
-                self._end_here(update=updates)
+                self._put("stop", update=updates)
+                self.stop()
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
@@ -398,8 +421,8 @@ class Recorder(Silent):
             pass
         return stop.requested() and stop.ends_here(count)
 
-    def _end_here(self, **point: int) -> NoReturn:
-        self._put("stop", **point)
+    def stop(self) -> NoReturn:
+        """End as was agreed: the script's callbacks, the end marker, SystemExit(0)."""
         for callback in list(self._stop_callbacks):
             callback()
         _wait_for_gpu()
