@@ -2,8 +2,8 @@
 
     ncclops launch --nproc-per-node 2 docs/examples/train_lightning.py
 
-Needs ``pip install lightning``. ``--raise-at 5`` raises once on rank 1, and all ranks start again in
-the same processes. ``ncclops stop`` writes ``stopped.ckpt`` after a step and ends.
+Needs ``pip install lightning``. ``--raise-at 5`` raises once on rank 1, and all ranks start again
+in the same processes. ``ncclops stop`` writes ``stopped.ckpt`` after a step and ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Receipts from Lightning's ``Trainer``, imported as ``lightning`` or as ``pytorch_lightning``.
 
-    from ncclops.integrations.lightning import ReceiptCallback
+from ncclops.integrations.lightning import ReceiptCallback
 
-    trainer = Trainer(..., callbacks=[ReceiptCallback()])
+trainer = Trainer(..., callbacks=[ReceiptCallback()])
 """
 
 from __future__ import annotations
