@@ -61,6 +61,53 @@ def test_under_torchrun_a_fault_restarts_all_ranks(tmp_path: Path) -> None:
         assert f"iteration 1: rank {rank} of 2 trained 6 steps" in done.stdout
 
 
+@pytest.mark.slow
+def test_it_is_refused_where_the_real_one_is_in_use_already(tmp_path: Path) -> None:
+    """As where a site's start-up file imports it."""
+    real = tmp_path / "nvidia_resiliency_ext" / "inprocess"
+    real.mkdir(parents=True)
+    (real / "__init__.py").touch()
+    code = (
+        "import nvidia_resiliency_ext.inprocess, runpy;"
+        "runpy.run_module('ncclops.compat', run_name='__main__')"
+    )
+    env = clean_environ()
+    env["PYTHONPATH"] += f":{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"ncclops: error: nvidia_resiliency_ext.inprocess has been imported from"
+        f" {real / '__init__.py'}: ask for ncclops's before that, or not at all\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_module_runs_under_it_with_its_own_arguments(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "from nvidia_resiliency_ext.inprocess import Compose\n"
+        "print(__name__, sys.argv[1:], Compose.__module__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclops.compat", "-m", "script", "--flag", "1"],
+        cwd=tmp_path,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "__main__ ['--flag', '1'] ncclops.restart.compose\n", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclops.compat"],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: python -m ncclops.compat ")
+
+
 def test_an_unknown_value_is_one_line(
     starts_processes: None, ncclops_in_process: Callable[..., CompletedText]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -75,15 +76,20 @@ def test_a_machine_whose_loopback_is_down() -> None:
     unshare = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
         pytest.skip("no network namespaces here")
-    code = (
-        "from ncclops.self_check import checks, node; known = node.own_checks();"
-        "print(*(finding.status for name in ('interfaces', 'ports')"
-        " for finding in getattr(checks, name)(known[f'self.{name}'])))"
-    )
     done = subprocess.run(
-        [*unshare, sys.executable, "-c", code], env=clean_environ(), capture_output=True, text=True
+        [*unshare, sys.executable, "-m", "ncclops", "self-check", "--log-dir", "/tmp"],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
     )
-    assert done.stdout == "FAIL FAIL\n", done.stderr
+    assert done.returncode == 3, done.stderr
+    rows = {
+        check: status
+        for status, check in re.findall(r"^([A-Z-]+) +(self.[a-z-]+)", done.stdout, re.MULTILINE)
+    }
+    assert (rows["self.interfaces"], rows["self.ports"]) == ("FAIL", "FAIL")
+    assert (rows["self.restart"], rows["self.python"]) == ("CANNOT-TELL", "OK")
+    assert "-> ip link set lo up" in done.stdout
 
 
 @pytest.mark.slow

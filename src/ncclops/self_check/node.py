@@ -14,7 +14,7 @@ import msgspec
 from ncclops.host.gpus import find_gpus
 from ncclops.host.software import installed_torch
 from ncclops.preflight.catalogue import Check, checks_of
-from ncclops.preflight.model import Finding, NodeReport
+from ncclops.preflight.model import Finding, NodeReport, Status
 from ncclops.preflight.node import check_node
 from ncclops.profiles.model import PreflightNeeds
 from ncclops.self_check import checks, job
@@ -57,9 +57,14 @@ def _own(log_dir: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from checks.nccl(known["self.nccl"], gpus, environ)
     yield from checks.gpus(known["self.gpus"], gpus)
     yield from checks.run_dir(known["self.run-dir"], log_dir)
-    yield from checks.interfaces(known["self.interfaces"])
-    yield from checks.ports(known["self.ports"])
+    network = (
+        *checks.interfaces(known["self.interfaces"]),
+        *checks.ports(known["self.ports"]),
+    )
+    yield from network
     if installed_torch() is None:
-        yield known["self.restart"].unknown("2 ranks", "torch is not there")
+        yield known["self.restart"].unknown("2 ranks", "not tried: torch is not there")
+    elif any(finding.status is Status.FAIL for finding in network):
+        yield known["self.restart"].unknown("2 ranks", "not tried: the network does not work")
     else:
         yield from job.restarts(known["self.restart"], environ)
