@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ncclops.cluster.heartbeat import HeartbeatWatch, Silence, watched_by
 from ncclops.cluster.records import (
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     DecisionRecord,
@@ -151,6 +152,16 @@ class TestStanding:
         assert round_state.all_ended()
         round_state.take(ByeRecord(node=2))
         assert not round_state.take(LostRecord(node=2, why="silent"))
+
+    def test_a_node_works_unless_it_is_lost_done_or_waits_to_return(self) -> None:
+        round_state = RoundState(6, idle=frozenset({5}))
+        round_state.take(LostRecord(node=1, why="cut off"))
+        round_state.take(EndedRecord(node=2, end=NodeEnd(name="n2")))
+        round_state.take(ByeRecord(node=3))
+        round_state.take(AtWorkRecord(node=4, at_work=False))
+        assert [node for node in range(6) if round_state.works(node)] == [0]
+        round_state.take(AtWorkRecord(node=4, at_work=True))
+        assert round_state.works(4)
 
     def test_one_that_was_only_late_is_back(self) -> None:
         round_state = RoundState(2)

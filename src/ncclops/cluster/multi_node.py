@@ -29,6 +29,7 @@ from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
 from ncclops.cluster.records import (
     NO_NODE,
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     DecisionRecord,
@@ -135,6 +136,15 @@ class MultiNode:
 
     def share_refusal(self, rank: int, reason: str) -> None:
         self._post(FailedRecord(rank=rank, how=f"is refused: {reason}"))
+
+    def share_at_work(self, at_work: bool) -> None:
+        self._post(AtWorkRecord(at_work=at_work))
+
+    def others_work(self) -> bool:
+        current = self._round
+        return any(
+            node != current.rank and current.state.works(node) for node in range(current.state.size)
+        )
 
     def share_view(self, view: NodeView) -> None:
         others = [*self._views_elsewhere().values()]

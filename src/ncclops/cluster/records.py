@@ -110,6 +110,12 @@ class BackRecord(LogRecord, tag="back", frozen=True, kw_only=True):
     """The node was only late, and goes on."""
 
 
+class AtWorkRecord(LogRecord, tag="at-work", frozen=True, kw_only=True):
+    """Whether a rank of the node works; if not, all that are left there are to return to others."""
+
+    at_work: bool
+
+
 class ByeRecord(LogRecord, tag="bye", frozen=True, kw_only=True):
     """The node's agent needs nothing any more."""
 
@@ -196,6 +202,7 @@ Record = (
     | FaultRecord
     | LostRecord
     | BackRecord
+    | AtWorkRecord
     | ByeRecord
     | LimitsRecord
     | StopRecord

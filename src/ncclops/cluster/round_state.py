@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ncclops.cluster.records import (
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     CheckRecord,
@@ -64,6 +65,7 @@ class RoundState:
     ended: dict[int, NodeEnd] = field(default_factory=dict)
     lost: dict[int, LostRecord] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    without_work: set[int] = field(default_factory=set)  # nodes whose ranks are all to return
 
     def take(self, record: Record) -> bool:
         """Take ``record`` in; whether it is news: the first of its kind where only that counts."""
@@ -105,6 +107,8 @@ class RoundState:
                 self.lost[node] = record
             case BackRecord() if node in self.lost:
                 del self.lost[node]
+            case AtWorkRecord(at_work=at_work):
+                (self.without_work.discard if at_work else self.without_work.add)(node)
             case ByeRecord():
                 self.left.add(node)
             case _:
@@ -133,6 +137,11 @@ class RoundState:
     def all_ended(self) -> bool:
         """Whether every living node that has workers is done with the attempt."""
         return all(rank in self.ended or rank in self.idle for rank in self.living)
+
+    def works(self, rank: int) -> bool:
+        """Whether ranks of the node work, as far as its records tell."""
+        done = rank in self.ended or rank in self.left or rank in self.without_work
+        return rank in self.living and rank not in self.idle and not done
 
     def all_left(self) -> bool:
         """Whether no node needs the store any more."""
