@@ -22,6 +22,8 @@ def test_launch_serves_the_name_and_the_reserve_of_a_tree_takes_over(
 ) -> None:
     done = ncclops(
         "launch", "--compat", "nvrx", "--profile", "local-cpu", "--nproc-per-node", "3",
+        # The script has stores at the two ports behind it: none that the kernel gives others.
+        "--master-port", str(free_port()),
         SHAPE, "--fault", "kill",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
