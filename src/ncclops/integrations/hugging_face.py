@@ -31,6 +31,7 @@ class ReceiptCallback(TrainerCallback):
 
     def __init__(self, phase_limit: timedelta | str = "30m") -> None:
         self._phases = Phases(phase_limit)
+        self._training = False
         self._stopping = False
         self._tokens = 0
 
@@ -38,7 +39,7 @@ class ReceiptCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """A stop may take effect from now on."""
-        self._stopping = False
+        self._training, self._stopping = True, False
         self._tokens = state.num_input_tokens_seen
         receipt.on_stop(_saved_by_the_trainer)
 
@@ -79,7 +80,7 @@ class ReceiptCallback(TrainerCallback):
     ) -> None:
         """The evaluation is over; a checkpoint may follow, also where its result decides that."""
         self._phases.end()
-        if control.should_save or args.save_strategy == "best":
+        if self._training and (control.should_save or args.save_strategy == "best"):
             self._phases.begin("checkpoint")
 
     def on_predict(
@@ -99,6 +100,7 @@ class ReceiptCallback(TrainerCallback):
     ) -> None:
         """The end marker; or, where a stop was agreed, the end of the process (SystemExit)."""
         self._phases.end()
+        self._training = False
         if self._stopping:
             receipt.stop()
         receipt.end()

@@ -65,7 +65,7 @@ class ReceiptCallback(Callback):
             return
         self._reported = step
         due = step % max(1, trainer.log_every_n_steps) == 0
-        receipt.step(step, loss=_loss(outputs) if due else None)
+        receipt.step(step, loss=_loss(trainer, outputs) if due else None)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Steps wait for it."""
@@ -85,6 +85,7 @@ class ReceiptCallback(Callback):
         receipt.end()
 
 
-def _loss(outputs: Any) -> Any:
-    """The loss of a training step as its hook has it: a tensor, or a dictionary with one."""
-    return outputs.get("loss") if isinstance(outputs, dict) else outputs
+def _loss(trainer: Any, outputs: Any) -> Any:
+    """What ``training_step`` has returned as loss: hooks get it divided among the batches."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return None if loss is None else loss * trainer.accumulate_grad_batches
