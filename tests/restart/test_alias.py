@@ -15,7 +15,6 @@ import pytest
 
 from ncclops import restart
 from ncclops.compat import serve
-from ncclops.errors import UsageError
 from ncclops.restart import alias
 
 
@@ -106,7 +105,9 @@ def test_it_is_refused_where_the_real_one_has_been_imported() -> None:
     real.__file__ = "/site-packages/nvidia_resiliency_ext/inprocess/__init__.py"
     with (
         mock.patch.dict(sys.modules, {alias.SERVED: real}),
-        pytest.raises(UsageError, match=r"^nvidia_resiliency_ext.inprocess has been imported from"),
+        pytest.raises(
+            ImportError, match=r"^nvidia_resiliency_ext.inprocess has been imported from"
+        ),
     ):
         serve()
 

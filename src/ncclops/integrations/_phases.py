@@ -5,13 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ncclops import receipt
+from ncclops.durations import parse_duration
 
 
 class Phases:
-    """At most one phase is open; the beginning of another one ends it."""
+    """At most one phase is open; the beginning of another one ends it.
+
+    ``limit`` is for each of them. Raises ``ValueError`` if it is no duration.
+    """
 
     def __init__(self, limit: timedelta | str) -> None:
-        self._limit = limit
+        self._limit = parse_duration(limit) if isinstance(limit, str) else limit
         self._open: receipt.phase | None = None
 
     @property

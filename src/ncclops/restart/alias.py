@@ -19,8 +19,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ncclops.errors import UsageError
-
 PACKAGE = "nvidia_resiliency_ext"
 SERVED = f"{PACKAGE}.inprocess"
 _OURS = "ncclops.restart"
@@ -72,13 +70,13 @@ class ServedModule(ModuleType):
 def serve() -> None:
     """Serve ``nvidia_resiliency_ext.inprocess`` from now on, in this process; again is nothing.
 
-    Call it before anything imports that name. Raises ``UsageError`` if the real package's has been
+    Call it before anything imports that name. Raises ``ImportError`` if the real package's has been
     imported: a process that has both would wrap with one and raise with the other.
     """
     for name, module in list(sys.modules.items()):
         if f"{name}.".startswith(f"{SERVED}.") and not isinstance(module, ServedModule):
             where = getattr(module, "__file__", None) or "an installed package"
-            raise UsageError(
+            raise ImportError(
                 f"{name} has been imported from {where}: ask for ncclops's before that, or not"
                 " at all"
             )
@@ -91,9 +89,9 @@ def serve_or_exit() -> None:
     """:func:`serve`, for a process whose first act it is: refused, it prints the line and exits."""
     try:
         serve()
-    except UsageError as error:
+    except ImportError as error:
         print(f"ncclops: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(2)  # as for a UsageError, which the restart core does not know
 
 
 class _Loader(Loader):
