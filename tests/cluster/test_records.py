@@ -49,6 +49,7 @@ RECORDS: list[Record] = [
     LostRecord(node=1, why="no heartbeat for 15s", by=0),
     records.BackRecord(node=1),
     records.AtWorkRecord(node=1, at_work=False),
+    records.SilentRecord(node=1, silent=True),
     records.ByeRecord(node=1),
     records.LimitsRecord(
         node=1,

@@ -139,7 +139,7 @@ def test_a_rank_on_which_the_script_ends_too_early_is_named_and_comes_along(
     assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -> None:
     done, run = train("ctypes.PyDLL(None).sleep(600)")
@@ -183,7 +183,7 @@ dist.all_reduce(torch.ones(1))
     assert all(1 in hang["culprits"] for hang in hangs)
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
@@ -218,7 +218,7 @@ def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
     assert story["next_command"].startswith("ncclops incident ")
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train) -> None:
     done, run = train("time.sleep(10)", at=0)

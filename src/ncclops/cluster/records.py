@@ -116,6 +116,12 @@ class AtWorkRecord(LogRecord, tag="at-work", frozen=True, kw_only=True):
     at_work: bool
 
 
+class SilentRecord(LogRecord, tag="silent", frozen=True, kw_only=True):
+    """Whether the node's agent does not answer, as if it was stopped; its workers may run on."""
+
+    silent: bool
+
+
 class ByeRecord(LogRecord, tag="bye", frozen=True, kw_only=True):
     """The node's agent needs nothing any more."""
 
@@ -203,6 +209,7 @@ Record = (
     | LostRecord
     | BackRecord
     | AtWorkRecord
+    | SilentRecord
     | ByeRecord
     | LimitsRecord
     | StopRecord
