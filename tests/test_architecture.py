@@ -30,7 +30,7 @@ EVERYWHERE = {
     "_version",
 }
 # What holds torch processes or is loaded by torch's users; all other packages import none.
-WITH_TORCH = {"restart", "worker"}
+WITH_TORCH = {"restart", "worker", "integrations"}
 
 
 def modules() -> dict[str, Path]:

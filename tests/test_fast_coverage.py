@@ -19,6 +19,7 @@ EDGES = frozenset(
         *("ctypes", "fcntl", "mmap", "psutil", "pynvml", "resource", "signal", "torch"),
         *("h11", "http", "hyperscan", "select", "selectors", "socket", "socketserver"),
         *("pty", "pytest", "rich", "termios", "typer"),
+        *("lightning", "pytorch_lightning", "transformers"),  # with torch
     }
 )
 

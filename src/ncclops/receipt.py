@@ -33,7 +33,7 @@ from ncclops.receipts.recorder import current
 if TYPE_CHECKING:
     from ncclops.receipts.judge import Receipt
 
-__all__ = ["check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step"]
+__all__ = ["check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step", "stop"]
 
 Callback = TypeVar("Callback", bound=Callable[[], object])
 
@@ -93,7 +93,8 @@ def step(
     loss: SupportsFloat | None = None,
     *,
     busy: timedelta | None = None,
-) -> None:
+    ends: bool = True,
+) -> bool:
     """Step ``n`` has ended; call on every rank, after its last collective.
 
     ``n`` is counted as the script counts, from 0 or 1, the same on all ranks, on across restarts.
@@ -104,9 +105,18 @@ def step(
     which one that is.
 
     When a stop was agreed upon for this step, runs what :func:`on_stop` was given and raises
-    ``SystemExit(0)``.
+    ``SystemExit(0)``. With ``ends=False`` it returns True then, for a training loop that saves by
+    itself and calls :func:`stop` afterwards; False in any other case.
     """
-    current().step(n, tokens, loss, busy)
+    return current().step(n, tokens, loss, busy, ends=ends)
+
+
+def stop() -> None:
+    """End this rank as agreed: after ``step(..., ends=False)`` has returned True, on every rank.
+
+    Runs what :func:`on_stop` was given and raises ``SystemExit(0)``; does nothing outside of runs.
+    """
+    current().stop()
 
 
 def peak_memory() -> float:

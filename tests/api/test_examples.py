@@ -35,7 +35,7 @@ PROMISED = {
         "classify", "classify_bytes", "classify_paths", "load_signatures",
     ],
     "ncclops.receipt": [
-        "check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step",
+        "check", "compile_warmup", "end", "on_stop", "peak_memory", "phase", "step", "stop",
     ],
     "ncclops.diagnose": ["Diagnosis", "diagnose"],
     "ncclops.testing": [

@@ -47,6 +47,7 @@ COMMANDS = (
         quiet="Of our own lines, show only warnings, errors and where the verdict is.",
     ),
     Command("preflight", RUN, "Is this node fit for the job?", "preflight:preflight"),
+    Command("self-check", RUN, "What works on this machine?", "self_check:self_check"),
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),

@@ -52,6 +52,13 @@ TABLE = (
         f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
     ),
     ExitCodes(
+        "`self-check`",
+        "no check fails; warnings do not count without `--strict`",
+        "",
+        "",
+        f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
+    ),
+    ExitCodes(
         "`classify`",
         "classified",
         "",

@@ -25,6 +25,8 @@ _NOTHING_TO_DO = {
 # As in ncclops.launch.request, which is imported when the command runs.
 Preflight = Literal["off", "host", "full"]
 _PREFLIGHT: tuple[Preflight, ...] = ("off", "host", "full")
+Compat = Literal["off", "nvrx"]
+_COMPAT: tuple[Compat, ...] = ("off", "nvrx")
 
 _OURS = "Environment and run"
 _WORKERS = "Workers (as torchrun)"
@@ -129,6 +131,16 @@ def launch(
             metavar="RANK",
             rich_help_panel=_OURS,
             help="Give this rank the terminal (or standard input), for breakpoint() and pdb.",
+        ),
+    ] = None,
+    compat: Annotated[
+        Compat | None,
+        typer.Option(
+            "--compat",
+            parser=one_of("--compat", _COMPAT),
+            metavar=shown(_COMPAT),
+            rich_help_panel=_OURS,
+            help="nvrx: import nvidia_resiliency_ext.inprocess gets ncclops.restart (Megatron-LM).",
         ),
     ] = None,
     warm_start: Annotated[
@@ -413,6 +425,7 @@ def launch(
             control_listen=control_listen,
             control_token_for_reads=control_token_for_reads,
             attach_stdin=attach_stdin,
+            compat=compat,
             warm_start=warm_start,
         )
         prepared = command.prepare(request, stdout_is_data=as_json)

@@ -87,14 +87,15 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     request.profile.require_nodes(nodes.count)
     context = PlanContext(restart=request.mode, torch=installed_torch())
     plan = compute_plan(request.profile, os.environ, request.overrides, context)
+    planned = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
+    options.check_compat(planned)
     if request.require_network:
-        given = plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
-        options.check_nccl_says(effective(given))
+        options.check_nccl_says(effective(planned))
     if line := inherited.in_a_line(inherited.left_on(plan, request.profile, os.environ, context)):
         remarks.append(line)
     around = Surroundings(
         restart=request.mode,
-        environ=plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, "")),
+        environ=planned,
         torch=context.torch,
         gpus=gpus.count > 0,
     )

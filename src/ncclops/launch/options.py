@@ -16,6 +16,7 @@ from ncclops.errors import UsageError
 from ncclops.launch.request import Preflight
 from ncclops.profiles import Profile
 from ncclops.profiles.model import as_text
+from ncclops.record.variables import COMPAT
 from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 
 # Of an option's value in an error.
@@ -244,6 +245,19 @@ def with_attached(shown: Shown, rank: int, nproc: int) -> Shown:
     """``shown``, and what the rank that gets standard input writes."""
     local = {rank % nproc}
     return Shown(stdout=shown.stdout | local, stderr=shown.stderr | local)
+
+
+def with_compat(env: Mapping[str, str | None], compat: str | None) -> dict[str, str | None]:
+    """``--compat`` as the variable by which workers learn of it. Raises ``UsageError``."""
+    if compat is None:
+        return dict(env)
+    return {**env, COMPAT: None if compat == "off" else compat}
+
+
+def check_compat(environ: Mapping[str, str]) -> None:
+    """Raises ``UsageError`` for a value of ``NCCLOPS_COMPAT`` that no worker knows."""
+    if (given := environ.get(COMPAT, "nvrx")) != "nvrx":
+        raise UsageError(f"{COMPAT}={given}: only nvrx is known: correct or unset it")
 
 
 def check_nccl_says(environ: Mapping[str, str]) -> None:

@@ -105,6 +105,10 @@ class LaunchRequest:
     """Fork workers from one process that has imported torch. Default: the profile's, which is no
     unless it says so."""
 
+    compat: Literal["off", "nvrx"] | None = None
+    """``"nvrx"``: ``import nvidia_resiliency_ext.inprocess`` gets ``ncclops.restart``. Default:
+    what ``NCCLOPS_COMPAT`` says, which a profile may set."""
+
     attach_stdin: int | None = None
     """The rank that gets standard input, and the terminal if there is one: for a debugger."""
 

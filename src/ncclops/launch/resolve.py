@@ -55,7 +55,7 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         ),
         profile=profile,
         remarks=remarks,
-        overrides=overrides_of(request.env, request.keep),
+        overrides=overrides_of(options.with_compat(request.env, request.compat), request.keep),
         timeouts=request.timeouts,
         rendezvous=placed.rendezvous,
         master_port=request.master_port or 0,

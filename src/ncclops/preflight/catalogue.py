@@ -94,10 +94,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @cache
 def catalogue() -> Mapping[str, Check]:
-    """All checks by id, in the order of the file. Raises ``ValueError`` for a broken file."""
-    text = (resources.files("ncclops.preflight") / "checks.toml").read_text(encoding="utf-8")
+    """All checks of preflight by id, in the order of the file."""
+    return checks_of("ncclops.preflight")
+
+
+def checks_of(package: str) -> Mapping[str, Check]:
+    """The checks in ``checks.toml`` of ``package``. Raises ``ValueError`` for a broken file."""
+    text = (resources.files(package) / "checks.toml").read_text(encoding="utf-8")
     found = msgspec.convert(tomllib.loads(text)["check"], list[Check])
     checks = {check.id: check for check in found}
     if len(checks) != len(found):
-        raise ValueError("checks.toml: two checks have one id")
+        raise ValueError(f"{package}: checks.toml: two checks have one id")
     return checks

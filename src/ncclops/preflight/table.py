@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ncclops.preflight.model import Finding, NodeReport, Status
 
 _GRAVEST_FIRST = (Status.FAIL, Status.WARN, Status.CANNOT_TELL, Status.OK)
 
 
-def lines(report: NodeReport, *, everything: bool = False) -> list[str]:
-    """The table of one node; with ``everything`` also what is well and what cannot be told."""
-    shown = _GRAVEST_FIRST if everything else (Status.FAIL, Status.WARN)
-    found = [each for status in shown for each in report.of(status)]
+def lines(
+    report: NodeReport, *, everything: bool = False, always: Collection[str] = ()
+) -> list[str]:
+    """The table of one node; with ``everything`` also what is well and what cannot be told.
+
+    Of the checks ``always`` that is shown in any case.
+    """
+    grave = (Status.FAIL, Status.WARN)
+    found = [
+        each
+        for status in _GRAVEST_FIRST
+        for each in report.of(status)
+        if everything or status in grave or each.check in always
+    ]
     return [_headline(report), *_table(found)]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ncclops.receipts.recorder import Silent
+from ncclops.receipts.silent import Silent
 
 _MODULE = "torch._C._distributed_c10d"
 _NCCL = "_dump_nccl_trace_json"

@@ -15,13 +15,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat
 
 from ncclops.receipts.memory import Peak, peak_memory
+from ncclops.receipts.silent import (
+    IterationListener,
+    LastMoved,
+    PhaseListener,
+    Silent,
+    StepListener,
+    StopCallback,
+    UpdateListener,
+    WarmupBeginListener,
+    WarmupListener,
+)
 from ncclops.receipts.writer import Writer
 from ncclops.record import progress
 from ncclops.record.paths import RunPaths
@@ -30,86 +40,6 @@ from ncclops.record.regular_file import append_regular
 from ncclops.record.stop_point import Clock, StopPage
 from ncclops.record.variables import RUN_DIR
 from ncclops.whole_numbers import whole_number
-
-StepListener = Callable[[int], None]
-UpdateListener = Callable[[], None]
-WarmupBeginListener = Callable[[], None]
-WarmupListener = Callable[[timedelta | None], None]
-PhaseListener = Callable[[timedelta | None], None]
-IterationListener = Callable[[], None]
-StopCallback = Callable[[], object]
-LastMoved = Callable[[], float]
-
-
-class Silent:
-    """Does nothing; the recorder of a process outside `launch`."""
-
-    active = False
-
-    def begin_iteration(self, iteration: int) -> None:
-        """See :class:`Recorder`, as for all methods here."""
-
-    def begin_warmup(self) -> None: ...
-
-    def end_warmup(self, taken: timedelta | None, *, completed: bool = True) -> None: ...
-
-    def step(
-        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
-    ) -> None: ...
-
-    def update(self) -> None: ...
-
-    def begin_phase(self, name: str, limit: timedelta) -> None: ...
-
-    def end_phase(self) -> None: ...
-
-    def peak_memory(self) -> Peak:
-        return peak_memory()
-
-    def end(self) -> None: ...
-
-    def on_step(self, listener: StepListener) -> None: ...
-
-    def on_update(self, listener: UpdateListener) -> None: ...
-
-    def on_warmup_begin(self, listener: WarmupBeginListener) -> None: ...
-
-    def on_warmup_end(self, listener: WarmupListener) -> None: ...
-
-    def on_phase(self, listener: PhaseListener) -> None: ...
-
-    def on_iteration(self, listener: IterationListener) -> None: ...
-
-    def on_stop(self, callback: StopCallback) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def begin_restart(self, limit: timedelta) -> None: ...
-
-    def note_left(self) -> None: ...
-
-    def note_collectives(self, counted: tuple[int, int | None] | None) -> None: ...
-
-    def note_pace(self, fields: dict[str, Any]) -> None: ...
-
-    def follow_main_thread(self, last_moved: LastMoved | None) -> None: ...
-
-    @property
-    def has_stopped(self) -> bool:
-        return False
-
-    @property
-    def busy_s(self) -> float | None:
-        return None
-
-    @property
-    def highest_step(self) -> int | None:
-        return None
-
-    def flush(self) -> bool:
-        return True
-
-    def close(self) -> None: ...
 
 
 class Recorder(Silent):
@@ -174,9 +104,18 @@ class Recorder(Silent):
         self._be_warm(taken)
 
     def step(
-        self, n: int, tokens: float | None, loss: SupportsFloat | None, busy: timedelta | None
-    ) -> None:
-        """Step ``n`` has ended. Ends the process (SystemExit) where a stop was agreed upon."""
+        self,
+        n: int,
+        tokens: float | None,
+        loss: SupportsFloat | None,
+        busy: timedelta | None,
+        *,
+        ends: bool = True,
+    ) -> bool:
+        """Step ``n`` has ended. Ends the process (SystemExit) where a stop was agreed upon.
+
+        Without ``ends`` it returns whether one was, and the caller ends the process by ``stop``.
+        """
         now = time.monotonic_ns()
         n = int(n)
         self._steps += 1
@@ -212,8 +151,12 @@ class Recorder(Silent):
             listener(n)
         if not self._warm and not self._warming and self._steps >= progress.WARM_AFTER_STEPS:
             self._be_warm(None)
-        if self._stop is not None and self._ends_here(self._stop, n):
-            self._end_here(step=n)
+        if self._stop is None or not self._ends_here(self._stop, n):
+            return False
+        self._put("stop", step=n)
+        if ends:
+            self.stop()
+        return True
 
     def update(self) -> None:
         """An optimizer has updated: the clock of a stop where a script reports no steps."""
@@ -223,7 +166,8 @@ class Recorder(Silent):
         if self._stop_updates is not None:
             updates = self._numbers[progress.UPDATES]
             if self._ends_here(self._stop_updates, updates):
-                self._end_here(update=updates)
+                self._put("stop", update=updates)
+                self.stop()
 
     def begin_phase(self, name: str, limit: timedelta) -> None:
         """The rank is busy with ``name`` and may be without a step for up to ``limit``."""
@@ -398,8 +342,8 @@ class Recorder(Silent):
             pass
         return stop.requested() and stop.ends_here(count)
 
-    def _end_here(self, **point: int) -> NoReturn:
-        self._put("stop", **point)
+    def stop(self) -> NoReturn:
+        """End as was agreed: the script's callbacks, the end marker, SystemExit(0)."""
         for callback in list(self._stop_callbacks):
             callback()
         _wait_for_gpu()

@@ -28,6 +28,9 @@ ATTACHED = "NCCLOPS_ATTACHED"
 # How often `restart.snapshot` takes snapshots, whatever the script says (its own name for it). Also
 # for people to set: where `launch` sets nothing, it stays as it is.
 SNAPSHOT_EVERY = "NCCLOPS_SNAPSHOT_EVERY"
+# nvrx: the worker serves the import name of NVIDIA's in-process wrapper (``restart.alias``). Not
+# among ``OURS``: a user or a profile sets it, and the processes of a worker may want to know.
+COMPAT = "NCCLOPS_COMPAT"
 # The names of the job's nodes, by their numbers; absent on a single node.
 NODES = "NCCLOPS_NODES"
 

@@ -217,8 +217,9 @@ def _host_server(port: int) -> Callable[[], object] | None:
 
     See ``store_server.start`` for what is returned.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return None
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if agents and str(port) == os.environ.get("MASTER_PORT"):
+        return None  # another port of a script's choice, as Megatron-LM's, nobody serves yet
     listener = store_server.bind(port)
     if listener is None:
         return None

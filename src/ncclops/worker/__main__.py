@@ -17,8 +17,9 @@ from ncclops.capture import snapshot_server
 from ncclops.receipts import recorder
 from ncclops.receipts.collectives import CollectiveCounter
 from ncclops.record import worker_record
-from ncclops.record.variables import RESTART, RUN_DIR
+from ncclops.record.variables import COMPAT, RESTART, RUN_DIR
 from ncclops.record.worker_commands import AbortCommand, TightenCommand
+from ncclops.restart import alias
 from ncclops.timeouts import handed_over
 from ncclops.worker import (
     agent_commands,
@@ -49,6 +50,8 @@ parent_death.tie_to_agent()
 log_output.keep_printing()
 snapshot_server.start_worker(os.environ, RUN_DIR)
 capture.install()
+if os.environ.get(COMPAT) == "nvrx":
+    alias.serve_or_exit()
 agent_commands.listen()
 attached.install()
 agent_commands.on(AbortCommand, last_resort.abort_groups)

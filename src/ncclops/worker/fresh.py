@@ -79,6 +79,7 @@ class Snapshot:
         multiprocessing.set_start_method(self.start_method, force=True)
         leftovers.atexit_callbacks.forget()
         leftovers.log_handlers.begin_run()
+        leftovers.forget_accelerate()
         leftovers.threads.note(self.threads)
 
     def restore_environment(self) -> None:

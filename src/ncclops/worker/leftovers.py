@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -130,6 +131,18 @@ def watch() -> None:
     """Remember what a script leaves, from now on."""
     atexit_callbacks.watch()
     log_handlers.watch()
+
+
+def forget_accelerate() -> None:
+    """Have Accelerate, where it is in use, look at its process anew.
+
+    It keeps, for the life of the process, that the default group has been made; after a restart
+    there is none. The Trainer of ``transformers`` does the same whenever its arguments are made.
+    """
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        with suppress(AttributeError):  # of another version, whose scripts have to do it
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
 
 
 def end_process(code: int) -> None:

@@ -44,6 +44,8 @@ class _Observer:
 
     def patch(self, module: ModuleType, name: str) -> None:
         wrapper: Any = module.Wrapper
+        if wrapper.__module__ == _OURS and module.__name__ != _OURS:
+            return  # ours under the other name
         plain = wrapper.__call__
 
         def wrap(applied: Any, fn: Any) -> Any:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ncclops.durations import format_duration
-from ncclops.receipts.recorder import Silent
+from ncclops.receipts.silent import Silent
 from ncclops.record import worker_record
 from ncclops.record.events import GroupTimeoutEvent
 from ncclops.record.progress import WARM_AFTER_STEPS

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ncclops.receipts.pace import Pace, Unit, UnitKind
-from ncclops.receipts.recorder import Silent
+from ncclops.receipts.silent import Silent
 from ncclops.worker import after_import
 
 # A third of what is promised (0.1 % of a step of 100 ms): the rest is for what it does not see.
