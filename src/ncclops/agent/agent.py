@@ -93,7 +93,9 @@ def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> i
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         running.close()  # it had not begun: no descriptors, no threads
         seconds = time.monotonic() - began
-        verdict = conclusion.conclude_crash(job.run, error, attempts=0, endings=[], seconds=seconds)
+        verdict = conclusion.conclude_crash(
+            job.run, error, codes=job.exit_codes, attempts=0, endings=[], seconds=seconds
+        )
         verdict_report.print_crash(verdict, job.run)
         return verdict.exit_code
 
@@ -210,6 +212,7 @@ class _Agent:
         verdict = conclusion.conclude_crash(
             self._run,
             error,
+            codes=self._job.exit_codes,
             attempts=0 if self._attempt is None else self._attempt.number + 1,
             endings=[] if team is None else team.endings(),
             seconds=time.monotonic() - self._began,
@@ -381,7 +384,7 @@ class _Agent:
             failed=failed or refusal is not None,
             fatal=refusal is not None or (failed and attempt.is_fatal()),
             hang=None if attempt.hang is None else attempt.hang.reason,
-            cannot_start=None if refusal is None else CannotStart.of(refusal),
+            cannot_start=None if refusal is None else CannotStart.of(refusal, self._job.exit_codes),
             stop=stop,
             stopping=self._stop.asked,
             launcher_lost=self._stop.launcher_lost,
@@ -449,6 +452,7 @@ class _Agent:
             granted_used=len(history.attempts) - history.earlier,
             losses_allowed=job.restarts_in_process,
             require_receipt=job.require_receipt,
+            exit_codes=job.exit_codes,
         )
 
     def _report_end_of_escalation(self, end: NodeEnd) -> None:

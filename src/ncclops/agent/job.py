@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ncclops.agent.history import JobHistory
 from ncclops.agent.layout import Layout, Shown
 from ncclops.decision.retrying import RetryPlan
+from ncclops.exit_codes import DEFAULT, ExitCodes
 from ncclops.health.hang import HangLimits
 from ncclops.health.live import WatchRules
 from ncclops.host import gpu_readings
@@ -58,6 +59,7 @@ class Job:
     master_port: int = 0
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
     control_token_for_reads: bool = False  # in the network; the owner's socket asks for none
+    exit_codes: ExitCodes = DEFAULT
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     network: NetworkWanted = NetworkWanted()
     check_node: CheckNode | None = None  # of a node that has failed, before its next attempt

@@ -30,8 +30,9 @@ from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, PlanContext, compute_plan, inherited
 from ncclops.env.origins import effective
-from ncclops.errors import NcclopsError, UsageError
+from ncclops.errors import NcclopsError, NodeUnfit, UsageError
 from ncclops.exhausted import described
+from ncclops.exit_codes import ExitCodes
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
@@ -167,7 +168,11 @@ def start(
     if request.preflight != "off":  # not loaded for nothing
         from ncclops.launch import node_check
 
-        check = node_check.require_fit_node(prepared, say=say, note=note)
+        try:
+            check = node_check.require_fit_node(prepared, say=say, note=note)
+        except NodeUnfit as unfit:
+            unfit.exit_code = request.exit_codes.of_error(unfit)
+            raise
     listener = node_info = None
     control_listeners = []
     if request.control_listen is not None:
@@ -228,16 +233,17 @@ def start(
                 agent,
                 handed_over=[each for each in sockets if each is not None],
                 ready=partial(began, run.path),
-                lost=partial(_conclude_without_agent, run, time.monotonic()),
+                lost_code=request.exit_codes.unknown,
+                lost=partial(_conclude_without_agent, run, request.exit_codes, time.monotonic()),
             )
         except OSError as error:  # no process to be had
-            code = _without_agent(run, error)
+            code = _without_agent(run, request.exit_codes, error)
     with suppress(TimeoutError):  # again, for an agent that was killed
         answer.within(_SETTLE_LIMIT_S, partial(shared_page.settle_all, run.path))
     return code
 
 
-def _conclude_without_agent(run: RunDirectory, began: float, why: str) -> None:
+def _conclude_without_agent(run: RunDirectory, codes: ExitCodes, began: float, why: str) -> None:
     """Write the verdict of an agent that was killed, unless it had done so; say where it is."""
     from ncclops.agent import conclusion, verdict_report
 
@@ -245,17 +251,21 @@ def _conclude_without_agent(run: RunDirectory, began: float, why: str) -> None:
 
     def conclude() -> None:
         if not run.paths.verdict.exists():
-            verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=seconds)
+            verdict = conclusion.conclude_crash(
+                run, error, codes=codes, attempts=0, endings=[], seconds=seconds
+            )
             verdict_report.print_crash(verdict, run)
 
     with suppress(TimeoutError):
         answer.within(_SETTLE_LIMIT_S, conclude)
 
 
-def _without_agent(run: RunDirectory, error: OSError) -> int:
+def _without_agent(run: RunDirectory, codes: ExitCodes, error: OSError) -> int:
     from ncclops.agent import conclusion, verdict_report
 
-    verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=0.0)
+    verdict = conclusion.conclude_crash(
+        run, error, codes=codes, attempts=0, endings=[], seconds=0.0
+    )
     verdict_report.print_crash(verdict, run)
     return verdict.exit_code
 
@@ -322,6 +332,7 @@ def _job(
         listener=listener,
         master_port=request.master_port,
         require_receipt=request.require_receipt,
+        exit_codes=request.exit_codes,
         network=NetworkWanted(request.profile.network.expect, bool(request.require_network)),
         warm_imports=_warm_imports(request),
         attached=request.attach_stdin,

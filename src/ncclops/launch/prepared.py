@@ -13,6 +13,7 @@ from ncclops.agent.layout import Layout, Shown, Target
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, Plan
+from ncclops.exit_codes import ExitCodes
 from ncclops.host.software import Software
 from ncclops.launch.request import Preflight
 from ncclops.launch.stack import Stack
@@ -45,6 +46,7 @@ class Resolved:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    exit_codes: ExitCodes
     preflight: Preflight
     collectives: bool
     require_network: tuple[str, ...]
@@ -107,6 +109,7 @@ class Prepared:
                 AdvisoryNamed(id=entry.id, severity=entry.severity, title=entry.title)
                 for entry in (each.advisory for each in self.advisories)
             ],
+            exit_codes=asdict(self.request.exit_codes),
             timeouts=self.timeouts.to_json(),
             plan=[EnvChange(**asdict(change)) for change in self.plan.changes],
         )

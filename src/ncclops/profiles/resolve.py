@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
+from ncclops.exit_codes import DEFAULT, SETS, ExitCodes
 from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
@@ -141,6 +142,7 @@ def _combine(
     restarts: dict[str, Any] = {}
     preflight: dict[str, Any] = {}
     warm_start: dict[str, Any] = {}
+    exit_codes = DEFAULT
     scopes: dict[Scope, Entry] = {}
     for file in files:
         suppress |= file.content.lint.ignore
@@ -154,6 +156,7 @@ def _combine(
         restarts |= file.content.restarts.model_dump(exclude_none=True)
         preflight |= file.content.preflight.model_dump(exclude_none=True)
         warm_start |= file.content.warm_start.model_dump(exclude_none=True)
+        exit_codes = _exit_codes(exit_codes, file.content.exit_codes.model_dump(exclude_none=True))
         for scope, wanted in file.content.scopes.items():
             scopes.pop(scope, None)
             if wanted.unset:
@@ -195,6 +198,7 @@ def _combine(
             | {"nodes": main.content.nodes, "ignore": tuple(preflight.get("ignore", ()))}
         ),
         warm_start=_warm_start(warm_start),
+        exit_codes=exit_codes,
         scopes=scopes,
     )
 
@@ -203,6 +207,11 @@ def _warm_start(given: dict[str, Any]) -> WarmStart:
     if "imports" in given:
         given["imports"] = tuple(given["imports"])
     return WarmStart(**given)
+
+
+def _exit_codes(before: ExitCodes, given: dict[str, Any]) -> ExitCodes:
+    """A set that a file names replaces what files before it have said."""
+    return replace(SETS[given.pop("set")] if "set" in given else before, **given)
 
 
 def _uses(

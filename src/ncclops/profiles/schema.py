@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from ncclops.durations import parse_duration
+from ncclops.exit_codes import SETS, ExitCodes
 from ncclops.profiles.model import (
     Growth,
     Kind,
@@ -145,13 +146,14 @@ def timeout_names() -> list[str]:
     return [name for name in TimeoutsPart.model_fields if name != "groups"]
 
 
-def _part_of(settings: type) -> type[_Part]:
+def _part_of(settings: type, **more: Any) -> type[_Part]:
     """The table of a file that sets fields of ``settings``, a dataclass; all may be left out.
 
-    Durations are text, and the limits of a number are in the metadata of its field.
+    ``more`` are keys beside those. Durations are text, and the limits of a number are in the
+    metadata of its field.
     """
     hints = get_type_hints(settings)
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = dict(more)
     for entry in fields(settings):
         kind = hints[entry.name]
         if kind is timedelta:
@@ -167,10 +169,12 @@ def _part_of(settings: type) -> type[_Part]:
 
 
 if TYPE_CHECKING:
+    ExitCodesPart = _Part
     GrowthPart = _Part
     RestartsPart = _Part
     WatchPart = _Part
 else:
+    ExitCodesPart = _part_of(ExitCodes, set=(Literal[tuple(SETS)] | None, None))
     GrowthPart = _part_of(Growth)
     RestartsPart = _part_of(Restarts)
     WatchPart = _part_of(WatchSettings)
@@ -231,6 +235,7 @@ class ProfileFile(_Part):
     restarts: RestartsPart = RestartsPart()
     preflight: PreflightPart = PreflightPart()
     warm_start: WarmStartPart = WarmStartPart()
+    exit_codes: ExitCodesPart = ExitCodesPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -297,6 +302,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "watch": WatchPart,
         "network": NetworkPart,
         "warm_start": WarmStartPart,
+        "exit_codes": ExitCodesPart,
         "growth": GrowthPart,
         "restarts": RestartsPart,
         "preflight": PreflightPart,
