@@ -42,7 +42,8 @@ TABLE = (
         " `--preflight`, or as NCCL uses another network than `--require-network` names;"
         f" {ReceiptMissing.exit_code} no healthy receipt under `--require-receipt`,"
         f" {EXIT_INTERNAL_ERROR} where it could not be judged;"
-        " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT",
+        " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT; 1, 3 and 4 are others with"
+        " `--exit-codes` or `[exit_codes]`",
     ),
     ExitCodes(
         "`preflight`",

@@ -163,7 +163,6 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     outcome: Outcome
     exit_code: int
-    next_action: NextAction | None = None
     reason: str
     attempts: int
     seconds: Seconds
@@ -177,6 +176,7 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     slow_ranks: list[SlowRank] = []
     networks: list[NetworkUse] | msgspec.UnsetType = msgspec.UNSET
     story: Story | None = None
+    next_action: NextAction | None = None
 
     @property
     def unmet_networks(self) -> list[NetworkUse]:
