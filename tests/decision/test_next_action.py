@@ -26,7 +26,7 @@ SCHEDULED = replace(RULES, exit_codes=SETS["scheduler"])
 
 def found(policy: str, class_: str = "user-error", confidence: float = 0.9) -> Classification:
     return Classification(
-        class_=class_, confidence=confidence, summary="", retry_policy=policy  # type: ignore[arg-type]
+        class_=class_, confidence=confidence, summary="", retry_policy=policy
     )  # fmt: skip
 
 
