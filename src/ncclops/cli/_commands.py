@@ -48,6 +48,7 @@ COMMANDS = (
     ),
     Command("preflight", RUN, "Is this node fit for the job?", "preflight:preflight"),
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
+    Command("runs", RUN, "List runs: outcome, duration, goodput, cause.", "runs:runs"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),
     Command("diagnose", DIAGNOSE, "What happened to a run, on one page.", "diagnose:diagnose"),

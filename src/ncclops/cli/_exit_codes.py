@@ -90,6 +90,7 @@ TABLE = (
         "`receipt compare`", "shown", "with `--exit-code`: a swing, or a run that is not healthy"
     ),
     ExitCodes("`status`", "shown", "", "no such run, or none that can be read"),
+    ExitCodes("`runs`", "shown", "", "no such directory, no such time"),
     ExitCodes(
         "`stop`",
         "the agent does it",
