@@ -178,12 +178,11 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 def _begun(path: Path) -> tuple[float | None, _Run | None, str | None]:
     """When a run was started, what it records of that, and what is wrong with the record."""
     paths = RunPaths(path)
+    problem = None
     try:
         run = _part(paths.run, _Run, RUN.schema)
     except (OSError, ValueError) as error:
         run, problem = None, _problem(paths.run, error)
-    else:
-        problem = None
     if run is not None and run.started is not None:
         return run.started, run, problem
     try:
