@@ -40,6 +40,7 @@ from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis
+from ncclops.agent.notifications import Notifications
 from ncclops.agent.pulse import Pulse
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_requests import StopRequests
@@ -78,6 +79,8 @@ log = logging.getLogger(__name__)
 _FILES_LIMIT_S = 30.0
 # Who has ended the run waits for its end, and not for gigabytes of its output.
 _WHEN_STOPPED_S = 5.0
+# What is still to be sent when all is decided; a receiver that is up takes a second.
+_NOTIFY_LIMIT_S = 15.0
 
 
 def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> int:
@@ -135,6 +138,7 @@ class _Agent:
         self._attached = Attached(job.run.paths.rank(rank).stdout_log)
         self._errors = InternalErrors(job.run)
         self._log = AgentLog(job.run, self._terminal.say)
+        self._notifications = Notifications(job, self._terminal.say)
         self._control_handler = ControlHandler(
             job, self._stop, self._team, self._share_limits, self._act_before
         )
@@ -158,6 +162,7 @@ class _Agent:
         self._terminal.open()
         self._run.write_in_background(self._terminal.say)
         self._log.open()
+        self._notifications.start()
         self._errors.watch(self._loop)
         leftovers.sweep_in_background()
         log.info("run %s: agent %d of node %s", self._run.run_id, os.getpid(), self._run.node)
@@ -187,6 +192,8 @@ class _Agent:
         )
         verdict = await self._conclude(ended)
         log.info("%s (exit code %d): %s", verdict.outcome, verdict.exit_code, verdict.reason)
+        limit_s = _WHEN_STOPPED_S if self._stop.signals else _NOTIFY_LIMIT_S
+        await in_thread(partial(self._notifications.close, limit_s), 2 * limit_s)
         await in_thread(self._close_records, _FILES_LIMIT_S)
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
@@ -217,6 +224,7 @@ class _Agent:
             endings=[] if team is None else team.endings(),
             seconds=time.monotonic() - self._began,
         )
+        self._notifications.close(_WHEN_STOPPED_S)
         self._close_records()
         verdict_report.print_crash(verdict, self._run)
         return verdict.exit_code
@@ -508,12 +516,15 @@ class _Agent:
         return self._coordinator.share_limits(change)
 
     def _on_child_end(self) -> None:
+        if self._notifications.is_starting:
+            return  # a process of ours that is not known yet; the next end of a child will do
         own = set() if self._attempt is None else self._attempt.own_pids()
         process_tree.reap_adopted(own | self._pids_that_stay())
 
     def _pids_that_stay(self) -> set[int]:
         """Processes of the agent that outlive an attempt."""
-        return self._coordinator.pids() | self._control.pids | self._fork_servers.pids
+        own = self._notifications.pids | self._control.pids | self._fork_servers.pids
+        return own | self._coordinator.pids()
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

@@ -21,6 +21,7 @@ from ncclops.timeouts.model import Timeouts
 
 if TYPE_CHECKING:  # asyncio, which a dry run has no use for
     from ncclops.agent.fitness import CheckNode
+    from ncclops.notify.targets import NotifyPlan
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Job:
     network: NetworkWanted = NetworkWanted()
     check_node: CheckNode | None = None  # of a node that has failed, before its next attempt
     warm_imports: tuple[str, ...] | None = None  # of the fork server; None: there is none
+    notify: NotifyPlan | None = None  # whom it tells what; None: nobody
     attached: int | None = None  # the rank that gets standard input
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
     quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone

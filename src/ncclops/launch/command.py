@@ -15,6 +15,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -45,6 +46,7 @@ from ncclops.launch.resolve import resolve
 from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
+from ncclops.profiles.notification import KUBEFLOW_URL
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import answer, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
@@ -55,6 +57,9 @@ from ncclops.schedulers import affinity
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import handed_over, settle
 from ncclops.timeouts.settle import Surroundings
+
+if TYPE_CHECKING:
+    from ncclops.notify.targets import NotifyPlan
 
 _SETTLE_LIMIT_S = 10.0
 
@@ -131,6 +136,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         timeouts=timeouts,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
+        notify=_notify_plan(request.profile),
         layout=layout,
         shown=shown,
         argv=argv,
@@ -234,7 +240,7 @@ def start(
                 handed_over=[each for each in sockets if each is not None],
                 ready=partial(began, run.path),
                 lost_code=request.exit_codes.unknown,
-                lost=partial(_conclude_without_agent, run, request.exit_codes, time.monotonic()),
+                lost=partial(_conclude_without_agent, run, prepared, time.monotonic()),
             )
         except OSError as error:  # no process to be had
             code = _without_agent(run, request.exit_codes, error)
@@ -243,10 +249,11 @@ def start(
     return code
 
 
-def _conclude_without_agent(run: RunDirectory, codes: ExitCodes, began: float, why: str) -> None:
+def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float, why: str) -> None:
     """Write the verdict of an agent that was killed, unless it had done so; say where it is."""
-    from ncclops.agent import conclusion, verdict_report
+    from ncclops.agent import conclusion, notifications, verdict_report
 
+    codes = prepared.request.exit_codes
     error, seconds = NcclopsError(why), time.monotonic() - began
 
     def conclude() -> None:
@@ -256,8 +263,16 @@ def _conclude_without_agent(run: RunDirectory, codes: ExitCodes, began: float, w
             )
             verdict_report.print_crash(verdict, run)
 
-    with suppress(TimeoutError):
+    with (
+        suppress(TimeoutError),
+        notifications.told(run, prepared.notify, _warn, _SETTLE_LIMIT_S),
+    ):
         answer.within(_SETTLE_LIMIT_S, conclude)
+
+
+def _warn(line: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        sys.stderr.write(f"ncclops: {line}\n")
 
 
 def _without_agent(run: RunDirectory, codes: ExitCodes, error: OSError) -> int:
@@ -326,6 +341,7 @@ def _job(
         watch=_watch_rules(prepared),
         hang=_hang_limits(prepared),
         trainers=prepared.trainers,
+        notify=prepared.notify,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         grows=request.mode == "in-process" and request.profile.restarts.grow,
@@ -373,6 +389,15 @@ def _trainers(profile: Profile) -> list[Form]:
             f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
             " ncclops/receipts/trainers"
         ) from error
+
+
+def _notify_plan(profile: Profile) -> NotifyPlan | None:
+    """Whom the job tells what; None: nobody. Raises ``UsageError`` for a secret that is missing."""
+    if not profile.notify.to and not os.environ.get(KUBEFLOW_URL):
+        return None
+    from ncclops.notify.targets import settle as settle_targets  # not loaded for nothing
+
+    return settle_targets(profile.notify, os.environ)
 
 
 def _retry_plan(request: Resolved) -> RetryPlan:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclops.advisories import Finding
 from ncclops.agent.layout import Layout, Shown, Target
@@ -22,6 +22,9 @@ from ncclops.receipts.log_formats import Form
 from ncclops.record.event_values import EnvChange
 from ncclops.record.run_record import AdvisoryNamed, NodesPlanned, ProfileUsed, RunRecord
 from ncclops.timeouts.model import Timeouts
+
+if TYPE_CHECKING:
+    from ncclops.notify.targets import NotifyPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Prepared:
     timeouts: Timeouts
     retry: RetryPlan
     trainers: Sequence[Form]
+    notify: NotifyPlan | None
     shown: Shown
     argv: list[str]
     remarks: list[str]

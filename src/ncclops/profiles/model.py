@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ncclops.durations import format_duration
 from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, ExitCodes
+from ncclops.profiles.notification import NOBODY, NotifySettings
 from ncclops.profiles.versions import satisfies
 
 Kind = Literal["lane", "overlay"]
@@ -208,10 +209,11 @@ class Profile:
     ``scopes`` say what happens to all variables of a kind, but for those that ``env`` names.
     ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave;
     ``preflight`` what a node has to have, ``warm_start`` how workers are started, ``exit_codes``
-    what `launch` exits with. ``timeouts`` are those that it names, by their names in
-    ``[timeouts]``, for process groups as ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives
-    the rest. ``uses`` are, for each parameter, the timeouts (``timeouts.NAME``) and variables that
-    follow from it. ``remarks`` are what a person should know of how the files combine.
+    what `launch` exits with, ``notify`` whom it tells what. ``timeouts`` are those that it names,
+    by their names in ``[timeouts]``, for process groups as ``groups.PATTERN``;
+    ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each parameter, the timeouts
+    (``timeouts.NAME``) and variables that follow from it. ``remarks`` are what a person should know
+    of how the files combine.
     """
 
     name: str
@@ -231,6 +233,7 @@ class Profile:
     preflight: PreflightNeeds = PreflightNeeds()
     warm_start: WarmStart = WarmStart()
     exit_codes: ExitCodes = DEFAULT
+    notify: NotifySettings = NOBODY
     scopes: Mapping[Scope, Entry] = field(default_factory=dict)
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
