@@ -21,18 +21,26 @@ import msgspec
 from ncclops.notify import messages
 from ncclops.notify.messages import Origin
 from ncclops.notify.rules import Notice, Progress, Rules
-from ncclops.notify.sending import NotSent, Processes, send
+from ncclops.notify.sending import SEND_LIMIT_S, NotSent, Processes, send
 from ncclops.notify.targets import NotifyPlan, Target
 from ncclops.record.events import UNSTAMPED, Event, NotifiedEvent, VerdictEvent
 
 log = logging.getLogger(__name__)
 
-_MOST_EVENTS = 5000
-_MOST_MESSAGES = 50  # to one target; with cooldowns there are a few an hour
 _TICK_S = 1.0
 _NOTHING = Event()  # has come for so long
-# After the first try, where another one may do better.
-_PAUSES_S = (1.0, 5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``events`` that wait for the rules, ``messages`` that wait for one target (with cooldowns
+    there are a few an hour); ``pauses_s`` after a try where another one may do better; ``send_s``
+    for one try."""
+
+    events: int = 5000
+    messages: int = 50
+    pauses_s: tuple[float, ...] = (1.0, 5.0)
+    send_s: float = SEND_LIMIT_S
 
 
 class Notifier:
@@ -49,17 +57,18 @@ class Notifier:
         *,
         record: Callable[[Event], None],
         say: Callable[[str], None],
+        limits: Limits = Limits(),
     ) -> None:
         self._say, self._record = say, record
         self._processes = Processes()
         self._steps = plan.settings.steps
         self._origin = origin
         self._rules = Rules(plan.settings, node=origin.node)
-        self._events: queue.Queue[Event | None] = queue.Queue(_MOST_EVENTS)
+        self._events: queue.Queue[Event | None] = queue.Queue(limits.events)
         self._lost_events = 0
         self._over = False
         self._senders = [
-            _Sender(target, self._processes, self._on_result) for target in plan.targets
+            _Sender(target, limits, self._processes, self._on_result) for target in plan.targets
         ]
         self._thread = threading.Thread(target=self._run, name="ncclops-notify", daemon=True)
 
@@ -152,7 +161,7 @@ class Notifier:
         for sender in self._senders:
             if sender.is_due(now, last=last) and self._beats_for(sender.target):
                 body = self._beat_of(sender.target, self._rules.progress)
-                sender.put(_Message(name="heartbeat", body=body), latest_only=True)
+                sender.put(_Message(name="heartbeat", body=body), if_idle=not last)
 
     def _beats_for(self, target: Target) -> bool:
         # A job has one status, an agent a heartbeat of its own: it is the agent that may be dead.
@@ -166,7 +175,7 @@ class Notifier:
     def _on_result(self, target: Target, message: _Message, why: str) -> None:
         """In a thread of a sender."""
         if why:
-            log.warning("%s to %s: not sent: %s", message.name, target.name, why)
+            log.info("%s to %s: not sent: %s", message.name, target.name, why)
         if not self._over and (why or message.name != "heartbeat"):
             self._record(NotifiedEvent(to=target.name, rule=message.name, error=why))
 
@@ -194,13 +203,14 @@ class _Sender:
     def __init__(
         self,
         target: Target,
+        limits: Limits,
         processes: Processes,
         on_result: Callable[[Target, _Message, str], None],
     ) -> None:
         self.target = target
         self.why = ""
-        self._processes, self._on_result = processes, on_result
-        self._waiting: queue.Queue[_Message | None] = queue.Queue(_MOST_MESSAGES)
+        self._limits, self._processes, self._on_result = limits, processes, on_result
+        self._waiting: queue.Queue[_Message | None] = queue.Queue(limits.messages)
         self._lost, self._pending = 0, 0
         self._counting = threading.Lock()
         self._ending = threading.Event()
@@ -209,9 +219,9 @@ class _Sender:
             target=self._run, name=f"ncclops-notify-{target.name}", daemon=True
         )
 
-    def put(self, message: _Message, *, latest_only: bool = False) -> None:
-        """Have ``message`` sent soon; with ``latest_only`` not while others wait."""
-        if latest_only and not self._waiting.empty():
+    def put(self, message: _Message, *, if_idle: bool = False) -> None:
+        """Have ``message`` sent soon; with ``if_idle`` not where others wait."""
+        if if_idle and not self._waiting.empty():
             return
         with self._counting:
             self._pending += 1
@@ -255,10 +265,10 @@ class _Sender:
 
     def _send(self, message: _Message) -> str:
         """Why it could not be sent; empty where it was."""
-        pauses = iter(() if message.name == "heartbeat" else _PAUSES_S)
+        pauses = iter(() if message.name == "heartbeat" else self._limits.pauses_s)
         while True:
             try:
-                send(self.target, message.body, self._processes)
+                send(self.target, message.body, self._processes, self._limits.send_s)
             except NotSent as error:
                 pause = next(pauses, None)
                 if pause is None or not error.again:

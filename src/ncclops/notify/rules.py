@@ -104,6 +104,7 @@ class Rules:
         self._spares: set[str] = set()
         self._world_size: int | None = None
         self._class: str | None = None
+        self._fault = ""  # the last one of a rank
         self._stopping = False
         self.progress = Progress()
 
@@ -163,6 +164,8 @@ class Rules:
                 self._nodes = [name for name in self._nodes if name != lost]
                 if self.speaks_for_all:
                     yield self._suspect(lost, f"node {lost} was lost: {event.why or 'no reason'}")
+            case FaultEvent() if event.loss is None and event.rank is not None:
+                self._fault = f"rank {event.rank}: {event.cause}"
             case ClassifiedEvent():
                 self._class = event.class_
             case StopRequestedEvent():
@@ -235,9 +238,10 @@ class Rules:
         self.progress = replace(self.progress, outcome=event.outcome, reason=event.reason)
         if event.outcome in ("failed", "no-receipt") and self.speaks_for_all:
             how = "failed" if event.outcome == "failed" else "has no healthy receipt"
+            fault = f"; {self._fault}" if event.outcome == "failed" and self._fault else ""
             yield Notice(
                 rule="failed",
-                summary=f"{how}: {event.reason}",
+                summary=f"{how}: {event.reason}{fault}",
                 details={"exit_code": event.exit_code, "class": self._class},
             )
 

@@ -1,4 +1,4 @@
-"""One message to one target. Blocks, for ``LIMIT_S`` at most; nothing here names a secret."""
+"""One message to one target. Blocks, for a limited time; what is told names no secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ncclops.record import answer
 from ncclops.record.regular_file import read_regular
 
 # For all of it: the name, the connection, the answer. A receiver that is up answers within one.
-LIMIT_S = 10.0
+SEND_LIMIT_S = 10.0
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_BYTES_OF_TOKEN = 64 << 10
 
@@ -83,42 +83,47 @@ class Processes:
                 self._pids.discard(process.pid)
 
 
-def send(target: Target, message: dict[str, Any], processes: Processes) -> None:
-    """Send ``message`` to ``target``. Raises ``NotSent``."""
+def send(
+    target: Target,
+    message: dict[str, Any],
+    processes: Processes,
+    limit_s: float = SEND_LIMIT_S,
+) -> None:
+    """Send ``message`` to ``target``, within ``limit_s``. Raises ``NotSent``."""
     body = json.dumps(message).encode()
     if target.kind == "command":
-        _run(target, body, processes)
+        _run(target, body, processes, limit_s)
         return
     try:
         # In a thread that is not waited for: a name server, or a receiver that answers a byte a
         # minute, may keep it for longer than any limit of a socket.
-        answer.within(LIMIT_S, lambda: _post(target, body))
+        answer.within(limit_s, lambda: _post(target, body, limit_s))
     except TimeoutError:
-        raise NotSent(f"no answer within {LIMIT_S:.0f} s", again=True) from None
+        raise NotSent(f"no answer within {limit_s:.2g} s", again=True) from None
 
 
-def _run(target: Target, body: bytes, processes: Processes) -> None:
+def _run(target: Target, body: bytes, processes: Processes, limit_s: float) -> None:
     try:
         with processes.started(target.command) as process:
             with suppress(BrokenPipeError):  # it need not read
-                process.communicate(body, timeout=LIMIT_S)
-            code = process.wait(LIMIT_S)
+                process.communicate(body, timeout=limit_s)
+            code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        raise NotSent(f"the command has not ended within {LIMIT_S:.0f} s", again=False) from None
+        raise NotSent(f"the command has not ended within {limit_s:.2g} s", again=False) from None
     except OSError as error:
         raise NotSent(f"the command cannot be started: {error.strerror}", again=False) from None
     if code:
         raise NotSent(f"the command exited with {code}", again=False)
 
 
-def _post(target: Target, body: bytes) -> None:
+def _post(target: Target, body: bytes, limit_s: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"ncclops/{__version__}"}
     try:
         token = _token(target)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(target.url, data=body, headers=headers, method="POST")
-        with _opener(target).open(request, timeout=LIMIT_S):
+        with _opener(target).open(request, timeout=limit_s):
             return
     except urllib.error.HTTPError as error:
         error.close()
