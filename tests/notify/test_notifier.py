@@ -19,7 +19,7 @@ from ncclops.record.events import (
     StepEvent,
     VerdictEvent,
 )
-from tests.notify.conftest import LIMIT_S, Receiver
+from tests.notify.conftest import LIMIT_S, Received, Receiver
 
 ORIGIN = Origin(run_id="r1", run_dir="/runs/r1", node="n0")
 FAILED = VerdictEvent(outcome="failed", exit_code=1, reason="rank 0 exited with code 1")
@@ -111,7 +111,7 @@ def test_a_receiver_that_is_silent_holds_up_nobody(receiver: Receiver) -> None:
     heard = Heard()
     stuck = json_to(receiver, "/stuck", name="stuck")
     notifier = begin(heard, stuck, json_to(receiver), limits=Limits(messages=2))
-    got = []
+    got: list[Received] = []
     for number in range(10):
         notifier.post(fault(f"n{number}"))
         while not any(each.body["subject"] == f"n{number}" for each in got):

@@ -50,21 +50,15 @@ def test_an_answer_that_is_none_is_told_by_its_number(
     assert receiver.got.empty(), "a redirect is not followed"
 
 
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
+def test_what_cannot_be_reached_is_told_without_the_address(receiver: Receiver) -> None:
+    for url, why in (
         (f"http://127.0.0.1:{free_port()}/TopSecretPart", "Connection refused"),
-        ("http://no-such-host.invalid/TopSecretPart", ""),
-        ("https://127.0.0.1:{port}/TopSecretPart", ""),
-    ],
-)
-def test_what_cannot_be_reached_is_told_without_the_address(
-    receiver: Receiver, url: str, why: str
-) -> None:
-    with pytest.raises(NotSent) as refused:
-        post(url.replace("{port}", str(receiver.port)))
-    assert refused.value.again
-    assert why in str(refused.value) and "TopSecret" not in str(refused.value)
+        (f"https://127.0.0.1:{receiver.port}/TopSecretPart", ""),  # it does not speak TLS
+    ):
+        with pytest.raises(NotSent) as refused:
+            post(url)
+        assert refused.value.again
+        assert why in str(refused.value) and "TopSecret" not in str(refused.value)
 
 
 def test_who_does_not_answer_is_not_waited_for(receiver: Receiver) -> None:
