@@ -1,8 +1,13 @@
-"""The fast tier: ``pytest -m "not slow"`` is every test that starts no process and does not sleep.
+"""The tiers of tests: fast, slow, and more combinations of what slow tests cover.
+
+The fast tier: ``pytest -m "not slow"`` is every test that starts no process and does not sleep.
 
 A test is slow if it is marked so, or if it asks, directly or through another fixture, for
 ``starts_processes``. What is left is watched: a fast test that starts a process or sleeps fails.
 Slow tests run first.
+
+With ``--extended`` run as well those marked ``extended``: slow ones that repeat, on another lane or
+in another mode, what a test of the gate covers there or elsewhere.
 """
 
 from __future__ import annotations
@@ -80,8 +85,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--extended", action="store_true", help="also tests marked `extended`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with most slow tests first: the short ones then fill what is left of the time."""
+    if not config.getoption("--extended"):
+        left_out = [item for item in items if item.get_closest_marker("extended")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("extended")]
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

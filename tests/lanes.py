@@ -53,15 +53,18 @@ if "nccl" in lane["backend"]:
 """
 
 
-def lanes(*names: str, marks: tuple[pytest.MarkDecorator, ...] = ()) -> pytest.MarkDecorator:
+def lanes(
+    *names: str, marks: tuple[pytest.MarkDecorator, ...] = (), extended: tuple[str, ...] = ()
+) -> pytest.MarkDecorator:
     """The test runs once on each of these lanes, with the same program.
 
-    Those that need GPUs get ``marks``.
+    Those that need GPUs get ``marks``; those that are ``extended`` run with ``--extended`` only.
     """
     each = [
         pytest.param(LANES[name], marks=marks if LANES[name].needs_gpus else (), id=name)
         for name in names
     ]
+    each += [pytest.param(LANES[name], marks=pytest.mark.extended, id=name) for name in extended]
     return pytest.mark.parametrize("lane", each, indirect=True)
 
 

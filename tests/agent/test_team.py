@@ -100,6 +100,25 @@ def test_once_the_restart_core_has_given_up_any_failure_ends_the_attempt(made: M
 
 
 @in_place
+def test_a_node_without_a_rank_at_work_waits_for_one_to_return_while_others_work(
+    made: Made,
+) -> None:
+    others = [True]
+    made.team.others_work = lambda: bool(others)
+    made.team.entered = {0, 1, 2, 3}
+    made.end(rank0=KILLED, rank1=KILLED, rank2=KILLED, rank3=KILLED)
+    assert made.team.goes_on(), "a new process has something to return to"
+    assert made.team.is_over()
+    assert blamed(made.team) == 0
+    made.team.returning = {3}
+    assert not made.team.is_over()
+    assert blamed(made.team) is None
+    others.clear()
+    assert made.team.is_over()
+    assert blamed(made.team) == 0
+
+
+@in_place
 def test_a_job_that_those_who_were_left_have_finished_has_not_failed(made: Made) -> None:
     made.team.entered = {0, 1, 2, 3}
     assert blamed(made.end(rank1=KILLED, rank0=GOOD, rank2=GOOD, rank3=GOOD)) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -192,7 +193,9 @@ def test_a_killed_agent_takes_its_workers_along_and_a_spare_starts_in_its_place(
     assert job.exit_code("h0") == 1
     assert not job.hosts.pids("h0")
     assert [job.exit_code(host) for host in ("h1", "h2")] == [0, 0]
-    assert "h0 is lost: its agent was killed" in job.hosts.output("h1")
+    # On a machine so busy that it takes seconds to say why, the silence is noticed first.
+    why = r"h0 is lost: (its agent was killed|no heartbeat for 8s)"
+    assert re.search(why, job.hosts.output("h1"))
     assert "try 1 rank 2 of 4" in job.hosts.output("h2")
     assert job.verdict("h1")["attempts"] == 2
 

@@ -48,6 +48,8 @@ RECORDS: list[Record] = [
     records.FaultRecord(node=1, rank=5, how="exited with code 1"),
     LostRecord(node=1, why="no heartbeat for 15s", by=0),
     records.BackRecord(node=1),
+    records.AtWorkRecord(node=1, at_work=False),
+    records.SilentRecord(node=1, silent=True),
     records.ByeRecord(node=1),
     records.LimitsRecord(
         node=1,

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ncclops.cluster.heartbeat import HeartbeatWatch, Silence, watched_by
+from ncclops.cluster.heartbeat import HeartbeatWatch, Silence, Unread, watched_by
 from ncclops.cluster.records import (
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     DecisionRecord,
     EndedRecord,
     LostRecord,
+    SilentRecord,
     StopVoteRecord,
     UnknownRecord,
 )
@@ -120,6 +122,23 @@ class TestPulse:
         watch.look(0, {1: 5})
         assert watch.look(100, {1: 60}) == []
 
+    def test_an_agent_is_silent_once_it_has_read_nothing_for_so_long(self) -> None:
+        agent = Unread(10, pause_s=5)
+        looks = [(0, 700), (5, 700), (9, 1400), (10, 2100), (11, 2800)]
+        assert [agent.look(*look) for look in looks] == [False, False, False, True, False]
+        assert agent.is_silent
+        assert agent.look(12, 0)
+        assert not agent.is_silent
+
+    def test_time_in_which_the_watcher_stood_still_says_nothing_of_the_agent(self) -> None:
+        agent = Unread(10, pause_s=5)
+        assert not any(agent.look(*look) for look in [(0, 700), (100, 700), (105, 1400)])
+
+    def test_one_that_reads_now_and_then_is_not_silent(self) -> None:
+        agent = Unread(10, pause_s=5)
+        looks = [(0, 700), (8, 1400), (9, 700), (18, 1400), (20, 700)]
+        assert not any(agent.look(*look) for look in looks)
+
 
 class TestStanding:
     def test_the_first_decision_is_the_decision(self) -> None:
@@ -151,6 +170,26 @@ class TestStanding:
         assert round_state.all_ended()
         round_state.take(ByeRecord(node=2))
         assert not round_state.take(LostRecord(node=2, why="silent"))
+
+    def test_a_node_works_unless_it_is_lost_done_or_waits_to_return(self) -> None:
+        round_state = RoundState(6, idle=frozenset({5}))
+        round_state.take(LostRecord(node=1, why="cut off"))
+        round_state.take(EndedRecord(node=2, end=NodeEnd(name="n2")))
+        round_state.take(ByeRecord(node=3))
+        round_state.take(AtWorkRecord(node=4, at_work=False))
+        assert [node for node in range(6) if round_state.works(node)] == [0]
+        round_state.take(AtWorkRecord(node=4, at_work=True))
+        assert round_state.works(4)
+
+    def test_a_node_whose_agent_does_not_answer_is_not_waited_for_and_decides_nothing(self) -> None:
+        round_state = RoundState(2)
+        round_state.take(EndedRecord(node=1, end=NodeEnd(name="n1")))
+        assert round_state.not_ended() == {0}
+        round_state.take(SilentRecord(node=0, silent=True))
+        assert (round_state.decider(), round_state.all_ended()) == (1, True)
+        assert round_state.node_ends()[0].lost == "its agent does not answer"
+        round_state.take(SilentRecord(node=0, silent=False))
+        assert (round_state.decider(), round_state.all_ended()) == (0, False)
 
     def test_one_that_was_only_late_is_back(self) -> None:
         round_state = RoundState(2)

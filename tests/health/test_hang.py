@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclops.health.evidence import WARMUP_PHASE, Kind, Reading, Sample, Tracker
-from ncclops.health.hang import HangLimits, HangVerdict, assess, judge
+from ncclops.health.hang import HangFinding, HangLimits, HangVerdict, assess, judge
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 
 LIMITS = HangLimits()
@@ -76,6 +76,31 @@ def test_ranks_that_wait_for_one_at_work_are_not_hung() -> None:
     assert not result.hung
     assert [finding.state for finding in result.findings] == ["working", "waiting", "waiting"]
     assert result.reason.startswith("ranks 1, 2 waiting; rank 0: CPU time within 30m")
+
+
+def test_a_rank_on_which_the_script_has_ended_before_a_collective_is_to_blame() -> None:
+    waiting = [assess(inside(rank, collectives=7), LIMITS) for rank in (0, 2)]
+    early = HangFinding(rank=1, state="ended", collectives=6)
+    found = judge([*waiting, early], world_size=2)
+    assert (found.hung, found.culprits) == (True, (1,))
+    assert found.reason == (
+        "all others wait in a collective that rank 1 did not come to: the script has ended there"
+    )
+
+
+@pytest.mark.parametrize("collectives", [7, None])
+def test_a_rank_that_came_to_the_collective_or_may_have_is_not_to_blame(
+    collectives: int | None,
+) -> None:
+    waiting = [assess(inside(rank, collectives=7), LIMITS) for rank in (0, 2)]
+    done = HangFinding(rank=1, state="ended", collectives=collectives)
+    assert judge([*waiting, done], world_size=2).culprits == (0, 2)
+
+
+def test_nobody_has_ended_too_early_while_a_rank_works() -> None:
+    early = HangFinding(rank=1, state="ended", collectives=6)
+    findings = [assess(inside(0), LIMITS), early, assess(sample(2), LIMITS)]
+    assert not judge(findings, world_size=2).hung
 
 
 def test_ranks_that_wait_for_a_rank_out_of_sight_are_not_hung() -> None:

@@ -33,6 +33,11 @@ def sleeps(rank: int, look: int) -> Reading:
     return Reading(rank=rank, steps=9, tick=look, main_beat=5, enqueued=7, completed=7, cpu_s=60.0)
 
 
+def has_ended(rank: int, look: int) -> Reading:
+    """The script is over, one collective before the one in which others wait."""
+    return Reading(rank=rank, steps=9, tick=look, enqueued=6, completed=6, ended=True)
+
+
 def saves(rank: int, look: int) -> Reading:
     """In a declared phase for half an hour more than the long window."""
     return Reading(
@@ -107,6 +112,19 @@ def test_the_node_of_the_rank_to_blame_acts() -> None:
     found = Cluster(waits, sleeps).looks_until_somebody_acts()
     assert found is not None
     assert (30 <= minutes(found[0]) <= 33, found[1]) == (True, [1])
+
+
+def test_the_node_acts_on_whose_rank_the_script_has_ended_too_early() -> None:
+    found = Cluster(waits, has_ended, waits).looks_until_somebody_acts()
+    assert found is not None
+    assert (10 <= minutes(found[0]) <= 13, found[1]) == (True, [1])
+
+
+def test_a_rank_on_which_the_script_has_ended_is_not_waited_for() -> None:
+    assert Cluster(trains, has_ended).looks_until_somebody_acts() is None
+    found = Cluster(has_ended, sleeps).looks_until_somebody_acts()
+    assert found is not None
+    assert found[1] == [1]
 
 
 def test_nobody_acts_while_a_rank_of_any_node_works() -> None:

@@ -120,7 +120,8 @@ def test_a_rank_that_exits_0_in_the_middle_of_the_script_is_lost(
 ) -> None:
     """Its exit code says that all is well, and the others had to go on without it."""
     options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
-    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave="os._exit(0)")))
+    leave = "import ctypes; ctypes.CDLL(None)._exit(0)"  # in a library, say
+    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave=leave)))
     assert done.returncode == 0, done.stderr
     verdict = Run(tmp_path / "run").verdict
     assert (verdict["outcome"], verdict["ranks_lost"]) == ("completed", [1])
@@ -131,11 +132,12 @@ def test_a_rank_that_exits_0_in_the_middle_of_the_script_is_lost(
     assert "internal error" not in done.stderr
 
 
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
 def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_again(
-    ncclops: Ncclops, script: Script, tmp_path: Path
+    ncclops: Ncclops, script: Script, tmp_path: Path, leave: str
 ) -> None:
     options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
-    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave="sys.exit(0)")))
+    done = ncclops("launch", *options, script(LEAVES_EARLY.format(leave=leave)))
     assert done.returncode == 0, done.stderr
     assert "rank 1: was done with its groups first, while its peers still needed it" in done.stderr
     run = Run(tmp_path / "run")
@@ -152,3 +154,76 @@ def test_a_script_that_ends_with_os_exit_on_all_ranks_has_ended_well(
     assert done.returncode == 0, done.stderr
     verdict = Run(tmp_path / "run").verdict
     assert (verdict["reason"], verdict["ranks_lost"]) == ("2 workers exited 0", [])
+
+
+SAVES_LAST = """
+import atexit, os, sys, threading, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+with open("starts", "a") as starts:
+    starts.write(f"{rank} of {dist.get_world_size()}, ")
+atexit.register(os.mkdir, f"at-exit-{rank}")
+threading.Thread(target=time.sleep, args=(1000,)).start()
+dist.all_reduce(torch.ones(1))
+try:
+    if rank == 0:
+        time.sleep(2)  # nothing announces what the others make of the end of these ranks
+        open("saved", "w").close()
+    os._exit(0)
+finally:
+    os._exit(3)
+"""
+
+
+def test_ranks_that_end_with_os_exit_wait_for_the_one_that_saves(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """Nobody trains again alone, and the processes end as the script says: at once."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
+    done = ncclops("launch", *options, script(SAVES_LAST))
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "run")
+    starts = (tmp_path / "starts").read_text().split(", ")
+    assert sorted(filter(None, starts)) == ["0 of 3", "1 of 3", "2 of 3"]
+    assert (tmp_path / "saved").exists()
+    assert not list(tmp_path.glob("at-exit-*"))
+    assert not run.named("restart")
+    assert not run.named("slow-exit")
+    assert (run.verdict["outcome"], run.verdict["ranks_lost"]) == ("completed", [])
+    assert run.verdict["reason"] == "3 workers exited 0"
+
+
+LEAVES_WHEN_INTERRUPTED = """
+import os, time
+import torch
+import torch.distributed as dist
+
+first = not os.path.exists("failed")
+try:
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if first and dist.get_rank() == 1:
+        open("failed", "w").close()
+        raise ValueError("once")
+    if first:
+        time.sleep(60)
+except ValueError:
+    raise
+except BaseException:
+    os._exit(3)
+"""
+
+
+def test_a_rank_that_calls_os_exit_on_the_way_to_a_restart_is_not_lost(
+    ncclops: Ncclops, script: Script, tmp_path: Path
+) -> None:
+    """What is raised into the script there is not the script's own failure."""
+    options = ("--profile", "local-cpu", "--nproc-per-node", "3", "--run-dir", "run")
+    done = ncclops("launch", *options, script(LEAVES_WHEN_INTERRUPTED))
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "run")
+    assert len(run.named("restart")) == 1
+    assert run.verdict["ranks_lost"] == []

@@ -130,6 +130,28 @@ def test_an_agent_that_was_stopped_takes_no_node_for_lost(
         assert "is lost" not in output.read_text()
 
 
+def test_the_end_of_a_node_whose_agent_does_not_answer_is_not_waited_for(
+    background: Start, tmp_path: Path
+) -> None:
+    """Its rendezvous process goes on with the heartbeats, so the node is not lost by itself."""
+    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=2"
+    work = "until [ -e go ]; do sleep 0.1; done"
+    agents = []
+    for rank, output in enumerate(outputs):
+        with output.open("wb") as file:
+            agents.append(background(*of_two(rank, port, conf=conf, work=work), stderr=file))
+    wait_for(outputs[1], "node 1 of 2")
+    (second,) = psutil.Process(agents[1].pid).children()
+    second.suspend()
+    wait_for(outputs[0], "its agent has not answered for 8s; its workers run on")
+    (tmp_path / "go").touch()
+    assert agents[0].wait(LIMIT_S) == 1
+    assert "was lost: its agent does not answer" in outputs[0].read_text()
+    second.resume()
+    assert agents[1].wait(LIMIT_S) == 1
+
+
 def test_a_node_in_reserve_that_was_not_needed_ends_well(background: Start, tmp_path: Path) -> None:
     """Its scheduler would take the whole job for failed."""
     port, go = free_port(), tmp_path / "go"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIMIT_S, CompletedText
+from tests.conftest import LIMIT_S, CompletedText, free_port
 from tests.lanes import IN_SCRIPT, lanes
 from tests.launch.conftest import Background, Run
 from tests.launch.test_kill import wait_until
@@ -161,3 +161,40 @@ def test_a_rank_whose_gpu_is_broken_is_not_replaced(
     assert "uncorrectable ECC error" in done.stderr.partition(why)[2].splitlines()[0]
     assert len(run.named("worker-started")) == 3
     assert run.verdict["ranks_lost"] == [1]
+
+
+def test_the_only_rank_of_a_node_comes_back_to_those_of_another(
+    background: Callable[..., Background],
+    script: Callable[[str], Path],
+    quick_profile: Path,
+    tmp_path: Path,
+) -> None:
+    """First of the node that serves the job's store, then of the other one."""
+    runs = [Run(tmp_path / f"node-{number}") for number in range(2)]
+    train, port = script(TRAINING), free_port()
+    agents = [
+        background(
+            *("launch", "--profile", quick_profile, "--restart", "in-process:grow"),
+            *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *("--timeout", "grow=60s", "--run-dir", run.path, train),
+        )
+        for number, run in enumerate(runs)
+    ]
+
+    def both_work(started: list[int]) -> bool:
+        if not all(run.begun for run in runs):
+            return False
+        if [len(run.named("worker-started")) for run in runs] != started:
+            return False
+        return all((tmp_path / f"in-{pid_of(run, n)}").exists() for n, run in enumerate(runs))
+
+    wait_until(lambda: both_work([1, 1]), "both in the script")
+    for lost, started in enumerate(([2, 1], [2, 2])):
+        os.kill(pid_of(runs[lost], lost), signal.SIGKILL)
+        wait_until(partial(both_work, started), f"rank {lost} back")
+    (tmp_path / "stop").touch()
+    assert [agent.wait(LIMIT_S) for agent in agents] == [0, 0]
+    for run in runs:
+        assert (run.verdict["attempts"], run.verdict["ranks_lost"]) == (1, [])
+        assert run.verdict["reason"] == "2 workers exited 0 on 2 nodes"

@@ -102,7 +102,44 @@ def test_a_rank_that_sleeps_is_interrupted_and_comes_along(train: Train) -> None
     assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
 
 
-@lanes("gloo", "nccl")
+ENDS_EARLY = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group(**lane)
+for n in range(12):
+    if n == 6 and dist.get_rank() == 1 and not Path("ended").exists():
+        Path("ended").touch()
+        sys.exit(0)
+    summed = torch.ones(1, device=device)
+    dist.all_reduce(summed)
+    summed.item()
+    receipt.step(n)
+print("ended", dist.get_world_size())
+dist.destroy_process_group()
+"""
+
+
+@lanes("nccl")
+@pytest.mark.slow
+def test_a_rank_on_which_the_script_ends_too_early_is_named_and_comes_along(
+    ncclops: Ncclops, script: Script, only_run: OnlyRun, impatient: Path
+) -> None:
+    """NCCL tells the others nothing of it: by themselves they would wait for ever."""
+    options = ("--profile", impatient, "--nproc-per-node", "2")
+    done = ncclops("launch", *options, script(IN_SCRIPT + ENDS_EARLY))
+    run = only_run()
+    assert done.returncode == 0, done.stderr
+    (hang,) = run.named("hang")
+    assert hang["culprits"] == [1]
+    assert "did not come to: the script has ended there" in hang["cause"]
+    (restart,) = run.named("restart")
+    assert (restart["faulty_ranks"][0], restart["ranks_lost"]) == (1, [])
+    assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
+
+
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_rank_that_keeps_the_gil_is_ended_and_the_others_go_on(train: Train) -> None:
     done, run = train("ctypes.PyDLL(None).sleep(600)")
@@ -146,7 +183,7 @@ dist.all_reduce(torch.ones(1))
     assert all(1 in hang["culprits"] for hang in hangs)
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     done, run = train("os.kill(os.getpid(), signal.SIGSTOP)")
@@ -181,7 +218,7 @@ def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
     assert story["next_command"].startswith("ncclops incident ")
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_first_step_that_compiles_for_three_windows_is_left_alone(train: Train) -> None:
     done, run = train("time.sleep(10)", at=0)

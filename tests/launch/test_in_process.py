@@ -191,8 +191,13 @@ REFUSED = (
 
 
 class TestRetry:
-    @pytest.mark.parametrize("mode", ["in-process", "process"])
-    @pytest.mark.parametrize("dies", ["raise RuntimeError('ncclRemoteError')", "sys.exit(1)"])
+    @pytest.mark.parametrize(
+        ("mode", "dies"),
+        [
+            ("in-process", "raise RuntimeError('ncclRemoteError')"),
+            ("process", "sys.exit(1)"),
+        ],
+    )
     def test_a_failure_to_start_is_retried_once_lazily(
         self, mode: str, dies: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
     ) -> None:

@@ -103,13 +103,12 @@ def assert_all_gone(of_this_test: Processes) -> None:
 
 
 # What a worker is made of does not depend on which signal it was: one of them is enough for each.
-@pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize(
-    ("signum", "code", "restart"),
+    ("signum", "code", "restart", "stubborn"),
     [
-        (signal.SIGINT, 130, "process"),
-        (signal.SIGTERM, 143, "in-process"),
-        (signal.SIGHUP, 129, "none"),
+        (signal.SIGINT, 130, "process", False),
+        (signal.SIGTERM, 143, "in-process", True),
+        (signal.SIGHUP, 129, "none", False),
     ],
 )
 def test_a_signal_ends_everything_and_leaves_a_verdict(

@@ -260,7 +260,10 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
         # In its first collective, of a communicator that had been made: no failure to start.
         ("ncclRemoteError:1", (1, False), "peer-exit", "none"),
         ("ncclSystemError:1", (1, True), "network-transport", "fix-config"),
-        ("ncclInternalError:1", (1, False), "network-transport", "none"),
+        pytest.param(
+            *("ncclInternalError:1", (1, False), "network-transport", "none"),
+            marks=pytest.mark.extended,
+        ),
         ("exit:1", (1, True), "peer-exit", "none"),
         ("kill:1", (1, True), "host-oom", "fix-config"),
     ],

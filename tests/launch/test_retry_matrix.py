@@ -105,9 +105,10 @@ KINDS = [
     for backend, device_id in (("gloo", False), ("nccl", False), ("nccl", True))
     for mode in ("process", "in-process")
 ]
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 # Where the rows do not differ by it, one kind in each of the two modes stands for all.
 SOME = [KINDS[1], KINDS[2], KINDS[5]]
+MORE = [pytest.param(kind, marks=pytest.mark.extended) for kind in KINDS if kind not in SOME]
+each_kind = pytest.mark.parametrize("kind", [*SOME, *MORE], ids=str)
 some_kinds = pytest.mark.parametrize("kind", SOME, ids=str)
 
 
@@ -199,7 +200,7 @@ def test_and_only_once(job: Job, kind: Kind) -> None:
     [
         *(pytest.param(kind, "generic", id=f"{kind}") for kind in SOME),
         # This row differs from the one of a start-up error by what it is for.
-        *(pytest.param(kind, "expert-parallel", id=f"{kind} expert-parallel") for kind in SOME),
+        pytest.param(KINDS[2], "expert-parallel", id=f"{KINDS[2]} expert-parallel"),
     ],
 )
 def test_another_failure_is_retried_as_the_lane_says(job: Job, kind: Kind, lane: str) -> None:

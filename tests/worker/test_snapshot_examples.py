@@ -18,7 +18,7 @@ def run(ncclops: Ncclops, example: str, fault: str, *arguments: str) -> str:
     """What a run of ``example`` prints, with ``fault`` in it."""
     done = ncclops(
         "launch", "--nproc-per-node", "2", "--profile", "local-cpu", "--tee", "all",
-        REPOSITORY / "docs" / "examples" / f"snapshot_{example}.py", *arguments,
+        REPOSITORY / "docs" / "examples" / f"{example}.py", *arguments,
         env={"SNAPSHOT_FAULT": fault, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def result_of(output: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("example", ["ddp", "fsdp2", "trainer"])
+@pytest.mark.parametrize("example", ["snapshot_ddp", "snapshot_fsdp2", "snapshot_trainer"])
 def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) -> None:
     undisturbed = run(ncclops, example, "none:0:0")
     assert undisturbed.count("no state to restore") == 2
@@ -43,7 +43,18 @@ def test_a_fault_changes_no_bit_of_the_result(ncclops: Ncclops, example: str) ->
 
 
 def test_fewer_ranks_have_other_shards_and_go_on_from_the_checkpoint(ncclops: Ncclops) -> None:
-    output = run(ncclops, "fsdp2", "kill:1:25", "--checkpoint-every", "10")
+    output = run(ncclops, "snapshot_fsdp2", "kill:1:25", "--checkpoint-every", "10")
     (told,) = re.findall(r"restored: step 20 from checkpoint \(all ranks: checkpoint 1\).*", output)
     assert "nobody has the own state of rank 0" in told
     assert result_of(output)
+
+
+def test_objects_that_are_kept_go_on_to_the_same_bits(ncclops: Ncclops) -> None:
+    undisturbed = run(ncclops, "keep_going_ddp", "none:0:0")
+    disturbed = run(ncclops, "keep_going_ddp", "raise:1:25")
+    assert disturbed.count("begins at step 0") == 2
+    steps = re.findall(r"goes on at step (\d+)", disturbed)
+    assert len(steps) == 2
+    assert len(set(steps)) == 1
+    assert 1 <= int(steps[0]) <= 25
+    assert result_of(disturbed) == result_of(undisturbed)

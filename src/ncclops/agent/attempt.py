@@ -114,7 +114,8 @@ class RunningAttempt:
     def __init__(self, context: AttemptContext, place: Place, environ: Mapping[str, str]) -> None:
         self.number = place.number
         self.began = time.time()
-        self.team = Team(context.job.restarts_in_process)
+        self.team = Team(context.job.restarts_in_process, context.coordinator.others_work)
+        self._is_at_work = True  # this node, as the others know it
         self.cannot_start: NcclopsError | None = None
         self._place = place
         self._context = context
@@ -144,6 +145,7 @@ class RunningAttempt:
             enabled=self._job.grows,
             refused=self._is_not_to_be_replaced,
             start=self._replace,
+            lost=self._lose,
             say=context.say,
         )
         self.hang_watch = HangWatch(
@@ -187,7 +189,7 @@ class RunningAttempt:
         team, stop, coordinator = self.team, self._context.stop, self._context.coordinator
         await self._context.condition.until(
             lambda: (
-                not (team.at_work() or self._place.idle)
+                (team.is_over() and not self._place.idle)
                 or team.final_failure() is not None
                 or stop.asked
                 or self.hang
@@ -379,6 +381,7 @@ class RunningAttempt:
         if isinstance(event, RestartEvent) and event.instead is None:
             self._context.say(worker_messages.restart_line(event))
             old_snapshots.tidy(self._run, self._context.say)
+        self._share_at_work()
         self._context.condition.notify()
 
     def _end_those_that_stay(self) -> None:
@@ -440,6 +443,7 @@ class RunningAttempt:
             )
             if not ended.ok:
                 self._replace_or_lose(worker.rank)
+            self._share_at_work()
             self._context.condition.notify()
             return
         self.team.ended.append(worker)
@@ -458,12 +462,24 @@ class RunningAttempt:
             if not self.team.ends_all(worker):
                 self._replace_or_lose(worker.rank)
             self._context.coordinator.share_failure(worker, fatal=self.team.ends_all(worker))
+        self._share_at_work()
         self._context.condition.notify()
 
     def _replace_or_lose(self, rank: int) -> None:
         if not self._replacements.of(rank):
-            others = [] if self.team.escalation else self.team.at_work()
-            self._context.lose(rank, [other.rank for other in others])
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        others = [] if self.team.escalation else self.team.at_work()
+        self._context.lose(rank, [other.rank for other in others])
+        self._context.condition.notify()
+
+    def _share_at_work(self) -> None:
+        """Tell the other nodes, of which a rank is to wait for others only as long as some work."""
+        at_work = bool(self.team.at_work())
+        if at_work != self._is_at_work and (at_work or self.team.returning):
+            self._is_at_work = at_work
+            self._context.coordinator.share_at_work(at_work)
 
     def _on_store_end(self) -> None:
         assert self._server is not None
@@ -532,9 +548,11 @@ class RunningAttempt:
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
         stop = self._context.stop
         server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
-        if self.team.at_work() and not self.team.ending and not stop.asked:
-            self.team.returning.add(rank)
+        if self.team.goes_on() and not self.team.ending and not stop.asked:
             self._spawn(rank, environ, server)
+        else:
+            self.team.returning.discard(rank)
+            self._context.condition.notify()
 
     def _spawn(self, rank: int, environ: dict[str, str], server: ForkServer | None) -> None:
         with suppress(OSError):  # for `env diff` of two ranks; no reason not to start

@@ -55,6 +55,12 @@ class Coordinator(Protocol):
     def share_refusal(self, rank: int, reason: str) -> None:
         """The job is refused because of what ``rank`` of this node has shown."""
 
+    def share_at_work(self, at_work: bool) -> None:
+        """Whether a rank of this node works, or all that are left are to return."""
+
+    def others_work(self) -> bool:
+        """Whether a rank of another node works."""
+
     def share_view(self, view: NodeView) -> None:
         """What is thought of this node's ranks, if that bears on those of other nodes."""
 
@@ -136,6 +142,12 @@ class Alone:
 
     def share_refusal(self, rank: int, reason: str) -> None:  # noqa: ARG002
         return
+
+    def share_at_work(self, at_work: bool) -> None:  # noqa: ARG002
+        return
+
+    def others_work(self) -> bool:
+        return False
 
     def share_view(self, view: NodeView) -> None:  # noqa: ARG002
         return

@@ -22,8 +22,6 @@ from ncclops.health.evidence import Reading
 from ncclops.health.hang import HangFinding, HangVerdict
 from ncclops.health.liveness import Liveness
 from ncclops.host import gpu_readings
-from ncclops.record import progress
-from ncclops.record.paths import RunPaths
 
 # How often it is seen that the event loop has ended and does not answer.
 _LOOP_ANSWERS_S = 30.0
@@ -85,7 +83,7 @@ class HangWatch:
 
     def _look(self) -> None:
         looks = self._on_loop(self._workers)
-        readings = [reading for look in looks if (reading := self._read(look)) is not None]
+        readings = [self._read(look) for look in looks]
         findings = self._liveness.look(readings, self._loop.time())
         self._loop.call_soon_threadsafe(self._judge, findings)
 
@@ -107,14 +105,9 @@ class HangWatch:
         running: list[Worker] = self._team.running()
         return [_Look(each.rank, each.pid, self._steps_printed(each.rank)) for each in running]
 
-    def _read(self, look: _Look) -> Reading | None:
-        """What ``look`` shows; None for a rank that has done its part and waits for the others."""
-        run_dir = self._job.run.path
-        page = progress.read(RunPaths(run_dir).rank(look.rank).progress)
-        if page is not None and page.pid == look.pid and page.ended:
-            return None
+    def _read(self, look: _Look) -> Reading:
         return probes.read_rank(
-            run_dir,
+            self._job.run.path,
             look.rank,
             look.pid,
             alive=True,
@@ -123,7 +116,7 @@ class HangWatch:
         )
 
     def _judge(self, findings: Sequence[HangFinding]) -> None:
-        """Judge the job by ``findings`` on all ranks of this node that have not finished."""
+        """Judge the job by ``findings`` on all ranks of this node whose processes run."""
         if self._ending.is_set():
             return
         self._coordinator.share_view(self._liveness.view(findings))

@@ -21,7 +21,8 @@ _STAYED_S = 600.0
 class Replacements:
     """Of one attempt on this node, in the agent's event loop.
 
-    ``refused`` says why a rank is not to be replaced, or None; ``start`` starts its new process.
+    ``refused`` says why a rank is not to be replaced, or None; ``start`` starts its new process;
+    ``lost`` is called with a rank where that has failed.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Replacements:
         enabled: bool,
         refused: Callable[[int], str | None],
         start: Callable[[int], Coroutine[Any, Any, None]],
+        lost: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
         self._team = team
@@ -39,6 +41,7 @@ class Replacements:
         self._enabled = enabled
         self._refused = refused
         self._start = start
+        self._lost = lost
         self._say = say
         self._made: dict[int, list[float]] = {}  # when, by rank; of those that followed each other
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,15 +49,16 @@ class Replacements:
     def of(self, rank: int) -> bool:
         """The process of ``rank`` has failed: start a new one, where that can help.
 
-        Whether it is started; where that fails, the terminal says so.
+        Whether it is being started; where that fails, the terminal says so.
         """
         team = self._team
         is_over = team.ending or team.escalation or team.finished or self._stop.asked
-        if not self._enabled or is_over or not team.at_work():
+        if not self._enabled or is_over or not team.goes_on():
             return False
         if (why := self._refused(rank) or self._too_often(rank)) is not None:
             self._say(f"rank {rank}: no new process takes its place: {why}")
             return False
+        team.returning.add(rank)
         task = asyncio.get_running_loop().create_task(self._replace(rank))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -81,3 +85,5 @@ class Replacements:
             await self._start(rank)
         except (NcclopsError, OSError, RuntimeError) as error:
             self._say(f"rank {rank}: no new process takes its place: {described(error)}")
+            self._team.returning.discard(rank)
+            self._lost(rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ncclops.agent.workers import Exit, Worker
@@ -18,6 +18,7 @@ class Team:
     """One attempt's workers on this node; a new attempt has a new team."""
 
     restarts_in_process: bool
+    others_work: Callable[[], bool] = lambda: False  # ranks of other nodes
     workers: list[Worker] = field(default_factory=list)
     ended: list[Worker] = field(default_factory=list)  # in the order in which they ended
     asked_to_stop: set[int] = field(default_factory=set)  # ranks that ended only after we asked
@@ -28,7 +29,7 @@ class Team:
     lost: set[int] = field(default_factory=set)  # the restarts went on without them
     leaving: set[int] = field(default_factory=set)  # ranks that have said so themselves
     aborted: set[int] = field(default_factory=set)  # ranks whose groups are aborted on demand
-    returning: set[int] = field(default_factory=set)  # new processes that have not entered yet
+    returning: set[int] = field(default_factory=set)  # their new processes have not entered yet
     escalation: Escalated | None = None  # a restart in place cannot help: all are leaving
     script_failures: dict[int, ScriptFailedEvent] = field(default_factory=dict)  # each rank's last
     hung: set[int] = field(default_factory=set)  # ranks whose hang has ended the attempt
@@ -47,6 +48,14 @@ class Team:
     def at_work(self) -> list[Worker]:
         """Those that run, without new processes that wait for the others."""
         return [worker for worker in self.running() if worker.rank not in self.returning]
+
+    def goes_on(self) -> bool:
+        """Whether ranks work that those that are to return can come back to."""
+        return bool(self.at_work()) or self.others_work()
+
+    def is_over(self) -> bool:
+        """Whether no rank of this node works, or is to come back to others that do."""
+        return not (self.at_work() or (self.returning and self.others_work()))
 
     def has_returned(self, rank: int) -> None:
         """The new process of ``rank`` has taken its place: how the old one ended is settled."""
@@ -99,7 +108,7 @@ class Team:
     def final_failure(self) -> Worker | None:
         """The worker whose failure ends the attempt, if there is one."""
         failed = [worker for worker in self.ended if self.has_failed(worker)]
-        if self.restarts_in_process and self.at_work():
+        if self.restarts_in_process and not self.is_over():
             # The others go on without it, unless it never reached the point from which they
             # can, or the restart core has given up for all of them.
             failed = [w for w in failed if w.rank not in self.entered or self.escalation]

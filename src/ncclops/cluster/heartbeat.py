@@ -8,7 +8,12 @@ clocks need not agree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+
+# An agent that does not answer loses no node: its workers run on. So it is given longer than a
+# host, as many times.
+SILENT_AFTER = 4
 
 
 def watched_by(rank: int, living: Iterable[int]) -> list[int]:
@@ -60,3 +65,25 @@ class Silence:
             self._received_at = now
         self._looked_at = now
         return now - self._received_at
+
+
+class Unread:
+    """Whether a reader has read nothing for ``silent_after_s``, from how much it has not read.
+
+    That is looked at every ``pause_s`` seconds.
+    """
+
+    def __init__(self, silent_after_s: float, pause_s: float) -> None:
+        self._silent_after_s, self._pause_s = silent_after_s, pause_s
+        self._unread = 0
+        self._looked_at = self._read_at = -math.inf
+        self.is_silent = False
+
+    def look(self, now: float, unread: int) -> bool:
+        """Whether ``is_silent`` has changed. ``unread`` grows as more is sent, until it reads."""
+        stood_still = now - self._looked_at > 2 * self._pause_s  # we, and it as well, maybe
+        if unread == 0 or unread < self._unread or stood_still:
+            self._read_at = now
+        self._looked_at, self._unread = now, unread
+        before, self.is_silent = self.is_silent, now - self._read_at >= self._silent_after_s
+        return self.is_silent != before

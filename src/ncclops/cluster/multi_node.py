@@ -23,12 +23,14 @@ from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_agreement import StopAgreement
 from ncclops.agent.workers import Worker
 from ncclops.cluster import messages, round_start, stop_vote
+from ncclops.cluster.heartbeat import SILENT_AFTER
 from ncclops.cluster.job_store import JobStore
 from ncclops.cluster.messages import Message
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.peers import Peers
 from ncclops.cluster.records import (
     NO_NODE,
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     DecisionRecord,
@@ -39,6 +41,7 @@ from ncclops.cluster.records import (
     LostRecord,
     PacesRecord,
     Record,
+    SilentRecord,
     StopRecord,
     ViewRecord,
     WaitingRecord,
@@ -50,6 +53,7 @@ from ncclops.cluster.shared_stop import SharedStop
 from ncclops.decision.deciding import AttemptDecision, decide
 from ncclops.decision.node_end import NodeEnd
 from ncclops.decision.outcome import StopRequest
+from ncclops.durations import format_duration
 from ncclops.errors import PreflightRefused
 from ncclops.health.liveness import Elsewhere, NodeView
 from ncclops.health.paces import RankPace
@@ -64,6 +68,8 @@ _PACES_EVERY_S, _PACES_EVERY_S_A_NODE = 1.0, 0.25
 _LAST_FAILURE = "cannot recover from another failure"
 # After a stop the last of them is a message later than this node.
 _OTHERS_END_WITHIN = timedelta(seconds=3)
+# After that it is said that they are waited for.
+_OTHERS_END_SOON = timedelta(seconds=10)
 # The others need the store to read the decision; it takes them one message.
 _OTHERS_LEAVE_WITHIN = timedelta(seconds=10)
 
@@ -135,6 +141,15 @@ class MultiNode:
 
     def share_refusal(self, rank: int, reason: str) -> None:
         self._post(FailedRecord(rank=rank, how=f"is refused: {reason}"))
+
+    def share_at_work(self, at_work: bool) -> None:
+        self._post(AtWorkRecord(at_work=at_work))
+
+    def others_work(self) -> bool:
+        current = self._round
+        return any(
+            node != current.rank and current.state.works(node) for node in range(current.state.size)
+        )
 
     def share_view(self, view: NodeView) -> None:
         others = [*self._views_elsewhere().values()]
@@ -213,11 +228,15 @@ class MultiNode:
         self._post(EndedRecord(end=end))
         if end.stop is not None:
             return await self._settle_stop(end)
-        await self._condition.until(
-            lambda: (
-                current.state.decision is not None or job_store.lost is not None or self._stop.asked
-            )
-        )
+
+        def is_settled() -> bool:
+            is_decided = current.state.decision is not None
+            return is_decided or job_store.lost is not None or self._stop.asked
+
+        if not await self._condition.until(is_settled, _OTHERS_END_SOON):
+            names = [current.state.name(rank) for rank in sorted(current.state.not_ended())]
+            self._note(f"waiting for the workers of {' '.join(names)} to end")
+            await self._condition.until(is_settled)
         decision = current.state.decision
         if decision is not None:
             self._is_replaced = current.rank in decision.replaced
@@ -310,6 +329,8 @@ class MultiNode:
                 self._take_limits(LimitsChange(window, reason=reason, by=by))
             case LostRecord(why=why):
                 self._on_lost(node, why)
+            case SilentRecord(silent=silent) if node != current.rank:
+                self._on_silent(state.name(node), silent)
             case StopRecord(grace_s=grace_s) if node != current.rank:
                 self._note(f"asked to stop on {state.name(node)}")
                 self._stop.expect(timedelta(seconds=grace_s))
@@ -330,6 +351,13 @@ class MultiNode:
         elif self._job.restarts_in_process and self._round.end is None:
             # Our heartbeat was late, which does not affect our workers: they need not end.
             self._post(BackRecord())
+
+    def _on_silent(self, name: str, silent: bool) -> None:
+        if silent:
+            limit = format_duration(SILENT_AFTER * self._config.pace.lost_after)
+            self._say(f"{name}: its agent has not answered for {limit}; its workers run on")
+        else:
+            self._note(f"{name}: its agent answers again")
 
     def _on_store_lost(self, why: str) -> None:
         state = self._round.state

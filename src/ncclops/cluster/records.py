@@ -110,6 +110,18 @@ class BackRecord(LogRecord, tag="back", frozen=True, kw_only=True):
     """The node was only late, and goes on."""
 
 
+class AtWorkRecord(LogRecord, tag="at-work", frozen=True, kw_only=True):
+    """Whether a rank of the node works; if not, all that are left there are to return to others."""
+
+    at_work: bool
+
+
+class SilentRecord(LogRecord, tag="silent", frozen=True, kw_only=True):
+    """Whether the node's agent does not answer, as if it was stopped; its workers may run on."""
+
+    silent: bool
+
+
 class ByeRecord(LogRecord, tag="bye", frozen=True, kw_only=True):
     """The node's agent needs nothing any more."""
 
@@ -196,6 +208,8 @@ Record = (
     | FaultRecord
     | LostRecord
     | BackRecord
+    | AtWorkRecord
+    | SilentRecord
     | ByeRecord
     | LimitsRecord
     | StopRecord

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import struct
+import termios
 import threading
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -79,6 +82,14 @@ class Link:
                 self._agent.sendall(line)
             except OSError:
                 return  # the agent has ended, which the thread that reads its commands notices
+
+    def unread(self) -> int:
+        """What the agent has not read of it yet, in bytes of the kernel's; 0 where not known."""
+        try:  # of a Unix socket, what has not been received at the other end
+            answer = fcntl.ioctl(self._agent, termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return 0
+        return int(struct.unpack("i", answer)[0])
 
 
 def _tcp_store_class(backend: str) -> Any:

@@ -13,12 +13,13 @@ from typing import Any
 from msgspec import structs
 
 from ncclops.cluster import messages, store_values
-from ncclops.cluster.heartbeat import HeartbeatWatch, watched_by
+from ncclops.cluster.heartbeat import SILENT_AFTER, HeartbeatWatch, Unread, watched_by
 from ncclops.cluster.records import (
     BackRecord,
     ByeRecord,
     LostRecord,
     RefusedRecord,
+    SilentRecord,
     UnknownRecord,
     WaitingRecord,
 )
@@ -186,6 +187,8 @@ class RoundMember:
         config, count = self._link.config, 0
         watch = HeartbeatWatch(config.beat_s * config.missed_beats)
         log = SharedLog(store, self.prefix)
+        silent_after_s = SILENT_AFTER * config.beat_s * config.missed_beats
+        agent = Unread(silent_after_s, config.beat_s / 2)
         while not self.over.wait(config.beat_s / 2):  # nothing to wait for: a heartbeat is periodic
             count += 1
             store.set(self._heartbeat_key(self.rank), str(count))
@@ -198,7 +201,10 @@ class RoundMember:
                     why = f"no heartbeat for {config.beat_s * config.missed_beats:g}s"
                     log.post(LostRecord(node=rank, why=why, by=self.rank))
                     self._nodes_left.discard(rank)
-            self._link.send(messages.Tick())
+            if agent.look(time.monotonic(), self._link.unread()):
+                log.post(SilentRecord(node=self.rank, silent=agent.is_silent))
+            if not agent.is_silent:  # what it does not read would block this thread in the end
+                self._link.send(messages.Tick())
 
     def _exchange_statuses(self, store: Any) -> None:
         statuses = Statuses(store, self.prefix, self.rank, self._nodes_left.copy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ncclops.cluster.records import (
+    AtWorkRecord,
     BackRecord,
     ByeRecord,
     CheckRecord,
@@ -21,6 +22,7 @@ from ncclops.cluster.records import (
     PacesRecord,
     Record,
     RefusedRecord,
+    SilentRecord,
     StartRecord,
     StopGoRecord,
     StopPointRecord,
@@ -64,6 +66,8 @@ class RoundState:
     ended: dict[int, NodeEnd] = field(default_factory=dict)
     lost: dict[int, LostRecord] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)  # nodes whose agents do not answer
+    without_work: set[int] = field(default_factory=set)  # nodes whose ranks are all to return
 
     def take(self, record: Record) -> bool:
         """Take ``record`` in; whether it is news: the first of its kind where only that counts."""
@@ -105,6 +109,10 @@ class RoundState:
                 self.lost[node] = record
             case BackRecord() if node in self.lost:
                 del self.lost[node]
+            case AtWorkRecord(at_work=at_work):
+                (self.without_work.discard if at_work else self.without_work.add)(node)
+            case SilentRecord(silent=silent):
+                (self.silent.add if silent else self.silent.discard)(node)
             case ByeRecord():
                 self.left.add(node)
             case _:
@@ -126,13 +134,26 @@ class RoundState:
     def decider(self) -> int | None:
         """The node that decides what comes next; None when none is left.
 
-        A node that was asked to stop leaves without waiting for a decision.
+        A node that was asked to stop leaves without waiting for a decision, and one whose agent
+        does not answer makes none.
         """
-        return next((rank for rank in self.living if rank not in self.left), None)
+        others = self.left | self.silent
+        return next((rank for rank in self.living if rank not in others), None)
 
     def all_ended(self) -> bool:
-        """Whether every living node that has workers is done with the attempt."""
-        return all(rank in self.ended or rank in self.idle for rank in self.living)
+        """Whether every living node that has workers is done with the attempt, as far as its agent
+        answers.
+        """
+        return not self.not_ended() - self.silent
+
+    def not_ended(self) -> set[int]:
+        """The living nodes that have workers and are not done with the attempt."""
+        return set(self.living) - set(self.ended) - self.idle
+
+    def works(self, rank: int) -> bool:
+        """Whether ranks of the node work, as far as its records tell."""
+        done = rank in self.ended or rank in self.left or rank in self.without_work
+        return rank in self.living and rank not in self.idle and not done
 
     def all_left(self) -> bool:
         """Whether no node needs the store any more."""
@@ -154,6 +175,8 @@ class RoundState:
             stopping = end.stopping or asked  # maybe only after it had posted its end
             return replace(end, name=name, idle=idle, failed_first=first, stopping=stopping)
         why = None if lost is None else lost.why
+        if rank in self.silent:
+            why = why or "its agent does not answer"
         return NodeEnd(name=name, idle=idle, failed_first=first, lost=why)
 
 

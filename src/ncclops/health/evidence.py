@@ -41,6 +41,7 @@ class Reading:
     ``steps`` counts steps, ``tick`` changes while the interpreter runs, ``main_beat`` while the
     main thread executes Python, ``enqueued`` and ``completed`` count collectives, ``cpu_s`` is CPU
     time of the process tree. ``incarnation`` changes with each start and iteration of the worker.
+    ``ended``: the script is over on the rank, which waits for the others to come as far.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Reading:
     phase: str | None = None
     phase_age: timedelta | None = None
     phase_limit: timedelta | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ What counts as evidence depends on where a rank is:
 - A rank outside, or not known to be inside, that is idle while its interpreter runs (a slow file
   server, a data loader) has the long window: much that looks like this ends by itself. As long as
   another rank is in a declared phase, it may also wait for that one, and is not judged.
+- A rank on which the script has ended is not waited for, unless all others wait in a collective
+  that it has not come to: then the script has ended there too early.
 - Compile warm-up and declared phases have windows of their own. Nobody compiles where every rank
   is known to be inside a collective, so there the long window is enough.
 
@@ -38,7 +40,7 @@ from ncclops.rank_lists import ranks_named
 _INDEPENDENT_KINDS_NEEDED = 2
 _MOVE_WITH_STEPS = {Kind.STEP, Kind.COLLECTIVE, Kind.GPU}
 
-State = Literal["working", "waiting", "stuck", "dead", "unclear"]
+State = Literal["working", "waiting", "stuck", "dead", "ended", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,8 @@ def judge(findings: Sequence[HangFinding], *, world_size: int) -> HangVerdict:
     """Whether the job hangs, from what is thought of each rank of which anything is known.
 
     Ranks that wait in a collective are hung only if no rank is left to wait for: every rank of
-    ``world_size`` is known, and is stuck too. A rank stuck outside hangs by itself.
+    ``world_size`` on which the script has not ended is known, and is stuck too. A rank stuck
+    outside hangs by itself.
     """
     if dead := _ranks(findings, "dead"):
         return _verdict(findings, dead, f"{ranks_named(dead)} {_has(dead)} ended")
@@ -144,6 +147,9 @@ def judge(findings: Sequence[HangFinding], *, world_size: int) -> HangVerdict:
         return _verdict(findings, culprits, f"{ranks_named(culprits)}: {outside[0].reason}")
     stuck = [finding for finding in findings if finding.state == "stuck"]
     if stuck and len(stuck) == world_size:
+        if early := _ended_early(findings, stuck):
+            where = f"all others wait in a collective that {ranks_named(early)} did not come to"
+            return _verdict(findings, early, f"{where}: the script has ended there")
         culprits = _most_stuck(_behind(stuck))
         first = next(finding for finding in stuck if finding.rank == culprits[0])
         inside = all(finding.in_collective for finding in stuck)
@@ -227,6 +233,18 @@ def _behind(findings: Sequence[HangFinding]) -> Sequence[HangFinding]:
     if len(known) < len(findings):
         return findings
     return [finding for finding in findings if finding.collectives == min(known)]
+
+
+def _ended_early(findings: Sequence[HangFinding], stuck: Sequence[HangFinding]) -> tuple[int, ...]:
+    """Ranks on which the script has ended before a collective in which all that are left wait."""
+    waiting = [f.collectives for f in stuck if f.in_collective and f.collectives is not None]
+    if len(waiting) < len(stuck):
+        return ()
+    return tuple(
+        f.rank
+        for f in findings
+        if f.state == "ended" and f.collectives is not None and f.collectives < min(waiting)
+    )
 
 
 def _most_stuck(findings: Sequence[HangFinding]) -> tuple[int, ...]:

@@ -31,9 +31,9 @@ _CONFIRMING_LOOKS = 3
 class NodeView:
     """What a node says of its ranks to the other nodes of a job.
 
-    ``ranks`` is how many have not finished. ``findings`` are those that bear on the ranks of other
-    nodes: of ranks that are stuck, and of ranks in a declared phase. ``shows_steps``: a rank has
-    completed steps.
+    ``ranks`` is on how many the script has not ended. ``findings`` are those that bear on the ranks
+    of other nodes: of ranks that are stuck, in a declared phase, or on which it has ended.
+    ``shows_steps``: a rank has completed steps.
     """
 
     ranks: int
@@ -42,9 +42,9 @@ class NodeView:
 
     @classmethod
     def of(cls, findings: Sequence[HangFinding], *, shows_steps: bool = False) -> NodeView:
-        """The view of a node whose ranks that have not finished are as in ``findings``."""
-        telling = tuple(f for f in findings if f.state == "stuck" or f.phase is not None)
-        return cls(ranks=len(findings), findings=telling, shows_steps=shows_steps)
+        """The view of a node whose ranks are as in ``findings``."""
+        telling = tuple(f for f in findings if f.state in ("stuck", "ended") or f.phase is not None)
+        return cls(ranks=_not_ended(findings), findings=telling, shows_steps=shows_steps)
 
     @property
     def has_stuck_ranks(self) -> bool:
@@ -97,7 +97,7 @@ class Liveness:
         self._limits = self._limits.at_most(longest)
 
     def look(self, readings: Sequence[Reading], now: float) -> list[HangFinding]:
-        """What ``readings`` say, of this node's ranks that have not finished.
+        """What ``readings`` say, of this node's ranks whose processes run.
 
         ``now`` is in seconds of any one clock that does not go back.
         """
@@ -108,6 +108,11 @@ class Liveness:
         return [self._assess(reading) for reading in readings]
 
     def _assess(self, reading: Reading) -> HangFinding:
+        if reading.ended:
+            reason, collectives = "its script has ended", reading.enqueued
+            return HangFinding(
+                rank=reading.rank, state="ended", reason=reason, collectives=collectives
+            )
         if reading.rank not in self._trackers:
             self._trackers[reading.rank] = Tracker(), Training(self._limits)
         tracker, training = self._trackers[reading.rank]
@@ -124,10 +129,14 @@ class Liveness:
         """The hang that this node has to act on, if there is one."""
         self._others_show_steps = elsewhere.show_steps
         known = sorted([*findings, *elsewhere.findings], key=lambda finding: finding.rank)
-        verdict = judge(known, world_size=len(findings) + elsewhere.ranks)
+        verdict = judge(known, world_size=_not_ended(findings) + elsewhere.ranks)
         self._confirmed = self._confirmed + 1 if verdict.hung else 0
         needed = _CONFIRMING_LOOKS if elsewhere.ranks else 1
         if self._confirmed < needed:
             return None
         ours = {finding.rank for finding in findings}
         return verdict if verdict.culprits[0] in ours else None
+
+
+def _not_ended(findings: Sequence[HangFinding]) -> int:
+    return sum(finding.state != "ended" for finding in findings)

@@ -64,6 +64,7 @@ def _with_page(reading: Reading, page: Progress) -> Reading:
         phase=phase,
         phase_age=None if phase is None else age,
         phase_limit=None if page.phase is None else limit,
+        ended=page.ended,
     )
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ncclops.restart import health_check as health_check
     from ncclops.restart import incident as incident
     from ncclops.restart import initialize as initialize
+    from ncclops.restart import keep_going as keep_going
     from ncclops.restart import monitor_process as monitor_process
     from ncclops.restart import monitor_thread as monitor_thread
     from ncclops.restart import nested_restarter as nested_restarter
@@ -62,16 +63,27 @@ if TYPE_CHECKING:
     from ncclops.restart import wrap as wrap
     from ncclops.restart.compose import Compose
     from ncclops.restart.incident import Incident
+    from ncclops.restart.keep_going import Membership
     from ncclops.restart.state import FrozenState, Mode, State
     from ncclops.restart.wrap import CallWrapper, Wrapper
 
-__all__ = ["CallWrapper", "Compose", "FrozenState", "Incident", "Mode", "State", "Wrapper"]
+__all__ = [
+    "CallWrapper",
+    "Compose",
+    "FrozenState",
+    "Incident",
+    "Membership",
+    "Mode",
+    "State",
+    "Wrapper",
+]
 
 _HOMES = {
     "CallWrapper": "wrap",
     "Compose": "compose",
     "FrozenState": "state",
     "Incident": "incident",
+    "Membership": "keep_going",
     "Mode": "state",
     "State": "state",
     "Wrapper": "wrap",
@@ -87,6 +99,7 @@ _SUBMODULES = {
     "health_check",
     "incident",
     "initialize",
+    "keep_going",
     "monitor_process",
     "monitor_thread",
     "nested_restarter",

@@ -41,6 +41,10 @@ class Failed:
     error: BaseException | None = None
 
 
+class InReserve(BaseException):
+    """Leaves a function that was to keep going, on a rank that has none in this iteration."""
+
+
 class Leaving(BaseException):
     """Unwinds the loop of a rank that has left; ``error`` is what its caller gets."""
 

@@ -92,12 +92,13 @@ class Interrupter:
 
     # --- main thread --------------------------------------------------------------------------
 
-    def arm(self) -> None:
+    def arm(self, called_by: CodeType | None = None) -> None:
         """From now on the monitor thread may interrupt this thread, until ``armed`` is False.
 
-        To be called by what calls the function: its callers do not count as parts of it.
+        ``called_by`` calls the function, ``None``: what calls this; its callers do not count as
+        parts of it.
         """
-        self._outermost = sys._getframe(1).f_code
+        self._outermost = called_by or sys._getframe(1).f_code
         self._native_id = threading.get_native_id()
         self._gate = _Gate()
         self.armed = True

@@ -22,6 +22,7 @@ from ncclops.restart._monitor_link import Page, Watch
 from ncclops.restart._observer import observed
 from ncclops.restart.environment_notes import environment_notes
 from ncclops.restart.health_check import HealthCheck
+from ncclops.restart.keep_going import KeepGoing, OnMembership
 from ncclops.restart.log import set_up_logging
 from ncclops.restart.loop import RestartLoop
 from ncclops.restart.session import Session
@@ -42,6 +43,7 @@ class CallWrapper:
         self._settings = observed(settings)
         self._restart_health_check = restart_health_check
         self._loop: RestartLoop | None = None
+        self._going: KeepGoing | None = None
         self._phases: list[tuple[float, float]] = []
 
     def __enter__(self) -> CallWrapper:
@@ -112,6 +114,28 @@ class CallWrapper:
         """
         if self._loop is not None:
             self._loop.done_with_groups = True
+
+    def keep_going(self, function: Callable[[], T], on_membership: OnMembership) -> T:
+        """``function()``, called again after a fault while the wrapped function stays where it is.
+
+        For a training loop whose objects are to stay alive: those that the wrapped function has
+        made before, such as the model and the optimizer. ``on_membership(old, new)`` is called
+        before each call of ``function``, at first with ``None`` for ``old``: there the process
+        groups are made, and what holds them. Both are left when a rank fails, as the wrapped
+        function would be, and all that a restart calls is called; what an interrupted step has left
+        half done is for ``on_membership`` to put right.
+
+        A rank that a fault finds outside of ``function`` calls the wrapped function again, as does
+        one in a new process: ``old`` is ``None`` there, and its objects are new. A rank that is in
+        reserve afterwards leaves the wrapped function.
+
+        Raises ``RuntimeError`` outside the wrapped function and inside of ``function``.
+        """
+        if self._loop is None:
+            raise RuntimeError("keep_going() is for use inside the wrapped function")
+        if self._going is None:
+            self._going = KeepGoing(self._loop)
+        return self._going.run(function, on_membership)
 
     @property
     def unfinished(self) -> frozenset[int] | None:
@@ -243,7 +267,7 @@ class CallWrapper:
 
     def shutdown(self) -> None:
         """Drop what the call held. Threads and processes ended with the loop."""
-        self._loop = None
+        self._loop = self._going = None
 
     @property
     def _session(self) -> Session:

@@ -8,7 +8,8 @@
               │                                                                   │
               └────────────────────── assign ◄── (grow) ◄────── barrier ◄─────────┘
 
-In ``grow``, where lost ranks come back, all join anew with them (``generations.py``).
+In ``grow``, where lost ranks come back, all join anew with them (``generations.py``). A function
+that keeps going (``keep_going.py``) goes through the same phases, from inside.
 
 ``detect``, ``collect`` (a snapshot of this rank, where a hook for that was handed in) and ``abort``
 happen in the monitor thread; ``leave`` is this thread's way out of the function. Any phase may end
@@ -38,6 +39,7 @@ from ncclops.restart._endings import (
     Failed,
     Finished,
     ForkedChild,
+    InReserve,
     Leaving,
     follows_from_abort,
     judge_exit,
@@ -90,7 +92,7 @@ from ncclops.restart.rank_assignment import RankDiscarded
 from ncclops.restart.returning import await_join, find_generation
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
-from ncclops.restart.state import Mode, State, take_returning
+from ncclops.restart.state import FrozenState, Mode, State, take_returning
 
 log = logging.getLogger("ncclops.restart")
 
@@ -142,7 +144,8 @@ class RestartLoop:
         self.done_with_groups = False  # see CallWrapper, as is ``unfinished``
         self.unfinished: frozenset[int] | None = None
         self._torch_state = TorchState()
-        self._pid = os.getpid()
+        self._ended_inside: BaseException | None = None  # what a restart inside has ended with
+        self.pid = os.getpid()
         self._as_call = _calls.Call(
             state=state.freeze,
             connect=self._another_connection,
@@ -169,6 +172,10 @@ class RestartLoop:
     def iteration(self) -> int:
         """The present iteration, from 0."""
         return self._state.iteration
+
+    def frozen_state(self) -> FrozenState:
+        """This rank's numbers in it."""
+        return self._state.freeze()
 
     def run(self) -> Any:
         """The value of the function (``None`` on a reserve) once all ranks have finished.
@@ -197,7 +204,7 @@ class RestartLoop:
             self._causes.note(unexpected)
             self._report_unexpected_end(unexpected)
         finally:
-            if os.getpid() == self._pid:
+            if os.getpid() == self.pid:
                 _calls.end(self._as_call)
                 self.session.close(error)
                 self._connections = None
@@ -207,10 +214,11 @@ class RestartLoop:
     def _run_iterations(self) -> Any:
         self._join()
         while not isinstance(ending := self._run_iteration(), Finished):
-            self._restart(ending)
+            if ending is not None:
+                self._restart(ending)
         return self._complete(ending.value)
 
-    def _run_iteration(self) -> Finished | Failed:
+    def _run_iteration(self) -> Finished | Failed | None:
         """``_iterate``, also when the last interruption arrives in its own last statements."""
         try:
             return self._iterate()
@@ -281,62 +289,104 @@ class RestartLoop:
 
     # --- enter and run ------------------------------------------------------------------------
 
-    def _iterate(self) -> Finished | Failed:
-        """One iteration: the function on an active rank, waiting on a reserve."""
-        state, session = self._state, self.session
-        state.set_distributed_vars()
+    def _iterate(self) -> Finished | Failed | None:
+        """One iteration: the function on an active rank, waiting on a reserve.
+
+        Of one that keeps going, several. ``None``: the next one has begun, for a reserve.
+        """
+        state = self._state
+        self._prepare(self._torch_state)
+        value, caught = None, None
+        try:
+            try:
+                value = self._run_armed()
+            finally:
+                self.session.interrupter.settle()
+                contain_handlers()
+        except BaseException as error:  # noqa: BLE001 - judged below
+            caught = error
+        if os.getpid() != self.pid:
+            raise ForkedChild(value, caught)
+        self.settle()
+        if self._ended_inside is not None:  # whatever the function has made of it
+            ended, self._ended_inside = self._ended_inside, None
+            if isinstance(ended, InReserve):
+                return None
+            raise ended
+        if caught is not None:
+            return self._end_iteration(caught)
+        self._leave_function(None)
+        if state.mode is Mode.ACTIVE:
+            rank, size = state.active_rank, state.active_world_size
+            assert rank is not None and size is not None
+            returned = Fault.of_early_return(state.initial_rank, state.rank, state.iteration)
+            self.session.ledger.record_completion(state.iteration, rank, size, returned)
+            self._returned = True
+        return self._await_outcome(value)
+
+    def _prepare(self, torch_state: TorchState) -> None:
+        """Nothing of the last iteration is left when the function begins."""
+        self._state.set_distributed_vars()
         self._page.touch()
         self._page.watch = Watch.HARD  # destroying a group may hang
         self._page.abort_began = time.monotonic()
         forget_failed_groups()
         self._page.abort_began = 0.0
         undo_excepthook_of_torch()
-        self._torch_state.restore()
-        value, caught = None, None
+        torch_state.restore()
         self._returned = self.done_with_groups = False
-        try:
-            try:
-                value = self._run_armed()
-            finally:
-                session.interrupter.settle()
-                contain_handlers()
-        except BaseException as error:  # noqa: BLE001 - judged below
-            caught = error
-        if os.getpid() != self._pid:
-            raise ForkedChild(value, caught)
-        session.interrupter.settle()
-        contain_handlers()
-        session.function_left()
-        end_groups_in_a_thread()
-        self._page.watch = Watch.NONE
-        self._caught = caught
-        if caught is not None:
-            session.note_function_left(caught)
-            return self._await_abort(self._judge(caught))
-        if state.mode is Mode.ACTIVE:
-            rank, size = state.active_rank, state.active_world_size
-            assert rank is not None and size is not None
-            returned = Fault.of_early_return(state.initial_rank, state.rank, state.iteration)
-            session.ledger.record_completion(state.iteration, rank, size, returned)
-            self._returned = True
-        return self._await_outcome(value)
 
     def _run_armed(self) -> Any:
-        """The part that the monitor thread may interrupt."""
-        interrupter = self.session.interrupter
-        # Armed before the monitor thread watches: it must not interrupt a thread that is not armed.
-        interrupter.arm()
         try:
-            self.session.monitor_thread.watch(self._state.iteration, self._state.freeze())
-            self._page.touch()
-            self._page.watch = Watch.SOFT_AND_HARD
-            release_handlers()
-            self._enter()
+            self.enter_armed()
             if self._state.mode is Mode.ACTIVE:
                 return self._call()
             return None
         finally:
-            interrupter.armed = False  # first and without a call: see Interrupter
+            self.session.interrupter.armed = False  # first and without a call: see Interrupter
+
+    def enter_armed(self) -> None:
+        """From here on the monitor thread may interrupt this one; initialize and health check."""
+        # Armed before the monitor thread watches: it must not interrupt a thread that is not armed.
+        self.session.interrupter.arm(RestartLoop._run_armed.__code__)
+        self.session.monitor_thread.watch(self._state.iteration, self._state.freeze())
+        self._page.touch()
+        self._page.watch = Watch.SOFT_AND_HARD
+        release_handlers()
+        self._enter()
+
+    def settle(self) -> None:
+        """Nothing interrupts this thread any more, once ``armed`` is False."""
+        self.session.interrupter.settle()
+        contain_handlers()
+
+    def _leave_function(self, caught: BaseException | None) -> None:
+        self.session.function_left()
+        end_groups_in_a_thread()
+        self._page.watch = Watch.NONE
+        self._caught = caught
+
+    def _end_iteration(self, caught: BaseException) -> Finished | Failed:
+        """The function was left with ``caught``: judge that, and wait for the abort."""
+        self._leave_function(caught)
+        self.session.note_function_left(caught)
+        return self._await_abort(self._judge(caught))
+
+    def restart_inside(self, caught: BaseException, torch_state: TorchState) -> None:
+        """The way to the next iteration, from within the function; the thread is not armed.
+
+        What it ends with leaves the function, and then the loop.
+        """
+        try:
+            ending = self._end_iteration(caught)
+            assert isinstance(ending, Failed)  # others cannot finish without an active rank
+            self._restart(ending)
+            if self._state.mode is not Mode.ACTIVE:
+                raise InReserve
+            self._prepare(torch_state)
+        except BaseException as end:
+            self._ended_inside = end
+            raise
 
     def _enter(self) -> None:
         """Initialize and health check; then a restart has succeeded and is reported."""

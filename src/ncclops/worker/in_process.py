@@ -39,6 +39,7 @@ from ncclops.worker import (
     fresh,
     leftovers,
     no_restart,
+    os_exit,
     own_log,
     own_wrapper,
     restart_events,
@@ -96,6 +97,7 @@ def run(
         own_log.leave_to_script(handler)
         attempts.run_alone()
     exiting.note_good_end()
+    os_exit.end_process_if_called()
     leftovers.end_process(0)
 
 
@@ -280,7 +282,8 @@ class _Attempts:
         _obey(call)
         self._printed.begin()
         try:
-            self._start()
+            with os_exit.ends_script():
+                self._start()
         except SystemExit as end:
             if end.code not in (None, 0):
                 self._printed.explain(end)

@@ -1,0 +1,81 @@
+"""DDP that keeps its objects after a fault: only the process group and DDP are made anew.
+
+    ncclops launch --nproc-per-node 2 docs/examples/keep_going_ddp.py
+
+Model, optimizer and data stay where they are. What the interrupted step has left half done is put
+right from a snapshot in memory, to the last bit. ``SNAPSHOT_FAULT=raise:1:5`` injects a fault once,
+on rank 1 at step 5; ``kill`` ends that rank with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from snapshot_ddp import Shuffled, digest, inject_fault
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ncclops import restart
+from ncclops.restart import snapshot
+
+
+class Trainer:
+    """All that outlives a fault, and the step it has come to."""
+
+    def __init__(self, steps: int, number: int) -> None:
+        torch.manual_seed(0)
+        self.steps, self.step = steps, 0
+        self.model = nn.Sequential(
+            nn.Linear(32, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 32)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.data = Shuffled(number)
+        torch.manual_seed(number)  # dropout differs from rank to rank
+
+    def regroup(self, old: restart.Membership | None, new: restart.Membership) -> None:
+        """What belongs to a process group is made anew; a step that all have is the newest."""
+        dist.init_process_group("gloo")
+        self.ddp = DistributedDataParallel(self.model)
+        self.snapshots = snapshot.Snapshots(
+            {
+                "model": self.model,
+                "optimizer": self.optimizer,
+                "data": self.data,
+                "rng": snapshot.Rng(),
+            },
+            replicated=["model", "optimizer"],
+        )
+        restored = self.snapshots.restore()
+        self.step = restored.step or 0
+        begins = "begins" if old is None else "goes on"
+        print(f"rank {new.rank} of {new.world_size} {begins} at step {self.step}", flush=True)
+
+    def train(self) -> None:
+        while self.step < self.steps:
+            inject_fault(self.step)
+            batch = self.data.next_batch(torch.device("cpu"))
+            self.optimizer.zero_grad()
+            loss = (self.ddp(batch) - batch).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+            self.snapshots.take(self.step)
+
+
+@restart.Wrapper()
+def main(call: restart.CallWrapper, steps: int) -> None:
+    trainer = Trainer(steps, restart.State.from_env().rank)
+    call.keep_going(trainer.train, trainer.regroup)
+    if dist.get_rank() == 0:
+        print(f"result {digest(trainer.model.state_dict())}", flush=True)
+    dist.barrier()
+    del trainer.ddp
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a small model, and keep it.")
+    parser.add_argument("--steps", type=int, default=40)
+    main(parser.parse_args().steps)

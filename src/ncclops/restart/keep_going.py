@@ -1,0 +1,104 @@
+"""A function that goes on with its objects after a fault, instead of being called again.
+
+::
+
+    on_membership ─► function ─┬─ returns ─► the wrapped function goes on
+         ▲                     │
+         │                     └─ fault ─► the phases of a restart (``loop.py``)
+         └──────────────────────────────────────────┘
+
+The wrapped function stays where it is, with all that it has made: model, optimizer, data. Only
+``function`` is left and called again, after ``on_membership`` has made the groups anew. A rank that
+a fault finds outside of it, and one that comes back in a new process, calls the wrapped function
+from its start, and takes part from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ncclops.restart._torch_state import TorchState
+from ncclops.restart.loop import RestartLoop
+from ncclops.restart.state import FrozenState
+
+T = TypeVar("T")
+
+# By these user code ends its process, or a generator: they are no faults to go on from.
+_PASS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This rank among those that take part in an iteration, by their numbers in it."""
+
+    iteration: int
+    rank: int
+    world_size: int
+    initial_rank: int
+
+    @classmethod
+    def of(cls, state: FrozenState) -> Membership:
+        """Of an active rank."""
+        assert state.active_rank is not None and state.active_world_size is not None
+        return cls(state.iteration, state.active_rank, state.active_world_size, state.initial_rank)
+
+
+OnMembership = Callable[[Membership | None, Membership], object]
+
+
+class KeepGoing:
+    """Of one call of a wrapped function: ``loop`` is its loop. Main thread."""
+
+    def __init__(self, loop: RestartLoop) -> None:
+        self._loop = loop
+        self._is_under_way = False
+
+    def run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
+        """See ``CallWrapper.keep_going``."""
+        if self._is_under_way:
+            raise RuntimeError("keep_going() is for use outside of what it runs")
+        self._is_under_way = True
+        try:
+            return self._run(function, on_membership)
+        finally:
+            self._is_under_way = False
+
+    def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
+        loop, torch_state = self._loop, TorchState()
+        old: Membership | None = None
+        while True:
+            new = Membership.of(loop.frozen_state())
+            try:
+                return self._attempt(function, on_membership, old, new)
+            except _PASS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - judged by the loop
+                caught = error
+            if os.getpid() != loop.pid:
+                raise caught
+            loop.settle()
+            loop.restart_inside(caught, torch_state)
+            old = new
+            del caught
+
+    def _attempt(
+        self,
+        function: Callable[[], T],
+        on_membership: OnMembership,
+        old: Membership | None,
+        new: Membership,
+    ) -> T:
+        try:
+            if old is not None:
+                self._loop.enter_armed()
+            on_membership(old, new)
+            return function()
+        except _PASS:
+            raise
+        except BaseException:
+            self._loop.session.interrupter.armed = False  # first and without a call
+            self._loop.settle()
+            raise
