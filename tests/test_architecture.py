@@ -19,6 +19,7 @@ ROOT = Path(ncclops.__file__).parent
 EVERYWHERE = {
     "errors",
     "exhausted",
+    "exit_codes",
     "durations",
     "lazy_names",
     "rank_lists",

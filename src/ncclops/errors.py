@@ -5,11 +5,13 @@
     │   └── ProfileError        exit 2   a profile that cannot be found, read or understood
     ├── NotNeeded               exit 0   a node in reserve, whose job has ended without it
     ├── PreflightRefused        exit 3   `launch` found a reason not to start
+    │   └── NodeUnfit           exit 3   this node is not fit for the job
     ├── NetworkRefused          exit 3   NCCL uses another network than the one that is required
     └── ReceiptMissing          exit 4   workers ended well, the required receipt is not there
 
 Beside them: 70 for a fault of ncclops itself (``EXIT_INTERNAL_ERROR``, as sysexits has it), 130 for
-an interruption (``EXIT_INTERRUPTED``). ``ncclops.cli._exit_codes`` has them by command.
+an interruption (``EXIT_INTERRUPTED``). ``ncclops.cli._exit_codes`` has them by command, and
+``ncclops.exit_codes`` those of `launch` that can be set.
 
 The message of each is one line in three parts: what is wrong, where, and what to do. The
 command line prints it as ``ncclops: error: <message>`` on stderr, without a traceback.
@@ -53,10 +55,18 @@ class PreflightRefused(NcclopsError):
     exit_code = 3
 
 
+class NodeUnfit(PreflightRefused):
+    """`launch` refused to start here because this node is not fit: another one may be."""
+
+
 class NetworkRefused(NcclopsError):
-    """NCCL has chosen another network than ``--require-network`` asks for."""
+    """NCCL has chosen another network than ``--require-network`` asks for.
+
+    Its message begins with ``option``.
+    """
 
     exit_code = 3
+    option = "--require-network"
 
 
 class ReceiptMissing(NcclopsError):

@@ -24,6 +24,7 @@ from tests.conftest import REPOSITORY, clean_environ
 # With the exit codes of docs/contracts.md that say: the command did its work.
 COMMANDS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("status", "run"): (0,),
+    ("runs", "run"): (0,),
     ("diagnose", "run"): (0,),
     ("incident", "run"): (0,),
     ("stacks", "run"): (0,),

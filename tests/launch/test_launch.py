@@ -213,6 +213,31 @@ class TestFailure:
         assert failure["message"] == "KeyError: 'no such column'"
         assert {record["rank"] for record in run.named("fault")} == {1}
 
+    @pytest.mark.parametrize(
+        ("source", "action", "code"),
+        [
+            ("raise KeyError('no such column')", "fix", 78),
+            ("import os, signal; print('step 1 loss 2.0', flush=True); os.kill(os.getpid(), 9)",
+             "unknown", 7),
+        ],
+    )  # fmt: skip
+    def test_a_scheduler_sees_whether_another_start_may_help(
+        self, source: str, action: str, code: int, ncclops: Ncclops, script: Script,
+        only_run: OnlyRun,
+    ) -> None:  # fmt: skip
+        profile = script(
+            'description = "here"\nextends = "local-cpu"\n[exit_codes]\nset = "scheduler"\n',
+            "here.toml",
+        )
+        given = ("--profile", profile, "--exit-codes", "unknown=7", "--restart", "none")
+        done = ncclops("launch", *given, script(source))
+        assert done.returncode == code, done.stderr
+        run = only_run()
+        verdict = run.verdict
+        assert (verdict["next_action"], verdict["exit_code"]) == (action, code)
+        recorded = json.loads((run.path / "run.json").read_text())["exit_codes"]
+        assert (recorded["retry"], recorded["unknown"]) == (75, 7)
+
     def test_a_signal_is_named(self, ncclops: Ncclops, script: Script, only_run: OnlyRun) -> None:
         source = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
         done = ncclops("launch", "--nproc-per-node", "1", script(source))

@@ -235,3 +235,33 @@ def test_a_child_takes_a_scope_back_or_gives_its_own_reason(project: Path) -> No
     assert load_profiles(["open"]).scopes == {}
     assert load_profiles(["own"]).scopes["between_nodes"].source == "profile own"
     assert load_profiles(["single-node-h200"]).scopes["between_nodes"].action == "unset"
+
+
+def test_exit_codes_come_as_a_set_and_changes_and_a_set_begins_anew(project: Path) -> None:
+    text = 'extends = "{}"\n[exit_codes]\n'
+    profiles = project / "profiles"
+    write(profiles, "site", text.format("local-cpu") + 'set = "scheduler"\nfix = 93\n')
+    write(profiles, "ours", text.format("site") + "retry = 138\n")
+    write(profiles, "plain", text.format("ours") + 'set = "default"\nunknown = 2\n')
+    ours = load_profiles(["ours"], cwd=project).exit_codes
+    assert (ours.retry, ours.replace_node, ours.fix) == (138, 76, 93)
+    plain = load_profiles(["plain"], cwd=project).exit_codes
+    assert (plain.retry, plain.fix, plain.unknown) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("retry = 0", "exit_codes.retry: "),
+        ("retry = 300", "exit_codes.retry: "),
+        ('retry = "75"', "exit_codes.retry: "),
+        ('set = "slurm"', "exit_codes.set: cannot be 'slurm'; write 'default' or 'scheduler'"),
+        ("requeue = 75", "exit_codes.requeue: unknown key; known: "),
+    ],
+)
+def test_what_is_no_exit_code_names_file_and_key(project: Path, line: str, message: str) -> None:
+    write(project / "profiles", "bad", f"[exit_codes]\n{line}\n")
+    with pytest.raises(ProfileError, match=r"bad\.toml") as refused:
+        load_profiles(["bad"], cwd=project)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)

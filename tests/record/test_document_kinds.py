@@ -92,7 +92,13 @@ def refused(read: Callable[[], object], *, naming: Path) -> None:
 # What later versions have added, by kind.
 ADDED: dict[str, dict[str, Any]] = {
     "run": {"launcher": None},
-    "verdict": {"ranks_lost": [], "gpu_faults": [], "slow_ranks": [], "story": None},
+    "verdict": {
+        "ranks_lost": [],
+        "gpu_faults": [],
+        "slow_ranks": [],
+        "story": None,
+        "next_action": None,
+    },
 }
 
 

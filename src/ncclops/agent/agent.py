@@ -40,6 +40,7 @@ from ncclops.agent.hosted_store import NOWHERE
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
 from ncclops.agent.live_scan import LiveDiagnosis
+from ncclops.agent.notifications import Notifications
 from ncclops.agent.pulse import Pulse
 from ncclops.agent.rendezvous_result import Place
 from ncclops.agent.stop_requests import StopRequests
@@ -78,6 +79,8 @@ log = logging.getLogger(__name__)
 _FILES_LIMIT_S = 30.0
 # Who has ended the run waits for its end, and not for gigabytes of its output.
 _WHEN_STOPPED_S = 5.0
+# What is still to be sent when all is decided; a receiver that is up takes a second.
+_NOTIFY_LIMIT_S = 15.0
 
 
 def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> int:
@@ -93,7 +96,9 @@ def run_agent(job: Job, pulse: Pulse, coordinate: Coordinate | None = None) -> i
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         running.close()  # it had not begun: no descriptors, no threads
         seconds = time.monotonic() - began
-        verdict = conclusion.conclude_crash(job.run, error, attempts=0, endings=[], seconds=seconds)
+        verdict = conclusion.conclude_crash(
+            job.run, error, codes=job.exit_codes, attempts=0, endings=[], seconds=seconds
+        )
         verdict_report.print_crash(verdict, job.run)
         return verdict.exit_code
 
@@ -133,6 +138,7 @@ class _Agent:
         self._attached = Attached(job.run.paths.rank(rank).stdout_log)
         self._errors = InternalErrors(job.run)
         self._log = AgentLog(job.run, self._terminal.say)
+        self._notifications = Notifications(job, self._terminal.say)
         self._control_handler = ControlHandler(
             job, self._stop, self._team, self._share_limits, self._act_before
         )
@@ -156,6 +162,7 @@ class _Agent:
         self._terminal.open()
         self._run.write_in_background(self._terminal.say)
         self._log.open()
+        self._notifications.start()
         self._errors.watch(self._loop)
         leftovers.sweep_in_background()
         log.info("run %s: agent %d of node %s", self._run.run_id, os.getpid(), self._run.node)
@@ -185,6 +192,8 @@ class _Agent:
         )
         verdict = await self._conclude(ended)
         log.info("%s (exit code %d): %s", verdict.outcome, verdict.exit_code, verdict.reason)
+        limit_s = _WHEN_STOPPED_S if self._stop.signals else _NOTIFY_LIMIT_S
+        await in_thread(partial(self._notifications.close, limit_s), 2 * limit_s)
         await in_thread(self._close_records, _FILES_LIMIT_S)
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
@@ -210,10 +219,12 @@ class _Agent:
         verdict = conclusion.conclude_crash(
             self._run,
             error,
+            codes=self._job.exit_codes,
             attempts=0 if self._attempt is None else self._attempt.number + 1,
             endings=[] if team is None else team.endings(),
             seconds=time.monotonic() - self._began,
         )
+        self._notifications.close(_WHEN_STOPPED_S)
         self._close_records()
         verdict_report.print_crash(verdict, self._run)
         return verdict.exit_code
@@ -381,7 +392,7 @@ class _Agent:
             failed=failed or refusal is not None,
             fatal=refusal is not None or (failed and attempt.is_fatal()),
             hang=None if attempt.hang is None else attempt.hang.reason,
-            cannot_start=None if refusal is None else CannotStart.of(refusal),
+            cannot_start=None if refusal is None else CannotStart.of(refusal, self._job.exit_codes),
             stop=stop,
             stopping=self._stop.asked,
             launcher_lost=self._stop.launcher_lost,
@@ -449,6 +460,7 @@ class _Agent:
             granted_used=len(history.attempts) - history.earlier,
             losses_allowed=job.restarts_in_process,
             require_receipt=job.require_receipt,
+            exit_codes=job.exit_codes,
         )
 
     def _report_end_of_escalation(self, end: NodeEnd) -> None:
@@ -504,12 +516,15 @@ class _Agent:
         return self._coordinator.share_limits(change)
 
     def _on_child_end(self) -> None:
+        if self._notifications.is_starting:
+            return  # a process of ours that is not known yet; the next end of a child will do
         own = set() if self._attempt is None else self._attempt.own_pids()
         process_tree.reap_adopted(own | self._pids_that_stay())
 
     def _pids_that_stay(self) -> set[int]:
         """Processes of the agent that outlive an attempt."""
-        return self._coordinator.pids() | self._control.pids | self._fork_servers.pids
+        own = self._notifications.pids | self._control.pids | self._fork_servers.pids
+        return own | self._coordinator.pids()
 
     def _pass_on(self, signum: signal.Signals) -> None:
         if self._attempt is not None:

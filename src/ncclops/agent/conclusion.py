@@ -18,6 +18,7 @@ from ncclops.decision.deciding import AttemptDecision
 from ncclops.diagnose.story import complete, tell
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
+from ncclops.exit_codes import DEFAULT, ExitCodes
 from ncclops.goodput import Goodput
 from ncclops.record import event_log
 from ncclops.record.events import VerdictEvent
@@ -71,6 +72,7 @@ def conclude(ended: Ended, *, with_story: bool = True) -> VerdictRecord:
         run_id=job.run.run_id,
         outcome=decision.outcome,
         exit_code=decision.exit_code,
+        next_action=decision.next_action,
         reason=decision.reason,
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
@@ -103,6 +105,7 @@ def conclude_crash(
     run: RunDirectory,
     error: Exception,
     *,
+    codes: ExitCodes = DEFAULT,
     attempts: int,
     endings: Sequence[WorkerEnding],
     seconds: float,
@@ -119,7 +122,8 @@ def conclude_crash(
     verdict = VerdictRecord(
         run_id=run.run_id,
         outcome="failed",
-        exit_code=1,
+        exit_code=codes.unknown,
+        next_action="unknown",
         reason=reason if is_ours else f"the agent could not go on: {what}",
         attempts=attempts,
         seconds=round(seconds, 3),

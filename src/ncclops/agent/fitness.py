@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ncclops.agent.in_thread import in_thread
-from ncclops.errors import PreflightRefused
+from ncclops.errors import NodeUnfit
 
 # A check gives up each part that does not answer within 15 s, and asks the rest side by side.
 LIMIT_S = 120.0
@@ -27,7 +27,7 @@ CheckNode = Callable[[], Fitness]
 async def require(
     check: CheckNode, *, say: Callable[[str], None], note: Callable[[str], None]
 ) -> None:
-    """Check this node, which has failed. Raises ``PreflightRefused`` if it is not fit.
+    """Check this node, which has failed. Raises ``NodeUnfit`` if it is not fit.
 
     A check that does not end, or fails itself, is no word against the node.
     """
@@ -40,4 +40,4 @@ async def require(
     for line in found.lines:
         (say if found.refusal else note)(line)
     if found.refusal:
-        raise PreflightRefused(found.refusal)
+        raise NodeUnfit(found.refusal)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ncclops.agent.history import JobHistory
 from ncclops.agent.layout import Layout, Shown
 from ncclops.decision.retrying import RetryPlan
+from ncclops.exit_codes import DEFAULT, ExitCodes
 from ncclops.health.hang import HangLimits
 from ncclops.health.live import WatchRules
 from ncclops.host import gpu_readings
@@ -20,6 +21,7 @@ from ncclops.timeouts.model import Timeouts
 
 if TYPE_CHECKING:  # asyncio, which a dry run has no use for
     from ncclops.agent.fitness import CheckNode
+    from ncclops.notify.targets import NotifyPlan
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class Job:
     master_port: int = 0
     control_listeners: Sequence[socket.socket] = ()  # where the control plane is reached
     control_token_for_reads: bool = False  # in the network; the owner's socket asks for none
+    exit_codes: ExitCodes = DEFAULT
     require_receipt: bool = False  # a run without a healthy receipt is not a success
     network: NetworkWanted = NetworkWanted()
     check_node: CheckNode | None = None  # of a node that has failed, before its next attempt
     warm_imports: tuple[str, ...] | None = None  # of the fork server; None: there is none
+    notify: NotifyPlan | None = None  # whom it tells what; None: nobody
     attached: int | None = None  # the rank that gets standard input
     stdout_is_data: bool = False  # with --json: workers' output goes to stderr instead
     quiet: bool = False  # with -q: of our own lines, warnings, errors and the verdict's path alone

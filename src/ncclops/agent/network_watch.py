@@ -108,6 +108,6 @@ class NetworkWatch:
         if not self._job.network.required:
             self._say(f"rank {rank}: {use}")
             return
-        refusal = NetworkRefused(f"--require-network: {use}")
+        refusal = NetworkRefused(f"{NetworkRefused.option}: {use}")
         self._coordinator.share_refusal(rank, str(refusal))
         self._refuse(refusal)

@@ -58,16 +58,17 @@ def hold(
     ready: Callable[[], None] = lambda: None,
     lost: Callable[[str], None] = lambda _: None,
     silent: timedelta = SILENT,
+    lost_code: int = 1,
 ) -> int:
     """Run ``agent`` in a child process, pass signals on to it, and return its exit code.
 
     ``handed_over`` are the agent's from here on: were one open in this process too, its port would
     stay taken when the agent has closed it. On return not one descendant of this process is left,
     but children that it has had before and theirs: `helper & exec ncclops launch …` of a shell.
-    An agent that was killed by a signal counts as exit code 1, and is reported on stderr; so does
-    one that raises. ``lost`` is called with what became of it, once its processes have ended. One
-    that does not answer for ``silent`` is killed once a signal asks for the end, and that is the
-    exit code's.
+    An agent that was killed by a signal counts as exit code ``lost_code``, and is reported on
+    stderr; so does one that raises. ``lost`` is called with what became of it, once its processes
+    have ended. One that does not answer for ``silent`` is killed once a signal asks for the end,
+    and that is the exit code's.
     ``ready`` is called once a signal sent to this process is sure to reach the agent.
     """
     before = process_tree.children()
@@ -107,10 +108,10 @@ def hold(
         name = signal_name(os.WTERMSIG(status))
         _say(f"ncclops: the agent was killed by {name}; its workers were ended\n")
         lost(f"it was killed by {name}")
-        return 1
+        return lost_code
     if why := crash[:].rstrip(b"\0"):
         lost(why.decode(errors="replace"))
-        return 1
+        return lost_code
     return os.WEXITSTATUS(status)
 
 

@@ -137,7 +137,7 @@ def _described(verdict: VerdictRecord) -> list[str]:
     if story is not None:
         lines += [f"  {label:<8} {text}" for label, text in story_text.rows(story)]
     lines += [str(slow) for slow in verdict.slow_ranks]
-    if verdict.exit_code != NetworkRefused.exit_code:  # then it is the reason already
+    if not verdict.reason.startswith(NetworkRefused.option):  # then it is the reason already
         lines += [f"network: {use}" for use in verdict.unmet_networks]
     if verdict.receipt is not None and _is_ours_to_show(verdict.receipt, verdict):
         lines.append(_receipt(verdict.receipt))

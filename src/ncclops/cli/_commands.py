@@ -49,6 +49,7 @@ COMMANDS = (
     Command("preflight", RUN, "Is this node fit for the job?", "preflight:preflight"),
     Command("self-check", RUN, "What works on this machine?", "self_check:self_check"),
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
+    Command("runs", RUN, "List runs: outcome, duration, goodput, cause.", "runs:runs"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),
     Command("diagnose", DIAGNOSE, "What happened to a run, on one page.", "diagnose:diagnose"),

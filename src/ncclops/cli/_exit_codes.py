@@ -42,7 +42,8 @@ TABLE = (
         " `--preflight`, or as NCCL uses another network than `--require-network` names;"
         f" {ReceiptMissing.exit_code} no healthy receipt under `--require-receipt`,"
         f" {EXIT_INTERNAL_ERROR} where it could not be judged;"
-        " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT",
+        " 130, 143, 129, 131 ended by SIGINT, SIGTERM, SIGHUP, SIGQUIT; 1, 3 and 4 are others with"
+        " `--exit-codes` or `[exit_codes]`",
     ),
     ExitCodes(
         "`preflight`",
@@ -96,6 +97,7 @@ TABLE = (
         "`receipt compare`", "shown", "with `--exit-code`: a swing, or a run that is not healthy"
     ),
     ExitCodes("`status`", "shown", "", "no such run, or none that can be read"),
+    ExitCodes("`runs`", "shown", "", "no such directory, no such time"),
     ExitCodes(
         "`stop`",
         "the agent does it",

@@ -161,6 +161,16 @@ def launch(
             help="Exit with 4 unless the run shows a healthy receipt.",
         ),
     ] = False,
+    exit_codes: Annotated[
+        str | None,
+        typer.Option(
+            "--exit-codes",
+            metavar="SET|KIND=CODE,…",
+            rich_help_panel=_OURS,
+            help="Exit codes that tell a scheduler whether another start may help: scheduler, or"
+            " your own, as in retry=75,fix=78. Default: as the profile says, else 1 for all.",
+        ),
+    ] = None,
     preflight: Annotated[
         Preflight,
         typer.Option(
@@ -416,6 +426,7 @@ def launch(
             redirects=redirects,
             local_ranks_filter=local_ranks_filter,
             require_receipt=require_receipt,
+            exit_codes=exit_codes,
             preflight=preflight,
             collectives=collectives,
             require_network=[

@@ -138,6 +138,8 @@ def _document(profile: Profile) -> dict[str, Any]:
         "growth": asdict(profile.growth),
         "restarts": asdict(profile.restarts),
         "preflight": asdict(profile.preflight),
+        "exit_codes": asdict(profile.exit_codes),
+        "notify": profile.notify.to_json(),
         "env": {
             name: [_entry_document(entry) for entry in entries]
             for name, entries in profile.env.items()
@@ -209,6 +211,11 @@ def _lines(profile: Profile) -> Iterator[tuple[int, str, str]]:
     for name, value in document["preflight"].items():
         if value is not None and value != ():
             yield 0, "", f"preflight {name} = {value}"
+    for kind, code in document["exit_codes"].items():
+        yield 0, "", f"exit code {kind} = {code}"
+    for name, channel in document["notify"]["to"].items():
+        where = channel["command"] or channel["url"] or channel["key"]
+        yield 0, "", f"notify {name}: {channel['kind']} ({where}), {', '.join(channel['rules'])}"
     for section, value in profile.retry.items():
         yield 0, "", f"retry {section} = {value}"
     for name, entries in profile.env.items():

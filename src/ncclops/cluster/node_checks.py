@@ -53,7 +53,7 @@ class NodeChecks:
     async def require_fit(self) -> None:
         """Check this node if it is suspect, where the check of all nodes does not do so.
 
-        Raises ``PreflightRefused`` if it is not fit.
+        Raises ``NodeUnfit`` if it is not fit.
         """
         if self.is_suspect and not self.with_edges and self._job.check_node is not None:
             agent = self._agent

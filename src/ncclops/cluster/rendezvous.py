@@ -26,7 +26,7 @@ from ncclops.cluster.rendezvous_link import Config
 from ncclops.cluster.round import Round
 from ncclops.cluster.store_values import NodeFacts
 from ncclops.durations import format_duration
-from ncclops.errors import NcclopsError, NotNeeded, PreflightRefused
+from ncclops.errors import NcclopsError, NodeUnfit, NotNeeded, PreflightRefused
 from ncclops.host import interfaces
 from ncclops.preflight.edges.meeting import ask_for_small_packets
 from ncclops.record.events import NodesEvent
@@ -129,12 +129,12 @@ class Rendezvous:
 
     def _meets_again(self, current: Round) -> bool:
         """Whether the round is over because others are left out; says who. Raises
-        ``PreflightRefused`` where it is this node."""
+        ``NodeUnfit`` where it is this node."""
         if current.state.left_out is None or current.state.start is not None:
             return False
         left_out = current.state.left_out.nodes
         if (why := left_out.get(current.rank or 0)) is not None:
-            raise PreflightRefused(f"preflight: this node is left out of the job: {why}")
+            raise NodeUnfit(f"preflight: this node is left out of the job: {why}")
         out = ", ".join(map(current.state.name, left_out))
         self._say(f"preflight: {out} left out of the job; the others meet again")
         return True

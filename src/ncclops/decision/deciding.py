@@ -22,10 +22,12 @@ import msgspec
 from ncclops.classify import wording
 from ncclops.classify.model import Classification
 from ncclops.classify.policy import PastAttempt
+from ncclops.decision.next_action import next_action
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.outcome import SIGNAL_EXIT_BASE, describe_ending
 from ncclops.decision.retrying import NextAttempt, next_attempt
-from ncclops.errors import EXIT_INTERNAL_ERROR, ReceiptMissing
+from ncclops.errors import EXIT_INTERNAL_ERROR
+from ncclops.exit_codes import NextAction
 from ncclops.rank_lists import ranks_named
 from ncclops.record.event_values import GpuFault, NetworkUse, SlowRank
 from ncclops.record.story_record import Story
@@ -45,11 +47,13 @@ class AttemptDecision:
     ``gpu_faults``, ``slow_ranks`` and ``networks`` are those of all nodes, ``replaced`` the nodes,
     by their rank, that take no part in what follows. ``attempt`` is what the job's history has to
     remember, ``retry`` the retry policy's decision with the fields of a ``retry`` event.
+    ``next_action`` is what may mend a job that has failed, None where it has not.
     """
 
     outcome: Outcome
     exit_code: int
     reason: str
+    next_action: NextAction | None = None
     failure: FirstFailure | None = None
     ranks_lost: tuple[int, ...] = ()
     gpu_faults: tuple[GpuFault, ...] = ()
@@ -80,7 +84,8 @@ def _decide(nodes: Sequence[NodeEnd], rules: JobRules, random: Random) -> Attemp
     if orphan := next((node for node in nodes if node.launcher_lost), None):
         return AttemptDecision(
             outcome="failed",
-            exit_code=1,
+            exit_code=rules.exit_codes.unknown,
+            next_action="unknown",
             reason=f"the launcher was killed{_on(orphan, nodes)}; the agent stopped the workers",
             failure=orphan.failure,
             classification=orphan.classification,
@@ -163,7 +168,7 @@ def _completed(
             reason += "; the receipt could not be judged, by an error of ncclops (see agent.log)"
         else:
             reason += "; --require-receipt asked for a healthy receipt, and there is none"
-        code = EXIT_INTERNAL_ERROR if unjudged else ReceiptMissing.exit_code
+        code = EXIT_INTERNAL_ERROR if unjudged else rules.exit_codes.no_receipt
         return AttemptDecision(outcome="no-receipt", exit_code=code, reason=reason, ranks_lost=lost)
     return AttemptDecision(outcome="completed", exit_code=0, reason=reason, ranks_lost=lost)
 
@@ -184,7 +189,7 @@ def _failed(
     present: Sequence[NodeEnd], nodes: Sequence[NodeEnd], rules: JobRules, random: Random
 ) -> AttemptDecision:
     blamed = _blamed(present)
-    reason, code, classification = _what_failed(blamed, nodes), 1, blamed.classification
+    reason, classification = _what_failed(blamed, nodes), blamed.classification
     for fault in _gpu_faults(present):
         reason += f"; {fault}"
     if blamed.lost is not None:
@@ -196,14 +201,19 @@ def _failed(
         reason = f"{store}; {reason}"
         if story is not None:
             story = msgspec.structs.replace(story, what=f"{store}; {story.what}")
+    # What ends here has not been judged by the retry policy: the run is to end in any case.
+    action: NextAction = "unknown" if blamed.cut_off is None else "retry"
+    code = rules.exit_codes.of(action)
     if blamed.cannot_start is not None:
-        code, classification = blamed.cannot_start.exit_code, None
+        refused, classification = blamed.cannot_start, None
+        action, code = refused.next_action, refused.exit_code
     if blamed.cut_off is not None:
         reason += f"; {blamed.cut_off}"
     decided = AttemptDecision(
         outcome="failed",
         exit_code=code,
         reason=reason,
+        next_action=action,
         failure=None if blamed.cannot_start else blamed.failure,
         classification=classification,
         story=story,
@@ -237,6 +247,13 @@ def _retried(
         escalated=blamed.escalated,
         replaces=rules.replaceable and (blamed.lost is not None or (bool(broken) and others_do)),
     )
+    action = next_action(
+        verdict,
+        retry,
+        progressed=progressed,
+        escalated=blamed.escalated,
+        gpu_broken=bool(broken),
+    )
     reason = decided.reason
     if following is not None and not rules.replaceable and any(n.lost is not None for n in nodes):
         following = None
@@ -247,6 +264,8 @@ def _retried(
         following = replace(following, reason=why) if others_do else None
     return replace(
         decided,
+        exit_code=rules.exit_codes.of(action),
+        next_action=action,
         reason=reason,
         replaced=() if following is None else broken,
         attempt=PastAttempt.of(verdict, progressed=progressed),

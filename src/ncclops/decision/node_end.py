@@ -10,6 +10,7 @@ from ncclops.classify.policy import PastAttempt
 from ncclops.decision.outcome import StopRequest
 from ncclops.decision.retrying import Escalated, RetryPlan
 from ncclops.errors import NcclopsError, NotNeeded
+from ncclops.exit_codes import DEFAULT, ExitCodes, NextAction, action_after
 from ncclops.record.event_values import GpuFault, NetworkUse, SlowRank
 from ncclops.record.story_record import Story
 from ncclops.record.verdict_record import FirstFailure, WorkerEnding
@@ -17,16 +18,23 @@ from ncclops.record.verdict_record import FirstFailure, WorkerEnding
 
 @dataclass(frozen=True, kw_only=True)
 class CannotStart:
-    """Why no worker could be started. ``needed`` False: a spare node that the job did not need."""
+    """Why no worker could be started. ``needed`` False: a spare node that the job did not need.
+
+    ``exit_code`` is the job's, by its :class:`ExitCodes`; ``next_action`` what may mend it.
+    """
 
     reason: str
     exit_code: int
     needed: bool = True
+    next_action: NextAction = "unknown"
 
     @classmethod
-    def of(cls, error: NcclopsError) -> CannotStart:
+    def of(cls, error: NcclopsError, codes: ExitCodes = DEFAULT) -> CannotStart:
         return cls(
-            reason=str(error), exit_code=error.exit_code, needed=not isinstance(error, NotNeeded)
+            reason=str(error),
+            exit_code=codes.of_error(error),
+            needed=not isinstance(error, NotNeeded),
+            next_action=action_after(error),
         )
 
 
@@ -118,3 +126,4 @@ class JobRules:
     require_receipt: bool = False
     replaceable: bool = False
     nodes_needed: int = 1
+    exit_codes: ExitCodes = DEFAULT

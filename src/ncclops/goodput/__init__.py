@@ -2,7 +2,7 @@
 
 from ncclops.goodput.losses import Losses, losses
 from ncclops.goodput.measure import Goodput, describe, measure
-from ncclops.goodput.spans import KINDS, Span, SpanKind, spans
+from ncclops.goodput.spans import KINDS, Span, SpanKind, SpansSoFar, spans
 
 __all__ = [
     "KINDS",
@@ -10,6 +10,7 @@ __all__ = [
     "Losses",
     "Span",
     "SpanKind",
+    "SpansSoFar",
     "describe",
     "losses",
     "measure",

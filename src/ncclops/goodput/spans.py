@@ -12,6 +12,7 @@ end          from the end of the first worker to the verdict
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -78,6 +79,25 @@ def _within(events: list[Event], now: float | None) -> Iterator[Event]:
         yield event if ts == event.ts else msgspec.structs.replace(event, ts=ts)
 
 
+class SpansSoFar:
+    """The spans of a run that goes on: takes each event once, as it comes."""
+
+    def __init__(self) -> None:
+        self._timeline = _Timeline()
+
+    def take(self, event: Event) -> None:
+        """One more event, in order of time."""
+        self._timeline.take(event)
+
+    def until(self, now: float) -> list[Span]:
+        """The spans until ``now``, in seconds since the epoch; none before the first event."""
+        timeline = copy.copy(self._timeline)
+        timeline.spans = list(timeline.spans)
+        if not timeline.over and timeline.has_begun:
+            timeline.close(now)
+        return timeline.spans
+
+
 class _Timeline:
     """The spans so far, and what the run is doing since ``_since``."""
 
@@ -91,6 +111,10 @@ class _Timeline:
         self._last_step: tuple[int, float] | None = None  # of this iteration: number, time
         self._exited: float | None = None  # the first worker's end, unless the others went on
         self._restarted: list[int] = []  # ranks whose faults the last restart was for
+
+    @property
+    def has_begun(self) -> bool:
+        return self._since is not None
 
     def take(self, event: Event) -> None:
         """One more event, in order of time."""

@@ -15,6 +15,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,8 +31,9 @@ from ncclops.control import holders, launcher
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, PlanContext, compute_plan, inherited
 from ncclops.env.origins import effective
-from ncclops.errors import NcclopsError, UsageError
+from ncclops.errors import NcclopsError, NodeUnfit, UsageError
 from ncclops.exhausted import described
+from ncclops.exit_codes import ExitCodes
 from ncclops.health import hang, stalls
 from ncclops.health.live import WatchRules
 from ncclops.host.gpus import find_gpus
@@ -44,6 +46,7 @@ from ncclops.launch.resolve import resolve
 from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
+from ncclops.profiles.notification import KUBEFLOW_URL
 from ncclops.receipts.log_formats import Form, parse_form
 from ncclops.record import answer, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
@@ -54,6 +57,9 @@ from ncclops.schedulers import affinity
 from ncclops.schedulers.allocation import find_allocation
 from ncclops.timeouts import handed_over, settle
 from ncclops.timeouts.settle import Surroundings
+
+if TYPE_CHECKING:
+    from ncclops.notify.targets import NotifyPlan
 
 _SETTLE_LIMIT_S = 10.0
 
@@ -131,6 +137,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         timeouts=timeouts,
         retry=_retry_plan(request),
         trainers=_trainers(request.profile),
+        notify=_notify_plan(request.profile),
         layout=layout,
         shown=shown,
         argv=argv,
@@ -168,7 +175,11 @@ def start(
     if request.preflight != "off":  # not loaded for nothing
         from ncclops.launch import node_check
 
-        check = node_check.require_fit_node(prepared, say=say, note=note)
+        try:
+            check = node_check.require_fit_node(prepared, say=say, note=note)
+        except NodeUnfit as unfit:
+            unfit.exit_code = request.exit_codes.of_error(unfit)
+            raise
     listener = node_info = None
     control_listeners = []
     if request.control_listen is not None:
@@ -229,34 +240,48 @@ def start(
                 agent,
                 handed_over=[each for each in sockets if each is not None],
                 ready=partial(began, run.path),
-                lost=partial(_conclude_without_agent, run, time.monotonic()),
+                lost_code=request.exit_codes.unknown,
+                lost=partial(_conclude_without_agent, run, prepared, time.monotonic()),
             )
         except OSError as error:  # no process to be had
-            code = _without_agent(run, error)
+            code = _without_agent(run, request.exit_codes, error)
     with suppress(TimeoutError):  # again, for an agent that was killed
         answer.within(_SETTLE_LIMIT_S, partial(shared_page.settle_all, run.path))
     return code
 
 
-def _conclude_without_agent(run: RunDirectory, began: float, why: str) -> None:
+def _conclude_without_agent(run: RunDirectory, prepared: Prepared, began: float, why: str) -> None:
     """Write the verdict of an agent that was killed, unless it had done so; say where it is."""
-    from ncclops.agent import conclusion, verdict_report
+    from ncclops.agent import conclusion, notifications, verdict_report
 
+    codes = prepared.request.exit_codes
     error, seconds = NcclopsError(why), time.monotonic() - began
 
     def conclude() -> None:
         if not run.paths.verdict.exists():
-            verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=seconds)
+            verdict = conclusion.conclude_crash(
+                run, error, codes=codes, attempts=0, endings=[], seconds=seconds
+            )
             verdict_report.print_crash(verdict, run)
 
-    with suppress(TimeoutError):
+    with (
+        suppress(TimeoutError),
+        notifications.told(run, prepared.notify, _warn, _SETTLE_LIMIT_S),
+    ):
         answer.within(_SETTLE_LIMIT_S, conclude)
 
 
-def _without_agent(run: RunDirectory, error: OSError) -> int:
+def _warn(line: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        sys.stderr.write(f"ncclops: {line}\n")
+
+
+def _without_agent(run: RunDirectory, codes: ExitCodes, error: OSError) -> int:
     from ncclops.agent import conclusion, verdict_report
 
-    verdict = conclusion.conclude_crash(run, error, attempts=0, endings=[], seconds=0.0)
+    verdict = conclusion.conclude_crash(
+        run, error, codes=codes, attempts=0, endings=[], seconds=0.0
+    )
     verdict_report.print_crash(verdict, run)
     return verdict.exit_code
 
@@ -317,12 +342,14 @@ def _job(
         watch=_watch_rules(prepared),
         hang=_hang_limits(prepared),
         trainers=prepared.trainers,
+        notify=prepared.notify,
         shown=prepared.shown,
         restarts_in_process=request.mode == "in-process",
         grows=request.mode == "in-process" and request.profile.restarts.grow,
         listener=listener,
         master_port=request.master_port,
         require_receipt=request.require_receipt,
+        exit_codes=request.exit_codes,
         network=NetworkWanted(request.profile.network.expect, bool(request.require_network)),
         warm_imports=_warm_imports(request),
         attached=request.attach_stdin,
@@ -363,6 +390,15 @@ def _trainers(profile: Profile) -> list[Form]:
             f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
             " ncclops/receipts/trainers"
         ) from error
+
+
+def _notify_plan(profile: Profile) -> NotifyPlan | None:
+    """Whom the job tells what; None: nobody. Raises ``UsageError`` for a secret that is missing."""
+    if not profile.notify.to and not os.environ.get(KUBEFLOW_URL):
+        return None
+    from ncclops.notify.targets import settle as settle_targets  # not loaded for nothing
+
+    return settle_targets(profile.notify, os.environ)
 
 
 def _retry_plan(request: Resolved) -> RetryPlan:

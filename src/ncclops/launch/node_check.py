@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from ncclops.agent.fitness import Fitness
-from ncclops.errors import PreflightRefused
+from ncclops.errors import NodeUnfit
 from ncclops.launch.prepared import Prepared
 from ncclops.preflight import hand_over, table
 from ncclops.preflight.model import NodeReport, Status
@@ -30,7 +30,7 @@ def require_fit_node(
 
     Judged by what the lane needs, in the environment that the workers will have, so that
     ``NCCL_IB_HCA`` of a profile counts. ``say`` gets the table where a check fails, ``note`` the
-    warnings. Raises ``PreflightRefused``; not where all nodes are checked together later, which
+    warnings. Raises ``NodeUnfit``; not where all nodes are checked together later, which
     then learn it from each other.
     """
     check = how(prepared)
@@ -89,7 +89,7 @@ def judge(
     note: Callable[[str], None],
     refuses: bool = True,
 ) -> None:
-    """Show a node's table; with ``refuses``, raise ``PreflightRefused`` if a check fails."""
+    """Show a node's table; with ``refuses``, raise ``NodeUnfit`` if a check fails."""
     head, *rows = table.lines(report)
     if report.status is not Status.FAIL:
         for line in (f"preflight: {head}", *rows):
@@ -98,7 +98,7 @@ def judge(
     for line in (head, *rows):
         say(line)
     if refuses:
-        raise PreflightRefused(refusal(report))
+        raise NodeUnfit(refusal(report))
 
 
 def refusal(report: NodeReport) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclops.advisories import Finding
 from ncclops.agent.layout import Layout, Shown, Target
 from ncclops.cluster.rendezvous_config import RendezvousConfig
 from ncclops.decision.retrying import RetryPlan
 from ncclops.env import Overrides, Plan
+from ncclops.exit_codes import ExitCodes
 from ncclops.host.software import Software
 from ncclops.launch.request import Preflight
 from ncclops.launch.stack import Stack
@@ -21,6 +22,9 @@ from ncclops.receipts.log_formats import Form
 from ncclops.record.event_values import EnvChange
 from ncclops.record.run_record import AdvisoryNamed, NodesPlanned, ProfileUsed, RunRecord
 from ncclops.timeouts.model import Timeouts
+
+if TYPE_CHECKING:
+    from ncclops.notify.targets import NotifyPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,7 @@ class Resolved:
     redirects: str
     local_ranks: str
     require_receipt: bool
+    exit_codes: ExitCodes
     preflight: Preflight
     collectives: bool
     require_network: tuple[str, ...]
@@ -79,6 +84,7 @@ class Prepared:
     timeouts: Timeouts
     retry: RetryPlan
     trainers: Sequence[Form]
+    notify: NotifyPlan | None
     shown: Shown
     argv: list[str]
     remarks: list[str]
@@ -108,6 +114,7 @@ class Prepared:
                 AdvisoryNamed(id=entry.id, severity=entry.severity, title=entry.title)
                 for entry in (each.advisory for each in self.advisories)
             ],
+            exit_codes=asdict(self.request.exit_codes),
             timeouts=self.timeouts.to_json(),
             plan=[EnvChange(**asdict(change)) for change in self.plan.changes],
         )

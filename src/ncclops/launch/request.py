@@ -83,6 +83,10 @@ class LaunchRequest:
     local_ranks_filter: str = ""
     require_receipt: bool = False
 
+    exit_codes: str | None = None
+    """A set of exit codes (``"default"``, ``"scheduler"``), changes (``"retry=75,fix=78"``), or
+    both with commas. Default: the profile's."""
+
     preflight: Preflight = "off"
     """``"host"``: check this node before anything starts, and refuse to start if a check fails.
     ``"full"``: of several nodes also the edges between them; a spare replaces one that fails."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from ncclops import exit_codes
 from ncclops.env.request import overrides_of, resolve_profile
 from ncclops.launch import launch_config, options
 from ncclops.launch.prepared import Resolved
@@ -70,6 +71,9 @@ def resolve(request: LaunchRequest, *, stdout_is_data: bool) -> Resolved:
         redirects=request.redirects,
         local_ranks=request.local_ranks_filter,
         require_receipt=request.require_receipt,
+        exit_codes=profile.exit_codes
+        if request.exit_codes is None
+        else exit_codes.with_changes(request.exit_codes, profile.exit_codes),
         preflight=options.parse_preflight(request.preflight),
         collectives=options.checked_collectives(
             wanted=request.collectives, preflight=request.preflight

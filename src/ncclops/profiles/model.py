@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from ncclops.durations import format_duration
 from ncclops.errors import ProfileError
+from ncclops.exit_codes import DEFAULT, ExitCodes
+from ncclops.profiles.notification import NOBODY, NotifySettings
 from ncclops.profiles.versions import satisfies
 
 Kind = Literal["lane", "overlay"]
@@ -206,11 +208,12 @@ class Profile:
     the retry table (``ncclops.classify.policy``), and ``lane``, which row of the matrix it uses.
     ``scopes`` say what happens to all variables of a kind, but for those that ``env`` names.
     ``growth`` is the budget of restarts in place, ``restarts`` the world that they have to leave;
-    ``preflight`` what a node has to have, ``warm_start`` how workers are started. ``timeouts`` are
-    those that it names, by their names in ``[timeouts]``, for process groups as
-    ``groups.PATTERN``; ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each
-    parameter, the timeouts (``timeouts.NAME``) and variables that follow from it. ``remarks`` are
-    what a person should know of how the files combine.
+    ``preflight`` what a node has to have, ``warm_start`` how workers are started, ``exit_codes``
+    what `launch` exits with, ``notify`` whom it tells what. ``timeouts`` are those that it names,
+    by their names in ``[timeouts]``, for process groups as ``groups.PATTERN``;
+    ``ncclops.timeouts.settle`` derives the rest. ``uses`` are, for each parameter, the timeouts
+    (``timeouts.NAME``) and variables that follow from it. ``remarks`` are what a person should know
+    of how the files combine.
     """
 
     name: str
@@ -229,6 +232,8 @@ class Profile:
     restarts: Restarts = Restarts()
     preflight: PreflightNeeds = PreflightNeeds()
     warm_start: WarmStart = WarmStart()
+    exit_codes: ExitCodes = DEFAULT
+    notify: NotifySettings = NOBODY
     scopes: Mapping[Scope, Entry] = field(default_factory=dict)
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
+from ncclops.exit_codes import DEFAULT, SETS, ExitCodes
 from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
@@ -28,8 +29,9 @@ from ncclops.profiles.model import (
     WarmStart,
     WatchSettings,
 )
+from ncclops.profiles.notification import Channel, NotifySettings, Secret
 from ncclops.profiles.parameters import replaced
-from ncclops.profiles.schema import PLACEHOLDER, EntryPart, TimeoutsPart, nearest
+from ncclops.profiles.schema import PLACEHOLDER, ChannelPart, EntryPart, TimeoutsPart, nearest
 
 # Of profiles that extend each other: one behind the other, and on all ways together.
 _MOST_LEVELS = 50
@@ -141,6 +143,9 @@ def _combine(
     restarts: dict[str, Any] = {}
     preflight: dict[str, Any] = {}
     warm_start: dict[str, Any] = {}
+    exit_codes = DEFAULT
+    notify: dict[str, Any] = {}
+    channels: dict[str, tuple[ChannelPart, Path]] = {}
     scopes: dict[Scope, Entry] = {}
     for file in files:
         suppress |= file.content.lint.ignore
@@ -154,6 +159,11 @@ def _combine(
         restarts |= file.content.restarts.model_dump(exclude_none=True)
         preflight |= file.content.preflight.model_dump(exclude_none=True)
         warm_start |= file.content.warm_start.model_dump(exclude_none=True)
+        exit_codes = _exit_codes(exit_codes, file.content.exit_codes.model_dump(exclude_none=True))
+        notify |= _texts(
+            file.content.notify.model_dump(exclude_none=True, exclude={"to"}), file.path
+        )
+        channels |= {name: (part, file.path) for name, part in _channels(file.content.notify)}
         for scope, wanted in file.content.scopes.items():
             scopes.pop(scope, None)
             if wanted.unset:
@@ -161,9 +171,7 @@ def _combine(
                 scopes[scope] = Entry("unset", why, f"profile {file.name}")
         for key, text in _flat(file.content.timeouts).items():
             timeouts[key] = _Timeout(text, file.path)
-        for key, given in file.content.watch.model_dump(exclude_none=True).items():
-            is_text = isinstance(given, str)
-            watch[key] = _Timeout(given, file.path) if is_text else given
+        watch |= _texts(file.content.watch.model_dump(exclude_none=True), file.path)
         for variable, parts in file.content.env.items():
             # Taken out first, so that a replaced variable stands where its last word was said.
             entries.pop(variable, None)
@@ -195,6 +203,8 @@ def _combine(
             | {"nodes": main.content.nodes, "ignore": tuple(preflight.get("ignore", ()))}
         ),
         warm_start=_warm_start(warm_start),
+        exit_codes=exit_codes,
+        notify=_notify(notify, channels, parameters),
         scopes=scopes,
     )
 
@@ -203,6 +213,59 @@ def _warm_start(given: dict[str, Any]) -> WarmStart:
     if "imports" in given:
         given["imports"] = tuple(given["imports"])
     return WarmStart(**given)
+
+
+def _texts(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """``given``, in which what is text is a duration or a parameter, of the file ``path``."""
+    return {
+        key: _Timeout(value, path) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
+
+
+def _channels(part: Any) -> Iterable[tuple[str, ChannelPart]]:
+    channels: dict[str, ChannelPart] = part.to
+    return channels.items()
+
+
+def _notify(
+    given: Mapping[str, Any],
+    channels: Mapping[str, tuple[ChannelPart, Path]],
+    parameters: Mapping[str, Parameter],
+) -> NotifySettings:
+    values: dict[str, Any] = {
+        key: _duration(value, f"notify.{key}", parameters) if isinstance(value, _Timeout) else value
+        for key, value in given.items()
+    }
+    to = {
+        name: _channel(name, part, path, parameters)
+        for name, (part, path) in channels.items()
+        if part.kind != "none"
+    }
+    return NotifySettings(**values, to=to)
+
+
+def _channel(
+    name: str, part: ChannelPart, path: Path, parameters: Mapping[str, Parameter]
+) -> Channel:
+    assert part.kind != "none"
+    heartbeat = None
+    if part.heartbeat is not None:
+        where = f"notify.to.{name}.heartbeat"
+        heartbeat = _duration(_Timeout(part.heartbeat, path), where, parameters)
+    return Channel(
+        kind=part.kind,
+        rules=tuple(part.rules or ()),
+        url=Secret(value=part.url, variable=part.url_env, file=part.url_file),
+        key=Secret(value=part.key, variable=part.key_env, file=part.key_file),
+        command=tuple(part.command or ()),
+        heartbeat=heartbeat,
+    )
+
+
+def _exit_codes(before: ExitCodes, given: dict[str, Any]) -> ExitCodes:
+    """A set that a file names replaces what files before it have said."""
+    return replace(SETS[given.pop("set")] if "set" in given else before, **given)
 
 
 def _uses(

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from ncclops.durations import parse_duration
+from ncclops.exit_codes import SETS, ExitCodes
 from ncclops.profiles.model import (
     Growth,
     Kind,
@@ -31,6 +32,7 @@ from ncclops.profiles.model import (
     Scope,
     WatchSettings,
 )
+from ncclops.profiles.notification import NotifySettings, Rule
 from ncclops.profiles.versions import parse_spec
 
 PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
@@ -49,6 +51,12 @@ def _is_variable(name: str) -> str:
 def _is_parameter_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"parameter {name!r}: use lower-case letters, digits and _")
+    return name
+
+
+def _is_channel(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+        raise ValueError(f"channel {name[:40]!r}: use letters, digits, - and _, at most 40")
     return name
 
 
@@ -145,14 +153,17 @@ def timeout_names() -> list[str]:
     return [name for name in TimeoutsPart.model_fields if name != "groups"]
 
 
-def _part_of(settings: type) -> type[_Part]:
+def _part_of(settings: type, **more: Any) -> type[_Part]:
     """The table of a file that sets fields of ``settings``, a dataclass; all may be left out.
 
-    Durations are text, and the limits of a number are in the metadata of its field.
+    ``more`` are keys beside those. Durations are text, and the limits of a number are in the
+    metadata of its field.
     """
     hints = get_type_hints(settings)
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = dict(more)
     for entry in fields(settings):
+        if entry.name in parts:
+            continue
         kind = hints[entry.name]
         if kind is timedelta:
             kind = Duration
@@ -167,13 +178,59 @@ def _part_of(settings: type) -> type[_Part]:
 
 
 if TYPE_CHECKING:
+    ExitCodesPart = _Part
     GrowthPart = _Part
+    NotifyPart = _Part
     RestartsPart = _Part
     WatchPart = _Part
 else:
+    ExitCodesPart = _part_of(ExitCodes, set=(Literal[tuple(SETS)] | None, None))
     GrowthPart = _part_of(Growth)
     RestartsPart = _part_of(Restarts)
     WatchPart = _part_of(WatchSettings)
+
+
+_SECRETS = ("url", "key")
+_CHANNEL_NEEDS = {"slack": "url", "json": "url", "pagerduty": "key", "command": "command"}
+
+
+class ChannelPart(_Part):
+    """``[notify.to.NAME]``; kind ``none`` takes back what a parent says."""
+
+    kind: Literal["slack", "pagerduty", "json", "command", "none"]
+    rules: Annotated[list[Rule], Field(min_length=1)] | None = None
+    url: str | None = None
+    url_env: Annotated[str, AfterValidator(_is_variable)] | None = None
+    url_file: str | None = None
+    key: str | None = None
+    key_env: Annotated[str, AfterValidator(_is_variable)] | None = None
+    key_file: str | None = None
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    heartbeat: Duration | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ChannelPart:
+        given = {
+            name: [
+                each
+                for each in (name, f"{name}_env", f"{name}_file")
+                if getattr(self, each) is not None
+            ]
+            for name in _SECRETS
+        }
+        for name, ways in given.items():
+            if len(ways) > 1:
+                raise ValueError(f"{' and '.join(ways)} say the same: give one")
+            if ways and name == "key" and self.kind not in ("pagerduty", "json"):
+                raise ValueError(f"{ways[0]} goes with pagerduty and json, not with {self.kind}")
+        need = _CHANNEL_NEEDS.get(self.kind)
+        has = bool(self.command) if need == "command" else bool(need is None or given[need])
+        if not has:
+            ways_ = need if need == "command" else f"{need}, {need}_env or {need}_file"
+            raise ValueError(f"{self.kind} needs {ways_}")
+        if self.heartbeat is not None and self.kind not in ("json", "command"):
+            raise ValueError("heartbeat goes with json and command: people are not paged by it")
+        return self
 
 
 class PreflightPart(_Part):
@@ -198,6 +255,12 @@ class WarmStartPart(_Part):
 
     enabled: bool | None = None
     imports: list[Annotated[str, AfterValidator(_is_module)]] | None = None
+
+
+if not TYPE_CHECKING:
+    NotifyPart = _part_of(
+        NotifySettings, to=(dict[Annotated[str, AfterValidator(_is_channel)], ChannelPart], {})
+    )
 
 
 class RetryPart(_Part):
@@ -231,6 +294,8 @@ class ProfileFile(_Part):
     restarts: RestartsPart = RestartsPart()
     preflight: PreflightPart = PreflightPart()
     warm_start: WarmStartPart = WarmStartPart()
+    exit_codes: ExitCodesPart = ExitCodesPart()
+    notify: NotifyPart = NotifyPart()
     env: dict[
         Annotated[str, AfterValidator(_is_variable)],
         Annotated[list[EntryPart], BeforeValidator(_as_list), Field(min_length=1)],
@@ -273,6 +338,8 @@ def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
 
 def _say(problem: Any, location: tuple[int | str, ...]) -> str:
     kind, given = problem["type"], problem.get("input")
+    if location[:2] == ("notify", "to") and kind in ("string_type", "model_type", "dict_type"):
+        return "must be text" if kind == "string_type" else "must be a table"  # it may be a secret
     if kind == "extra_forbidden":
         return f"unknown key{nearest(str(location[-1]), _known_keys(location))}"
     if kind == "missing":
@@ -297,6 +364,8 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         "watch": WatchPart,
         "network": NetworkPart,
         "warm_start": WarmStartPart,
+        "exit_codes": ExitCodesPart,
+        "notify": NotifyPart,
         "growth": GrowthPart,
         "restarts": RestartsPart,
         "preflight": PreflightPart,
@@ -305,6 +374,8 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     }
     if location[0] == "scopes":
         return list(get_args(Scope) if len(location) == 2 else ScopePart.model_fields)
+    if location[:2] == ("notify", "to"):
+        return list(ChannelPart.model_fields)
     if location[0] == "env" and len(location) > 2:
         model: type[BaseModel] = ConditionPart if "when" in location else EntryPart
     else:

@@ -476,6 +476,18 @@ class InternalErrorEvent(Event, tag="internal-error", frozen=True, kw_only=True)
     """the file with its traceback"""
 
 
+class NotifiedEvent(Event, tag="notified", frozen=True, kw_only=True):
+    """Somebody was told of something that happened, or was to be (`[notify]`)."""
+
+    to: str
+    """the channel, as the profile names it"""
+    rule: str
+    """failed, restart-storm, no-progress, slow-rank, spare-used, node-suspected, goodput-below or
+    heartbeat; of heartbeats only those that were not sent"""
+    error: str = ""
+    """why it was not sent; empty where it was"""
+
+
 class EventsLostEvent(Event, tag="events-lost", frozen=True, kw_only=True):
     """Events could not be written, because the disk was full or did not answer."""
 

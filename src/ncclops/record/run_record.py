@@ -58,7 +58,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     is what each worker runs, both without secrets. ``stack`` has the versions by name, ``timeouts``
     each limit as text (``timeouts.model``), ``plan`` each variable as in `env diff --json`.
     ``software`` is ``host.software.Software`` of the launcher's node, ``advisories`` what was known
-    to concern it; a run of before there were any has neither.
+    to concern it, ``exit_codes`` what `launch` exits with by the kind of end; a run of before there
+    were any has none of these.
     """
 
     run_id: str | None = None
@@ -75,6 +76,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     stack: dict[str, str | None] = {}
     software: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     advisories: list[AdvisoryNamed] | msgspec.UnsetType = msgspec.UNSET
+    exit_codes: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     timeouts: dict[str, str | None] = {}
     plan: list[EnvChange] = []
     launcher: Launcher | None = None

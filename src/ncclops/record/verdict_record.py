@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
+from ncclops.exit_codes import NextAction
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import EvidenceLine, GpuFault, NetworkUse, RetryAdvice, SlowRank
 from ncclops.record.story_record import Story
@@ -150,6 +151,7 @@ class GoodputFigures(msgspec.Struct, frozen=True, kw_only=True):
 class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``ncclops.verdict/1``. ``seconds`` is how long the run took; ``workers`` are this node's.
 
+    ``next_action`` is what may mend a job that has failed (``ncclops.exit_codes``).
     ``classification`` and ``first_failure`` are None where nothing failed, ``receipt`` and
     ``goodput`` where they could not be made. ``ranks_lost`` are those, of all nodes, without which
     the job has finished, ``gpu_faults`` the GPUs, of all nodes, that made ranks fail,
@@ -174,6 +176,7 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     slow_ranks: list[SlowRank] = []
     networks: list[NetworkUse] | msgspec.UnsetType = msgspec.UNSET
     story: Story | None = None
+    next_action: NextAction | None = None
 
     @property
     def unmet_networks(self) -> list[NetworkUse]:
