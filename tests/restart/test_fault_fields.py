@@ -139,6 +139,13 @@ def test_of_an_exception_of_a_data_loaders_worker_the_original_is_described() ->
     assert raised.is_a(LookupError)
 
 
+@pytest.mark.parametrize("text", ["Caught A in ", "Caught A in b. Original Traceback ", "  x\n"])
+def test_a_text_of_a_megabyte_is_read_in_time_that_grows_with_its_length(text: str) -> None:
+    """Otherwise this takes hours."""
+    begin = "Caught KeyError in thread 1.\nOriginal Traceback "
+    assert len(summarise(RuntimeError(begin + text * 30_000))) == 300
+
+
 def test_an_escalation_travels_with_the_fault_to_every_ranks_incident() -> None:
     escalation = Escalation("respawn", "open files grew by 300", ("OSError", "train.py:3"))
     fault = fault_of(RestartAbort("enough", escalation=escalation))

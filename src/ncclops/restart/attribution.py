@@ -71,10 +71,8 @@ _INNERMOST = re.compile(r'.*^ +File "(?P<file>[^"\n]+)"', re.DOTALL | re.MULTILI
 
 # What torch raises for an exception in a data loader's worker, or in a thread: the whole traceback
 # of the original is the message. The original itself is what follows the last indented line.
-_BROUGHT = re.compile(
-    r"Caught \w+ (?P<where>in [^\n]+?)\.\s+Original Traceback .*\n {2,}[^\n]*\n(?P<original>\S.*)",
-    re.DOTALL,
-)
+# Bounded, as texts of exceptions may have any length.
+_CAUGHT = re.compile(r"Caught \w{1,100} (?P<where>in [^\n]{1,200}?)\.\s{1,4}Original Traceback ")
 _FRAME = re.compile(
     r'^ +File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
 )
@@ -106,8 +104,8 @@ class Raised:
     @classmethod
     def of(cls, error: BaseException) -> Raised:
         """``error`` as a value."""
-        if brought := _BROUGHT.search(text := _text_of(error)):
-            return _raised_elsewhere(text, brought["original"])
+        if brought := _brought(text := _text_of(error)):
+            return _raised_elsewhere(text, brought[0])
         bases = tuple(base.__name__ for base in type(error).__mro__[1:] if base is not object)
         frames = traceback.extract_tb(error.__traceback__, limit=-1)
         if isinstance(error, SyntaxError) and error.filename:
@@ -346,10 +344,23 @@ def summarise(error: BaseException) -> str:
     name = name if module in ("builtins", "__main__") else f"{module}.{name}"  # as in a traceback
     text = _text_of(error)
     text = f"{name}: {text}" if text else name
-    if brought := _BROUGHT.search(text):
-        text = f"{brought['original']} ({brought['where']})"
+    if brought := _brought(text):
+        original, where = brought
+        text = f"{original} ({where})"
     line = " ".join(text.split())
     return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _brought(text: str) -> tuple[str, str] | None:
+    """The original in ``text``, and where it was raised, if torch has brought it from there."""
+    head = _CAUGHT.search(text)
+    if head is None:
+        return None
+    lines = text[head.end() :].split("\n")
+    for number in range(len(lines) - 1, 1, -1):
+        if lines[number - 1].startswith("  ") and lines[number][:1].strip():
+            return "\n".join(lines[number:]), head["where"]
+    return None
 
 
 def _text_of(error: BaseException) -> str:
