@@ -20,6 +20,7 @@ from ncclops.restart.attribution import (
     Raised,
     append_to_chain,
     chain_of,
+    summarise,
 )
 from ncclops.restart.exception import Escalation, RestartAbort
 from ncclops.restart.incident import describe
