@@ -94,7 +94,7 @@ def job(
         agent.terminate()
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 def test_it_is_seen_whole_tightened_and_stopped_at_one_step(
     job: Job, ncclops: Callable[..., CompletedText]
 ) -> None:

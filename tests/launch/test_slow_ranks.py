@@ -59,7 +59,7 @@ def is_rank_1(run: Run, stderr: str, cause: str) -> None:
     assert f" s; {cause}" in stderr
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 def test_the_others_wait_for_it_at_the_end_of_their_backward_pass(
     ncclops: Ncclops, script: Script, lane: Lane, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -91,7 +91,9 @@ def test_what_lies_in_the_current_directory_shadows_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [pytest.param(">&- 2>&-", marks=pytest.mark.extended), "<&-", "<&- >&- 2>&-"]
+)
 def test_closed_streams_are_no_reason_to_fail(closed: str, script: Script, tmp_path: Path) -> None:
     source = (
         "from torch import distributed\n"

@@ -44,9 +44,9 @@ def print_logs(directory: Path) -> None:
         print(f"--- {path.name}", path.read_text(errors="replace")[-4000:], sep="\n")
 
 
-def lanes(*names: str) -> pytest.MarkDecorator:
+def lanes(*names: str, extended: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     """As ``tests.lanes.lanes``; with GPUs, they run on real ones as well."""
-    return any_lanes(*names, marks=(pytest.mark.gpu,))
+    return any_lanes(*names, marks=(pytest.mark.gpu,), extended=extended)
 
 
 class Job:

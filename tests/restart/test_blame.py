@@ -19,7 +19,7 @@ from .test_faults import causes
 
 
 @pytest.mark.slow
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.parametrize(
     ("how", "cause"),
     [

@@ -72,7 +72,7 @@ class _Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.extended), 3])
 def test_a_broken_path_between_two_monitor_processes_costs_no_rank(
     network: str, tmp_path: Path, world: int
 ) -> None:
