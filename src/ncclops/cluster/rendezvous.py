@@ -31,6 +31,9 @@ from ncclops.host import interfaces
 from ncclops.preflight.edges.meeting import ask_for_small_packets
 from ncclops.record.events import NodesEvent
 
+# The process that connects to it imports torch first.
+_STORE_ANSWERS_WITHIN = timedelta(seconds=20)
+
 
 class Rendezvous:
     """Brings a node into the rounds of ``job``, one after the other."""
@@ -100,6 +103,15 @@ class Rendezvous:
         def is_told() -> bool:
             return current.state.check is not None or is_started()
 
+        def store_answers() -> bool:
+            return self._job_store.is_connected or is_told()
+
+        if not await self._condition.until(store_answers, _STORE_ANSWERS_WITHIN):
+            wait = format_duration(limit)
+            self._note(
+                f"the store at {self._config.address} has accepted a connection, and answers no"
+                f" more: waiting for it, for up to {wait}"
+            )
         while not await self._condition.until(
             lambda: current.gathered is not None or is_told(), limit
         ):
