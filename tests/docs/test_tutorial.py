@@ -1,0 +1,65 @@
+"""The tutorial is true: each command is run as it stands, and says what is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
+
+PAGE = REPOSITORY / "docs" / "tutorial.md"
+_BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def steps() -> list[tuple[str, list[str]]]:
+    """Each command of the page, with the lines that are shown of its output."""
+    blocks = [(match[1], match[2]) for match in _BLOCK.finditer(PAGE.read_text())]
+    kinds = [kind for kind, _ in blocks]
+    assert kinds == ["sh", "text"] * (len(blocks) // 2), "each command has its output"
+    texts = [text for _, text in blocks]
+    return [(a, b.splitlines()) for a, b in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """What ``line`` stands for: any numbers, spaces and, where it says "…", anything."""
+    parts = re.split(r"(…|\d[\d,.]*|\s+)", line)
+    made = [
+        ".*" if part == "…" else r"\s+" if part.isspace() else re.escape(part)
+        for part in (_NUMBER.sub("\0", each) for each in parts)
+    ]
+    return re.compile("".join(made).replace("\\\0", "\0").replace("\0", _NUMBER.pattern))
+
+
+@pytest.mark.slow
+def test_each_command_says_what_is_shown(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "docs" / "examples" / "train_ddp.py", tmp_path)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = clean_environ() | {"PATH": path, "COLUMNS": "120"}
+    for command, shown in steps():
+        done = subprocess.run(
+            ["sh", "-ec", command],
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        lines = iter(done.stdout.splitlines())
+        for line in shown:
+            wanted = pattern(line)
+            assert any(wanted.match(each) for each in lines), f"{line}\n---\n{done.stdout}"
+
+
+def test_what_is_shown_may_differ_in_numbers_alone() -> None:
+    wanted = pattern("ncclops: completed after 10.2s: 2 workers, see …")
+    assert wanted.match("ncclops: completed after 3s: 12 workers, see runs/1")
+    assert not wanted.match("ncclops: failed after 3s: 12 workers, see runs/1")
