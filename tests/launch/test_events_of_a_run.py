@@ -122,7 +122,7 @@ for n in range(60):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ('name = "ours"', "'pattern'"),
+        ('name = "ours"', "form ours: pattern has to be an array of tables"),
         ('name = "ours"\n[[watch.trainers.pattern]]\nkind = "stop"', "'stop' is none of"),
     ],
 )
