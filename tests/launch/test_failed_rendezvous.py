@@ -107,12 +107,12 @@ def test_an_agent_that_was_stopped_can_be_ended(background: Start, tmp_path: Pat
     assert first.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
-def test_an_agent_that_was_stopped_takes_no_node_for_lost(
-    background: Start, tmp_path: Path
-) -> None:
-    """What the others have said meanwhile is there for it to read."""
-    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=3"
+def with_second_agent_stopped(
+    background: Start, directory: Path, *, missed_beats: int
+) -> tuple[list[Background], list[Path], psutil.Process]:
+    """A job of two nodes that works until `go` is there: launchers, outputs, the stopped agent."""
+    port, outputs = free_port(), [directory / "output-0", directory / "output-1"]
+    conf = f"keep_alive_interval=1,keep_alive_max_attempt={missed_beats}"
     work = "until [ -e go ]; do sleep 0.1; done"
     agents = []
     for rank, output in enumerate(outputs):
@@ -121,6 +121,14 @@ def test_an_agent_that_was_stopped_takes_no_node_for_lost(
     wait_for(outputs[1], "node 1 of 2")
     (second,) = psutil.Process(agents[1].pid).children()
     second.suspend()
+    return agents, outputs, second
+
+
+def test_an_agent_that_was_stopped_takes_no_node_for_lost(
+    background: Start, tmp_path: Path
+) -> None:
+    """What the others have said meanwhile is there for it to read."""
+    agents, outputs, second = with_second_agent_stopped(background, tmp_path, missed_beats=3)
     time.sleep(6)  # longer than a host may be silent, which is what this is about
     second.resume()
     (tmp_path / "go").touch()
@@ -134,16 +142,7 @@ def test_the_end_of_a_node_whose_agent_does_not_answer_is_not_waited_for(
     background: Start, tmp_path: Path
 ) -> None:
     """Its rendezvous process goes on with the heartbeats, so the node is not lost by itself."""
-    port, outputs = free_port(), [tmp_path / "output-0", tmp_path / "output-1"]
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=2"
-    work = "until [ -e go ]; do sleep 0.1; done"
-    agents = []
-    for rank, output in enumerate(outputs):
-        with output.open("wb") as file:
-            agents.append(background(*of_two(rank, port, conf=conf, work=work), stderr=file))
-    wait_for(outputs[1], "node 1 of 2")
-    (second,) = psutil.Process(agents[1].pid).children()
-    second.suspend()
+    agents, outputs, second = with_second_agent_stopped(background, tmp_path, missed_beats=2)
     wait_for(outputs[0], "its agent has not answered for 8s; its workers run on")
     (tmp_path / "go").touch()
     assert agents[0].wait(LIMIT_S) == 1

@@ -223,8 +223,7 @@ class RestartLoop:
         try:
             return self._iterate()
         except RankShouldRestart as late:
-            self.session.interrupter.settle()
-            contain_handlers()
+            self.settle()
             self.session.function_left()
             self._page.watch = Watch.NONE
             self._caught = late
@@ -301,8 +300,7 @@ class RestartLoop:
             try:
                 value = self._run_armed()
             finally:
-                self.session.interrupter.settle()
-                contain_handlers()
+                self.settle()
         except BaseException as error:  # noqa: BLE001 - judged below
             caught = error
         if os.getpid() != self.pid:
