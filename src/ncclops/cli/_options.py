@@ -18,6 +18,14 @@ LaunchRestart = Literal["in-process", "in-process:grow", "process", "none"]
 LAUNCH_RESTARTS: tuple[LaunchRestart, ...] = ("in-process", "in-process:grow", "process", "none")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+CheckExitCodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--exit-code/--no-exit-code",
+        show_default=False,
+        help="Exit with 3 when a check fails (the default), or with 0 whatever it is.",
+    ),
+]
 ParamOption = Annotated[
     list[str] | None,
     typer.Option(

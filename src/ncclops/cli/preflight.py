@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclops.cli import _preflight_hosts as several
-from ncclops.cli._options import JsonOption, ParamOption
+from ncclops.cli._options import CheckExitCodeOption, JsonOption, ParamOption
 from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
 
@@ -146,14 +146,7 @@ def preflight(
     everything: Annotated[
         bool, typer.Option("--all", help="Show also what is well and what cannot be told.")
     ] = False,
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code/--no-exit-code",
-            show_default=False,
-            help="Exit with 3 when a check fails (the default), or with 0 whatever it is.",
-        ),
-    ] = True,
+    exit_code: CheckExitCodeOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Check this node's GPUs, network ports and settings before a job starts.

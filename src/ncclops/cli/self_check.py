@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ncclops.cli._options import JsonOption
+from ncclops.cli._options import CheckExitCodeOption, JsonOption
 from ncclops.cli._output import echo, print_json
 from ncclops.errors import PreflightRefused
 
@@ -21,14 +21,7 @@ def self_check(
     everything: Annotated[
         bool, typer.Option("--all", help="Show also what preflight finds well or cannot tell.")
     ] = False,
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code/--no-exit-code",
-            show_default=False,
-            help="Exit with 3 when a check fails (the default), or with 0 whatever it is.",
-        ),
-    ] = True,
+    exit_code: CheckExitCodeOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Say in some ten seconds what works on this machine.
