@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from ncclops.record.event_values import EvidenceLine, RetryAdvice
 from ncclops.record.events import (
     BootstrappedEvent,
+    ClassifiedEvent,
     Event,
     FaultEvent,
-    HangEvent,
     RestartEvent,
     RunStartedEvent,
     StepEvent,
@@ -143,6 +146,14 @@ def test_what_is_unknown_or_empty_is_no_attribute() -> None:
 
 
 def test_objects_within_an_event_are_json() -> None:
-    hang = HangEvent(ts=115, culprits=[3], cause="rank 3 is behind", evidence=[])
-    (event,) = (each for span in trace(*START, hang).spans for each in span.events)
-    assert event.attributes == {"ncclops.culprits": [3], "ncclops.cause": "rank 3 is behind"}
+    classified = ClassifiedEvent(
+        ts=115,
+        class_="user-error",
+        retry=RetryAdvice(policy="fix-code"),
+        evidence=[EvidenceLine(file="ranks/1/stderr.log", line=7, text="KeyError: 'lr'")],
+    )
+    (event,) = (each for span in trace(*START, classified).spans for each in span.events)
+    assert event.attributes["ncclops.class"] == "user-error"
+    retry, evidence = (str(event.attributes[f"ncclops.{name}"]) for name in ("retry", "evidence"))
+    assert json.loads(retry)["policy"] == "fix-code"
+    assert json.loads(evidence)[0]["text"] == "KeyError: 'lr'"

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from ncclops.goodput import Span, spans
 from ncclops.record.events import (
     ClassifiedEvent,
@@ -38,7 +40,6 @@ from ncclops.record.events import (
     VerdictEvent,
     WorkerExitedEvent,
     XidEvent,
-    fields_of,
     name_of,
 )
 
@@ -170,8 +171,8 @@ def _of_goodput(parts: Sequence[Span], events: Iterable[Event]) -> Iterator[Trac
         if isinstance(event, StepEvent):
             steps[place].append(event.step)
         elif isinstance(event, _SHOWN) and not _ended_well(event):
-            fields = {name: value for name, value in fields_of(event).items() if name != "ts"}
-            del fields["event"]
+            fields = msgspec.to_builtins(event)
+            del fields["ts"], fields["event"]
             shown[place].append(TraceEvent(name_of(event), event.ts, attributes(fields)))
     for part, happened, done in zip(parts, shown, steps, strict=True):
         known = {"first_step": min(done), "last_step": max(done)} if done else {}
