@@ -267,7 +267,7 @@ def test_what_a_logger_calls_information_or_a_warning_is_no_failure(
          "invalid-usage"),
         ("NCCL WARN words of a later version\nn1:2:3 [0] NCCL INFO graph/topo.cc:4 -> 3\n"
          "n1:2:3 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n",
-         "no-failure-seen"),
+         "unknown"),
     ],
 )  # fmt: skip
 def test_where_no_words_are_known_the_source_file_of_the_trace_decides(
