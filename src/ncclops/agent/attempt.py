@@ -194,7 +194,7 @@ class RunningAttempt:
                 or stop.asked
                 or self.hang
                 or self.cannot_start
-                or coordinator.over_for_all()
+                or coordinator.over_for_all(entered=bool(team.entered))
             )
         )
         self._replacements.close()
@@ -256,7 +256,7 @@ class RunningAttempt:
         if self.hang is None and self._job.restarts_in_process:
             return  # the restart core takes the snapshots
         if self.hang is None and failure is None:
-            over = self._context.coordinator.over_for_all()
+            over = self._context.coordinator.over_for_all(entered=bool(self.team.entered))
             self.elsewhere = over is not None and bool(self.team.running())
             if not self.elsewhere:
                 return
