@@ -29,7 +29,7 @@ def deep_tree(top: Path, depth: int, *, log: bytes = b"") -> Iterator[Path]:
         os.close(folder)
         yield top
     finally:
-        while (inner := top / "a" / "a").exists():
-            inner.rename(top / "b")
+        while (below := top / "a" / "a").exists():
+            below.rename(top / "b")
             (top / "a").rmdir()
             (top / "b").rename(top / "a")
