@@ -39,7 +39,7 @@ def incident(
 ) -> Incident:
     """One rank's exception at ``line``, or its hang."""
     raised = text = None
-    if kind not in (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG):
+    if kind in (FaultKind.EXCEPTION, FaultKind.NCCL_ERROR):
         name = summary.partition(":")[0].rpartition(".")[2]
         raised = Raised(name, (), "train.py", line, "step")
         text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}'
@@ -309,6 +309,20 @@ def test_a_hang_that_comes_back_ends_whoever_finds_it(found_by: tuple[Incident, 
     assert escalation.to == "respawn"
     assert escalation.failure == ("a hang", "rank 3")
     again = after((FOUND_HUNG, None), respawned_for=json.dumps(escalation.failure))
+    assert again is not None
+    assert again.to == "stop"
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RETURNED_EARLY, FaultKind.COMPLETION_TIMEOUT])
+def test_a_rank_that_always_ends_apart_from_the_others_is_not_started_again_for_ever(
+    kind: FaultKind,
+) -> None:
+    ended = incident("rank 3: was done with its groups first", kind=kind)
+    assert after((ended, 10), (ended, 11), (ended, 12)) is None
+    escalation = after((ended, 10), (ended, 10), (ended, 10))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    again = after((ended, 10), respawned_for=json.dumps(escalation.failure))
     assert again is not None
     assert again.to == "stop"
 
