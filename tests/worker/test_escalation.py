@@ -550,6 +550,8 @@ class TestRuns:
         run = only_run()
         assert [run.stdout(rank) for rank in range(2)] == ["started\nstarted\n"] * 2
         assert run.stderr(1).count('File "') == 1
+        # Of the last time, as the output is.
+        assert run.verdict["first_failure"]["message"] in run.stderr(1)
         assert [each["to"] for each in run.named("escalation")] == ["stop"]
         assert run.verdict["attempts"] == 1
 

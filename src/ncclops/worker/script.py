@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -174,6 +174,14 @@ def _is_ours(trace: TracebackType) -> bool:
 
 def _is_our_file(filename: str) -> bool:
     return filename.startswith((_PACKAGE, "<frozen runpy>"))
+
+
+def forget_error() -> None:
+    """Remove what an earlier run of the script has recorded: this process goes on, and if it ends,
+    it is not for that."""
+    if target := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(target).unlink()
 
 
 def _record(message: str) -> None:
