@@ -110,10 +110,13 @@ def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
 @contextmanager
 def _described() -> Iterator[None]:
     """What comes out of the script is shown, and recorded, as if nothing were around it."""
+    worker = os.getpid()
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception):
+        if os.getpid() != worker:
+            pass  # a child that the script has forked, and which may fail alone
+        elif isinstance(error, Exception):
             _record(traceback.format_exception_only(error)[-1].strip())
         elif isinstance(error, SystemExit) and isinstance(error.code, str):
             _record(error.code)
