@@ -124,7 +124,7 @@ class _Agent:
 
     def __init__(self, job: Job, coordinate: Coordinate | None) -> None:
         self._job, self._run = job, job.run
-        self._began = time.monotonic()
+        self._began, self._clock_offset = time.monotonic(), verdict_report.clock_offset()
         self._condition = Condition()
         self._terminal = Terminal(job)
         self._stop = StopRequests(
@@ -186,7 +186,8 @@ class _Agent:
             decision=decision,
             receipt=await self._judge_receipt(),
             goodput=await self._aside(
-                "measuring goodput", partial(verdict_report.measure_goodput, self._run)
+                "measuring goodput",
+                partial(verdict_report.measure_goodput, self._run, self._clock_offset),
             ),
             seconds=time.monotonic() - self._began,
         )

@@ -286,6 +286,10 @@ class RunningAttempt:
         """End what is left of the attempt; what its output shows."""
         self.watching.close()
         self._close_store()
+        if all(ending.ok for ending in self.team.endings()):
+            stay = self.own_pids() | self._context.spared()
+            if (forks := workers.left_running(stay)) is not None:
+                self._context.say(f"warning: {forks}")
         if survivors := process_tree.end_descendants(
             _LEFTOVER_GRACE, self.own_pids(), spared=self._context.spared()
         ):
