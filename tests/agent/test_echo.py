@@ -200,3 +200,12 @@ def test_a_line_of_our_own_is_for_terminals(tmp_path: Path) -> None:
         echo.finish()
         stream.seek(0)
         assert stream.read() == b"ncclops: a note\n"
+
+
+def test_a_bar_below_another_one_is_no_line_each_time_it_moves(tmp_path: Path) -> None:
+    """As tqdm draws nested ones: down, the bar, up again."""
+    inner = b"".join(b"\n\rbatch: %d%%|#\x1b[A" % done for done in range(10, 100, 10))
+    content = b"\repoch: 0%|" + inner + b"\n\r        \r\x1b[A\repoch: 50%|#\n"
+    shown = on_terminal(tmp_path / "log", content)
+    prefix = b"\x1b[32m[rank3]:\x1b[0m "
+    assert shown.split(b"\r\n") == [prefix + b"epoch: 0%|", prefix + b"epoch: 50%|#", b""]

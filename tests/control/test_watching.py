@@ -5,36 +5,37 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ncclops.record.paths import RunPaths
 from tests.control.conftest import Agent, event, write_events
-from tests.control.watching import Watching
+from tests.on_a_terminal import OnTerminal
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[..., Watching]
+Start = Callable[..., OnTerminal]
 
 
 @pytest.fixture
 def watching(agent: Agent, tmp_path: Path) -> Iterator[Start]:
     """``watching(...)``: the screen of ``agent``'s run; ended after the test."""
-    started: list[Watching] = []
+    started: list[OnTerminal] = []
 
-    def start(*command: str, **options: object) -> Watching:
-        started.append(Watching(tmp_path, *command, **options))  # type: ignore[arg-type]
+    def start(*command: str, environ: Mapping[str, str] | None = None) -> OnTerminal:
+        arguments = command or ("status", "--watch")
+        started.append(OnTerminal(tmp_path, *arguments, environ=environ))
         return started[-1]
 
     yield start
     for each in started:
-        try:
+        with suppress(OSError):  # it has ended, as the test has seen
             each.kill()
-        except OSError:
-            continue  # it has ended, as the test has seen
 
 
 def test_a_person_looks_around(agent: Agent, watching: Start) -> None:
@@ -67,7 +68,7 @@ def test_a_person_looks_around(agent: Agent, watching: Start) -> None:
 def test_the_end_of_a_run_is_shown_until_somebody_has_seen_it(
     agent: Agent, watching: Start
 ) -> None:
-    seen = watching(NO_COLOR="1")
+    seen = watching(environ={"NO_COLOR": "1"})
     seen.until_shown("starting")
     now = time.time()
     write_events(agent.run, [event("fault", now, 1, cause="ValueError: x", kind="exception")])
@@ -123,8 +124,6 @@ def test_a_terminal_that_is_gone_ends_it(watching: Start) -> None:
 
 
 def _command() -> str:
-    import sys
-
     return f"{sys.executable} -m ncclops status --watch"
 
 

@@ -25,6 +25,7 @@ from ncclops.record.tail import GrowthWatch, LineReader
 _CHUNK = 1 << 16
 # Of one file, once the run has ended: more takes minutes, and nobody reads it.
 _LEFT_BYTES = 64 << 20
+_UP = b"\x1b[A"
 # For so long nothing else was shown before a line of our own stands below it.
 _QUIET_S = 0.9
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
@@ -184,7 +185,11 @@ class _Feed:
     def _show(self, lines: list[bytes]) -> None:
         if self._screen.is_terminal(self.source.to_stderr):
             # The bar's last state stands for all of its states.
-            lines = [(_last_segment(line) or line.rstrip()) + b"\n" for line in lines]
+            lines = [
+                (_last_segment(line) or line.rstrip()) + b"\n"
+                for line in lines
+                if not _is_passing(line)
+            ]
         shown = b"".join(self._prefix + self._own_prefix.sub(b"", line, count=1) for line in lines)
         if shown:
             self._screen.write(shown, to_stderr=self.source.to_stderr)
@@ -215,6 +220,12 @@ class _PlainFeed:
     def finish(self) -> None:
         self._screen.end_line()
         self._file.close()
+
+
+def _is_passing(line: bytes) -> bool:
+    """Whether it is the state of a bar below another one, which goes back up to that: the newline
+    is how the next state comes down again, thousands of times."""
+    return b"\r" in line and line.rstrip(b"\r\n").endswith(_UP)
 
 
 def _last_segment(line: bytes) -> bytes:

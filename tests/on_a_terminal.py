@@ -1,4 +1,4 @@
-"""`ncclops status --watch` on a terminal of its own, and what that shows row by row."""
+"""A command of ours on a terminal of its own, and what that shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.conftest import LIMIT_S, clean_environ
@@ -20,12 +20,20 @@ from tests.conftest import LIMIT_S, clean_environ
 _SEQUENCE = re.compile(rb"\x1b\[(?P<arguments>[?0-9;]*)(?P<letter>[A-Za-z])|(?P<text>[^\x1b]+)")
 
 
-class Watching:
-    """The command, or a shell that it is to be typed into. Rows are as our own frames draw them;
-    ``other`` tells whether the other screen is shown, ``said`` is what is written on the first."""
+class OnTerminal:
+    """``ncclops`` with the arguments ``command``; or ``bash`` with its own, to type one into.
+
+    ``rows`` are as the frames of `status --watch` draw them, on the other screen; ``other`` tells
+    whether that is shown. ``said`` is what is written on the first one, without sequences.
+    """
 
     def __init__(
-        self, directory: Path, *command: str, columns: int = 80, rows: int = 24, **environ: str
+        self,
+        directory: Path,
+        *command: str,
+        columns: int = 80,
+        rows: int = 24,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.rows: dict[int, str] = {}
         self.other = False
@@ -35,9 +43,9 @@ class Watching:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(directory)
-            watch = [sys.executable, "-m", "ncclops", "status", "--watch"]
-            argv = list(command) or watch
-            wanted = {"TERM": "xterm", "LANG": "C.UTF-8", "PS1": "$ ", **environ}
+            ours = [sys.executable, "-m", "ncclops"]
+            argv = list(command) if command[0] == "bash" else [*ours, *command]
+            wanted = {"TERM": "xterm", "LANG": "C.UTF-8", "PS1": "$ ", **(environ or {})}
             os.execvpe(argv[0], argv, clean_environ(wanted))
         self.resize(columns, rows)
 
@@ -57,7 +65,7 @@ class Watching:
         wanted = termios.ECHO | termios.ICANON
         return bool(termios.tcgetattr(self._fd)[3] & wanted == wanted)
 
-    def until(self, holds: Callable[[Watching], object], what: str = "") -> None:
+    def until(self, holds: Callable[[OnTerminal], object], what: str = "") -> None:
         """Read what is shown until ``holds``."""
         deadline = time.monotonic() + LIMIT_S
         while not holds(self):
