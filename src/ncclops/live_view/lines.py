@@ -27,7 +27,7 @@ _SEQUENCES: dict[Style, str] = {
 # Of these the text shows the same without colour.
 _COLOURS = ("red", "yellow", "green", "cyan", "magenta")
 # For a terminal whose character set has no others.
-_ASCII = str.maketrans("…█▓▒░·─│▲▼×→≥", "~#=+-.-|^vx>>")
+_ASCII = str.maketrans("…█▓▒░·─│×←→↑↓", "~#=+-.-|x<>^v")
 
 
 @dataclass(frozen=True)
