@@ -326,6 +326,8 @@ class _Agent:
     ) -> RunningAttempt:
         """The next attempt; where the rendezvous fails, one that cannot start."""
         refusal, self._assembling = None, True
+        if self._job.layout.nodes.count > 1:
+            self._progress.meet("waiting for the nodes to meet")
         try:
             place = await context.coordinator.assemble(number)
         except (NcclopsError, OSError) as error:

@@ -65,7 +65,7 @@ class _Watching:
         self._past, self._view, self._keys = Past(), View(), KeyDecoder()
         self._frame: Frame | None = None
         self._answered = self._asked = time.monotonic()
-        self._took_s = 0.0
+        self._took_s = self._typed_at = 0.0
         self._asking = Aside(terminal.wake)
         self._pages = PageReader(run_dir, terminal.wake)
         self._growth: Growth | None = None
@@ -85,7 +85,7 @@ class _Watching:
                 self._growth.take()
             self._asking.take()
             self._pages.take()
-            for key in self._keys.feed(typed) if typed else self._keys.expire():
+            for key in self._typed(typed):
                 self._press(key)
             if not self._asking.is_busy and not self._is_over and self._due_s() <= 0:
                 self._ask()
@@ -108,6 +108,13 @@ class _Watching:
         self._frame = compose(scene, *self._terminal.size)
         self._view = self._frame.view
         self._terminal.draw(self._frame.lines)
+
+    def _typed(self, typed: bytes) -> list[str]:
+        now = time.monotonic()
+        if typed:
+            self._typed_at = now
+            return self._keys.feed(typed)
+        return self._keys.expire() if now - self._typed_at >= _ESCAPE_S else []
 
     def _press(self, key: str) -> None:
         if key == "redraw":
