@@ -70,7 +70,7 @@ def test_a_restart_in_place_until_its_first_step() -> None:
 
 def test_another_attempt() -> None:
     line = after(*started(0, 1), BootstrappedEvent(rank=0), BootstrappedEvent(rank=1))
-    after(RetryEvent(attempt=1, cooldown_s=90.0), line=line, at=10.0)
+    after(RetryEvent(attempt=2, cooldown_s=90.0), line=line, at=10.0)
     assert line.text(20.0) == "attempt 2 in 1m20s"
     assert line.text(103.0) == "attempt 2: starting (1m33s)"
     after(*started(0, 1), line=line, at=110.0)

@@ -175,3 +175,10 @@ def test_the_timeline_says_what_the_hour_was_spent_on() -> None:
     assert any(text.startswith("▓▓ steps done again ") for text in lines)
     assert any(text.split() == ["×", "faults", "1"] for text in lines)
     assert lines[-1].startswith("q back")
+
+
+def test_a_long_line_of_a_page_goes_on_below_its_text() -> None:
+    lines = [line("  class     ", "dim").add("word " * 10), line("    cause " + "word " * 10)]
+    content = Content(title="incident", lines=lambda _: lines)
+    seen = shown(scene(status(2), view=View(page="incident"), content=content), columns=40)
+    assert [len(text) - len(text.lstrip(" ")) for text in seen[1:5]] == [2, 12, 4, 6]

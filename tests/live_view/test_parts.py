@@ -104,7 +104,7 @@ def test_long_steps_are_not_silence() -> None:
             "restart in place after 12 ms, 1 rank goes on, without ranks 3, 4",
         ),
         (RestartEvent(cause="x", instead="stop"), "no restart in place (stop follows): x"),
-        (RetryEvent(attempt=1, reason="why", cooldown_s=90.0), "attempt 2 in 1m30s: why"),
+        (RetryEvent(attempt=2, reason="why", cooldown_s=90.0), "attempt 2 in 1m30s: why"),
         (EscalationEvent(to="respawn", reason="why"), "new processes: why"),
         (WorkerExitedEvent(rank=1, signal="SIGKILL"), "rank 1: process ended: SIGKILL"),
         (VerdictEvent(outcome="failed", exit_code=1, reason="failed: x"), "failed: x"),

@@ -71,9 +71,7 @@ class StartLine:
                 self._begin("restarted", now)
             case RetryEvent():
                 self._ranks, self._grouped = set(), set()
-                number = (
-                    "another attempt" if event.attempt is None else f"attempt {event.attempt + 1}"
-                )
+                number = "another attempt" if event.attempt is None else f"attempt {event.attempt}"
                 self._said, self._until = number, now + event.cooldown_s
                 self._begin("pause", now)
             case StopRequestedEvent():

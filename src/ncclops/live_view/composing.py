@@ -201,7 +201,15 @@ def _body(scene: Scene, columns: int) -> tuple[str, Sequence[Line]]:
 
 
 def _wrapped(lines: Sequence[Line], columns: int) -> list[Line]:
-    return [row for each in lines for row in each.wrapped(columns, indent=2)]
+    return [row for each in lines for row in each.wrapped(columns, indent=_indent(each, columns))]
+
+
+def _indent(whole: Line, columns: int) -> int:
+    """Of the rows below the first: as the text beside a name, or a little more than the line's."""
+    first, style = whole.parts[0] if whole.parts else ("", "")
+    if style == "dim" and len(whole.parts) > 1:
+        return min(len(first), columns // 3)
+    return min(len(first) - len(first.lstrip(" ")) + 2, columns // 3)
 
 
 def _help(columns: int) -> list[Line]:

@@ -147,7 +147,7 @@ def _of_a_rank(event: Event) -> tuple[str, Style]:
             return f"{follows}: {event.reason}", "yellow"
         case RetryEvent():
             pause = f" in {duration(event.cooldown_s)}" if event.cooldown_s else ""
-            number = "another attempt" if event.attempt is None else f"attempt {event.attempt + 1}"
+            number = "another attempt" if event.attempt is None else f"attempt {event.attempt}"
             return f"{number}{pause}: {event.reason}", "yellow"
         case ClassifiedEvent():
             return f"{event.class_}: {event.summary}", "red"
