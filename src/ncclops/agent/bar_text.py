@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+from rich.cells import cell_len, set_cell_size
+
 # CSI sequences. Colours stay (SGR, `m`); what moves the cursor, as bars below each other do, would
 # move it off the one line that a bar has here.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]?")
+# Loads the table of widths now: once the job runs, there may be no descriptor left to open it.
+cell_len("█漢")
 _RESET = "\x1b[m"
 
 
@@ -27,8 +31,6 @@ def fitted(bar: bytes, columns: int) -> bytes:
 
 def _take(text: str, room: int, shown: list[str]) -> int:
     """Add what fits of ``text``; how many columns are left, none where it did not fit whole."""
-    from rich.cells import cell_len, set_cell_size
-
     needed = cell_len(text)
     if needed <= room:
         shown.append(text)
