@@ -20,25 +20,42 @@ from ncclops.errors import NcclopsError, NodeUnfit, PreflightRefused, ReceiptMis
 
 NextAction = Literal["retry", "replace-node", "fix", "unknown"]
 
-_LIMITS = {"ge": 1, "le": 255}
+
+def _says(text: str) -> dict[str, str | int]:
+    """What pages say of a key of ``[exit_codes]``, and its limits (``profiles.keys``)."""
+    return {"description": text, "ge": 1, "le": 255}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitCodes:
     """``[exit_codes]``: what `launch` exits with, by the kind of end.
 
-    Four for a failed job; ``unfit_node`` for a node that ``--preflight`` has found unfit,
-    ``refused`` for what is refused otherwise, ``no_receipt`` where ``--require-receipt`` is not
-    met. A good end is 0, wrong usage 2, and an end by a signal 128 and its number, whatever is set.
+    A good end is 0, wrong usage 2, and an end by a signal 128 and its number, whatever is set.
     """
 
-    retry: int = field(default=1, metadata=_LIMITS)
-    replace_node: int = field(default=1, metadata=_LIMITS)
-    fix: int = field(default=1, metadata=_LIMITS)
-    unknown: int = field(default=1, metadata=_LIMITS)
-    unfit_node: int = field(default=PreflightRefused.exit_code, metadata=_LIMITS)
-    refused: int = field(default=PreflightRefused.exit_code, metadata=_LIMITS)
-    no_receipt: int = field(default=ReceiptMissing.exit_code, metadata=_LIMITS)
+    retry: int = field(default=1, metadata=_says("A failed job that another start may mend."))
+    replace_node: int = field(
+        default=1, metadata=_says("A failed job that another start may mend on other nodes.")
+    )
+    fix: int = field(
+        default=1, metadata=_says("A failed job that no start mends before something is changed.")
+    )
+    unknown: int = field(
+        default=1,
+        metadata=_says("A failed job of which nothing shows whether another start would mend it."),
+    )
+    unfit_node: int = field(
+        default=PreflightRefused.exit_code,
+        metadata=_says("A node that `--preflight` has found unfit."),
+    )
+    refused: int = field(
+        default=PreflightRefused.exit_code,
+        metadata=_says("What is refused otherwise before anything starts."),
+    )
+    no_receipt: int = field(
+        default=ReceiptMissing.exit_code,
+        metadata=_says("A run whose receipt `--require-receipt` asks for and is not there."),
+    )
 
     def of(self, action: NextAction) -> int:
         """The code of a failed job for which ``action`` is what is left to do."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
+from tests.docs.shown import first_that_differs, pattern
 
 PAGE = REPOSITORY / "docs" / "tutorial.md"
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def steps() -> list[tuple[str, list[str]]]:
@@ -25,16 +25,6 @@ def steps() -> list[tuple[str, list[str]]]:
     assert kinds == ["sh", "text"] * (len(blocks) // 2), "each command has its output"
     texts = [text for _, text in blocks]
     return [(a, b.splitlines()) for a, b in zip(texts[::2], texts[1::2], strict=True)]
-
-
-def pattern(line: str) -> re.Pattern[str]:
-    """What ``line`` stands for: any numbers, spaces and, where it says "…", anything."""
-    parts = re.split(r"(…|\d[\d,.]*|\s+)", line)
-    made = [
-        ".*" if part == "…" else r"\s+" if part.isspace() else re.escape(part)
-        for part in (_NUMBER.sub("\0", each) for each in parts)
-    ]
-    return re.compile("".join(made).replace("\\\0", "\0").replace("\0", _NUMBER.pattern))
 
 
 @pytest.mark.slow
@@ -53,10 +43,8 @@ def test_each_command_says_what_is_shown(tmp_path: Path) -> None:
             timeout=LIMIT_S,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}"
-        lines = iter(done.stdout.splitlines())
-        for line in shown:
-            wanted = pattern(line)
-            assert any(wanted.match(each) for each in lines), f"{line}\n---\n{done.stdout}"
+        missing = first_that_differs(shown, done.stdout)
+        assert missing is None, f"{missing}\n---\n{done.stdout}"
 
 
 def test_what_is_shown_may_differ_in_numbers_alone() -> None:

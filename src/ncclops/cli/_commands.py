@@ -61,6 +61,12 @@ COMMANDS = (
     Command("flight", DIAGNOSE, "Read flight-recorder dumps of a hang.", "flight:app"),
     Command("receipt", DIAGNOSE, "Judge a run or a log by its receipts.", "receipt:app"),
     Command("report", DIAGNOSE, "A run as one HTML page.", "report:report"),
+    Command(
+        "export-traces",
+        DIAGNOSE,
+        "Send a run to an OpenTelemetry collector, as spans.",
+        "export_traces:export_traces",
+    ),
     Command("bundle", DIAGNOSE, "A run as one archive, without secrets.", "bundle:bundle"),
     Command("env", ENVIRONMENT, "Show, check, export and compare environments.", "env:app"),
     Command("advise", ENVIRONMENT, "Known issues of the installed versions.", "advise:advise"),

@@ -99,6 +99,12 @@ TABLE = (
     ExitCodes("`status`", "shown", "", "no such run, or none that can be read"),
     ExitCodes("`runs`", "shown", "", "no such directory, no such time"),
     ExitCodes(
+        "`export-traces`",
+        "sent",
+        "no collector answers, or it refuses",
+        "no such run; OpenTelemetry is not installed; settings that cannot be followed",
+    ),
+    ExitCodes(
         "`stop`",
         "the agent does it",
         "it has ended, its agent is not there or refuses",

@@ -91,6 +91,14 @@ def validate(
     echo(f"{profile.sources[-1]}: valid: {len(profile.env)} variables, {entries} entries")
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of profile files, with which editors complete and check them."""
+    from ncclops.profiles.schema import json_schema
+
+    print_json(json_schema())
+
+
 def _print_list(rows: list[tuple[str, str, str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text

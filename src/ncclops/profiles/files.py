@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ncclops.errors import ProfileError
-from ncclops.profiles.schema import ProfileFile, describe, nearest
+from ncclops.profiles.messages import describe, nearest
+from ncclops.profiles.schema import ProfileFile
 from ncclops.toml_files import load_toml
 
 # What the administrators of a machine have put there for all its users.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ncclops.durations import format_duration
 from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, ExitCodes
+from ncclops.profiles.keys import says
 from ncclops.profiles.notification import NOBODY, NotifySettings
 from ncclops.profiles.versions import satisfies
 
@@ -117,24 +118,31 @@ class Growth:
     No process group may outlive its iteration: the next one could not make its own.
     """
 
-    gpu_memory_gib: float = field(default=2.0, metadata={"ge": 0})
-    fds: int = field(default=256, metadata={"ge": 0})
-    threads: int = field(default=128, metadata={"ge": 0})
-    process_groups: int = field(default=0, metadata={"ge": 0})
+    gpu_memory_gib: float = field(default=2.0, metadata=says("GPU memory, in GiB.", ge=0))
+    fds: int = field(default=256, metadata=says("Open descriptors.", ge=0))
+    threads: int = field(default=128, metadata=says("Threads.", ge=0))
+    process_groups: int = field(default=0, metadata=says("Process groups.", ge=0))
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """``[restarts]``: what a job that restarts in place may come to.
+    """``[restarts]``: what a job that restarts in place may come to."""
 
-    ``min_world_size``: the fewest ranks that may train on when others are lost; below it, new
-    processes for all ranks are asked for, and the retry policy decides. 0: as many as at the start.
-    ``grow``: a new process takes the place of a rank that is lost; ``[timeouts] grow`` is how long
-    the others wait for it before they go on without.
-    """
-
-    min_world_size: int = field(default=1, metadata={"ge": 0})
-    grow: bool = False
+    min_world_size: int = field(
+        default=1,
+        metadata=says(
+            "The fewest ranks that may train on when others are lost; below it, new processes for"
+            " all ranks are asked for, and the retry policy decides. 0: as many as at the start.",
+            ge=0,
+        ),
+    )
+    grow: bool = field(
+        default=False,
+        metadata=says(
+            "A new process takes the place of a rank that is lost; `[timeouts] grow` is how long"
+            " the others wait for it before they go on without."
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -173,18 +181,32 @@ class PreflightNeeds:
 class WatchSettings:
     """``[watch]``: how long progress may be missing, and what else the watch goes by.
 
-    ``startup`` until the first sign of training: as long as torch's default for groups other than
-    NCCL's, since the slowest starts load checkpoints through a file server. ``hang`` and ``quiet``
-    as in ``ncclops.health.hang``. ``straggler`` is the share above the median rank's step time:
-    all ranks wait for the slowest, and operators look into one that is five percent behind.
-    ``trainers`` are further forms of printed lines, as in ``ncclops.receipts.log_formats``.
+    ``startup`` is as long as torch's default for groups other than NCCL's, since the slowest starts
+    load checkpoints through a file server. ``straggler``: all ranks wait for the slowest, and
+    operators look into one that is five percent behind.
     """
 
-    startup: timedelta = timedelta(minutes=30)
-    hang: timedelta = timedelta(minutes=10)
-    quiet: timedelta = timedelta(minutes=30)
-    straggler: float = field(default=0.05, metadata={"gt": 0, "lt": 10})
-    trainers: Sequence[Mapping[str, Any]] = ()
+    startup: timedelta = field(
+        default=timedelta(minutes=30), metadata=says("Until the first sign of training.")
+    )
+    hang: timedelta = field(
+        default=timedelta(minutes=10), metadata=says("How long a rank may be in one collective.")
+    )
+    quiet: timedelta = field(
+        default=timedelta(minutes=30),
+        metadata=says("How long a rank may be outside of collectives without a step."),
+    )
+    straggler: float = field(
+        default=0.05,
+        metadata=says(
+            "The share above the median rank's step time from which a rank is reported as slow.",
+            gt=0,
+            lt=10,
+        ),
+    )
+    trainers: Sequence[Mapping[str, Any]] = field(
+        default=(), metadata=says("Further forms of lines that a trainer prints, see receipts.md.")
+    )
 
 
 @dataclass(frozen=True)

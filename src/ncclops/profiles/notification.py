@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from ncclops.durations import format_duration
+from ncclops.profiles.keys import says
 
 Rule = Literal[
     "failed",
@@ -62,22 +63,33 @@ class Channel:
 
 @dataclass(frozen=True)
 class NotifySettings:
-    """``[notify]``: the limits of the rules, and the channels by name.
+    """``[notify]``: the limits of the rules, and the channels by name."""
 
-    ``cooldown``: of one rule about one thing there is one notification in so long. ``progress``: no
-    step for so long is no progress. ``restarts`` within ``restarts_within`` are a storm.
-    ``goodput``: the share of useful time below which it is told, once the run has lasted for
-    ``goodput_after``. ``steps`` is how many the job is to make, 0 where that is not known: it is
-    for the progress that Kubeflow shows.
-    """
-
-    cooldown: timedelta = timedelta(hours=1)
-    progress: timedelta = timedelta(minutes=30)
-    restarts: int = field(default=5, metadata={"ge": 1})
-    restarts_within: timedelta = timedelta(hours=1)
-    goodput: float = field(default=0.8, metadata={"gt": 0, "le": 1})
-    goodput_after: timedelta = timedelta(hours=1)
-    steps: int = field(default=0, metadata={"ge": 0})
+    cooldown: timedelta = field(
+        default=timedelta(hours=1),
+        metadata=says("Of one rule about one thing there is one notification in so long."),
+    )
+    progress: timedelta = field(
+        default=timedelta(minutes=30), metadata=says("No step for so long is no progress.")
+    )
+    restarts: int = field(
+        default=5, metadata=says("So many restarts within `restarts_within` are a storm.", ge=1)
+    )
+    restarts_within: timedelta = field(default=timedelta(hours=1), metadata=says("See `restarts`."))
+    goodput: float = field(
+        default=0.8,
+        metadata=says("The share of useful time below which a notification is sent.", gt=0, le=1),
+    )
+    goodput_after: timedelta = field(
+        default=timedelta(hours=1), metadata=says("Not before the run has lasted for so long.")
+    )
+    steps: int = field(
+        default=0,
+        metadata=says(
+            "How many steps the job is to make, for the progress that Kubeflow shows; 0: unknown.",
+            ge=0,
+        ),
+    )
     to: Mapping[str, Channel] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError, UsageError
 from ncclops.profiles.files import profile_files, read
+from ncclops.profiles.messages import nearest
 from ncclops.profiles.model import GivenParameter, Parameter, as_text
-from ncclops.profiles.schema import nearest
 from ncclops.whole_numbers import MOST, whole_number
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}

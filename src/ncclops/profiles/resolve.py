@@ -13,6 +13,7 @@ from ncclops.durations import parse_duration
 from ncclops.errors import ProfileError
 from ncclops.exit_codes import DEFAULT, SETS, ExitCodes
 from ncclops.profiles.files import Loaded, ProfileNotFound, find, is_path, read
+from ncclops.profiles.messages import nearest
 from ncclops.profiles.model import (
     RUN_PLACEHOLDERS,
     Entry,
@@ -31,7 +32,7 @@ from ncclops.profiles.model import (
 )
 from ncclops.profiles.notification import Channel, NotifySettings, Secret
 from ncclops.profiles.parameters import replaced
-from ncclops.profiles.schema import PLACEHOLDER, ChannelPart, EntryPart, TimeoutsPart, nearest
+from ncclops.profiles.schema import PLACEHOLDER, ChannelPart, EntryPart, TimeoutsPart
 
 # Of profiles that extend each other: one behind the other, and on all ways together.
 _MOST_LEVELS = 50

@@ -27,6 +27,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ncclops.classify import in_place
 from ncclops.receipts import recorder
 from ncclops.record import fork_messages
 from ncclops.record.fork_messages import (
@@ -38,8 +39,8 @@ from ncclops.record.fork_messages import (
     Refused,
     Unfit,
 )
-from ncclops.record.variables import COMMANDS_FD
-from ncclops.worker import parent_death
+from ncclops.record.variables import COMMANDS_FD, RESTART
+from ncclops.worker import after_import, group_defaults, parent_death
 
 # Files that a process has open once CUDA or ROCm is in use in it.
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -66,6 +67,7 @@ class _Server:
     def serve(self, imports: Sequence[str]) -> None:
         """Import, then fork until the agent hangs up. Returns in workers alone."""
         began, failed = time.monotonic(), _import(imports)
+        _prepare_workers()
         _end_threads_that_are_prepared()
         if (why := unfit()) is not None:
             self._say(Unfit(why=why))
@@ -165,6 +167,16 @@ def _import(names: Sequence[str]) -> dict[str, str]:
         except Exception as error:  # noqa: BLE001 - whatever a module's own code raises
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
+
+
+def _prepare_workers() -> None:
+    """What each worker would otherwise import and read for itself, before its script."""
+    if os.environ.get(RESTART) == "in-process":
+        from ncclops.worker import in_process  # noqa: F401
+
+        in_place.prepare()
+    if group_defaults.MODULE in sys.modules:
+        after_import.look_ahead(group_defaults.MODULE)
 
 
 def _end_threads_that_are_prepared() -> None:

@@ -26,7 +26,7 @@ from ncclops.worker import after_import
 from ncclops.worker.group_timeouts import WORLD, GroupTimeouts
 from ncclops.worker.meeting import Meeting, Team
 
-_MODULE = "torch.distributed.distributed_c10d"
+MODULE = "torch.distributed.distributed_c10d"
 _CONSTANTS = "torch.distributed.constants"
 # Each makes a group and takes `timeout`; what is built on them (DeviceMesh, FSDP2) calls them.
 _MAKERS = ("init_process_group", "new_group", "split_group", "_new_group_with_tag")
@@ -63,7 +63,7 @@ def apply(rules: GroupRules, timeouts: GroupTimeouts | None, team: Team) -> None
 
     Before the backend of a group is made its ranks meet.
     """
-    after_import.act(_MODULE, lambda module: _patch(module, rules, timeouts, team))
+    after_import.act(MODULE, lambda module: _patch(module, rules, timeouts, team))
 
 
 def _patch(

@@ -1,0 +1,85 @@
+"""What is wrong with a profile file, in one line that says where and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ncclops.profiles.model import Scope
+from ncclops.profiles.schema import (
+    TABLES,
+    ChannelPart,
+    ConditionPart,
+    EntryPart,
+    ProfileFile,
+    ScopePart,
+)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """``"; did you mean …?"`` with the closest of ``known``, or the whole list if none is close."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """The first problem of ``error`` as ``key: what is wrong, what to write``."""
+    problem = error.errors(include_url=False)[0]
+    location = tuple(part for part in problem["loc"] if part != "[key]")
+    key = ".".join(_as_written(location, raw)) or "profile"
+    return f"{key}: {_say(problem, location)}"
+
+
+def _as_written(location: tuple[int | str, ...], raw: object) -> list[str]:
+    """``location`` without the list positions that the file does not have."""
+    written = []
+    for part in location:
+        if isinstance(part, int):
+            if not isinstance(raw, list):
+                continue
+            raw = raw[part] if part < len(raw) else None
+            written.append(f"[{part + 1}]")
+            continue
+        raw = raw.get(part) if isinstance(raw, dict) else None
+        written.append(str(part))
+    return written
+
+
+def _say(problem: Any, location: tuple[int | str, ...]) -> str:
+    kind, given = problem["type"], problem.get("input")
+    if location[:2] == ("notify", "to") and kind in ("string_type", "model_type", "dict_type"):
+        return "must be text" if kind == "string_type" else "must be a table"  # it may be a secret
+    if kind == "extra_forbidden":
+        return f"unknown key{nearest(str(location[-1]), _known_keys(location))}"
+    if kind == "missing":
+        return "is missing: every entry says why" if location[-1] == "why" else "is missing"
+    if kind == "value_error":
+        return str(problem["ctx"]["error"])
+    if kind == "string_type":
+        return f'must be text: write it in quotes, as in "{given}"'
+    if kind == "literal_error":
+        return f"cannot be {given!r}; write {problem['ctx']['expected']}"
+    if kind in ("string_too_short", "too_short"):
+        return "must not be empty"
+    if kind in ("model_type", "dict_type"):
+        return f"must be a table in braces, not {given!r}"
+    return f"{problem['msg'].lower()}, not {given!r}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed where ``location`` ends."""
+    if location[0] == "scopes":
+        return list(get_args(Scope) if len(location) == 2 else ScopePart.model_fields)
+    if location[:2] == ("notify", "to"):
+        return list(ChannelPart.model_fields)
+    model: type[BaseModel] = ProfileFile
+    if location[0] == "env" and len(location) > 2:
+        model = ConditionPart if "when" in location else EntryPart
+    elif len(location) > 1 and location[0] in TABLES:
+        model = TABLES[str(location[0])]
+    return [info.alias or name for name, info in model.model_fields.items()]
