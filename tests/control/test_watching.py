@@ -95,8 +95,8 @@ def test_signals_leave_the_terminal_as_it_was(signum: signal.Signals, watching: 
     else:
         os.kill(_child_of(shell.pid), signum)
     shell.until(lambda it: not it.other, "the first screen")
-    if signum is signal.SIGTERM:  # of Ctrl-C a shell gives up the rest of the line
-        shell.until(lambda it: b"code 143" in it.said, "the exit code")
+    code = b"code 143" if signum is signal.SIGTERM else b"code 0"
+    shell.until(lambda it: code in it.said, "the exit code")
     shell.type("echo a$((1 + 1))b\n")
     shell.until(lambda it: b"a2b\r\n" in it.said, "the shell")
 

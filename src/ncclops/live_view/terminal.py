@@ -140,11 +140,11 @@ class Terminal:
         Keys that were typed meanwhile are not for the shell."""
         with suppress(OSError, termios.error):
             termios.tcflow(self._out, termios.TCOON)
+            termios.tcflush(self._in, termios.TCIFLUSH)
         with suppress(OSError, ValueError):
             if select.select([], [self._out], [], _TAKES_WITHIN_S)[1]:
                 os.write(self._out, _LEAVE)
         with suppress(OSError, termios.error):
-            termios.tcflush(self._in, termios.TCIFLUSH)
             termios.tcsetattr(self._in, termios.TCSANOW, self._modes)  # type: ignore[arg-type]
 
     def _sleep(self) -> None:
