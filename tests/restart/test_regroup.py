@@ -15,7 +15,7 @@ from ncclops.restart.regroup import (
     why_not_in_place,
 )
 
-KEPT = [Offer(handle=f"handle {rank}") for rank in range(3)]
+KEPT = [Offer(handle=f"handle {rank}", goes_on=True) for rank in range(3)]
 NEW = Offer()
 
 
@@ -42,11 +42,23 @@ def test_what_can_be_reconfigured(
 @pytest.mark.parametrize(
     ("offers", "plan"),
     [
-        (KEPT, Plan(("handle 0", "handle 1", "handle 2"), can_later=True)),
+        (
+            KEPT,
+            Plan(("handle 0", "handle 1", "handle 2"), can_later=True, objects_stay=True),
+        ),
         ([NEW, NEW], Plan(can_later=True, why="no rank had a group")),
         ([*KEPT, NEW], Plan(can_later=True, why="rank 3 had no group of before")),
         ([NEW, *KEPT, NEW], Plan(can_later=True, why="rank 0 and 1 more had no group of before")),
-        ([*KEPT, KEPT[0]], Plan(can_later=True, why="two ranks have the same handle")),
+        (
+            [*KEPT, KEPT[0]],
+            Plan(can_later=True, why="two ranks have the same handle", objects_stay=True),
+        ),
+        # Their groups are gone, their objects are not.
+        (
+            [*KEPT, Offer(goes_on=True)],
+            Plan(can_later=True, why="rank 3 had no group of before", objects_stay=True),
+        ),
+        ([Offer("a", goes_on=True)], Plan(why="rank 0: a", objects_stay=True)),
         ([*KEPT, Offer("torch is old")], Plan(why="rank 3: torch is old")),
         ([Offer("a"), Offer("b")], Plan(why="rank 0: a")),
         ([NEW, Offer("a")], Plan(why="rank 1: a")),
@@ -73,10 +85,8 @@ def test_one_failure_is_one_of_all(results: list[str], reason: str | None) -> No
 def test_what_it_says() -> None:
     went_on = Regrouped(3, Rung.RECONFIGURED, 2, 4.4)
     assert str(went_on) == "the default group goes on with 2 ranks, reconfigured in 4 ms"
-    assert went_on.objects_stay
     anew = Regrouped(3, Rung.ANEW, 1, 30.1234, "rank 0: a")
     assert str(anew) == "the default group of 1 rank is made anew, in 30 ms: rank 0: a"
-    assert not anew.objects_stay
     assert anew.to_dict() == {
         "group": "default",
         "rung": "anew",

@@ -7,6 +7,7 @@ What needs torch 2.14 runs with
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -78,6 +79,21 @@ def test_all_make_it_anew_when_a_reconfiguration_fails_on_one_of_them(job: Job) 
         assert "the reconfiguration failed: rank 0: " in later["why"]
     (said,) = in_incident(job)
     assert said["rung"] == "anew"
+
+
+def test_ddp_goes_on_whatever_pass_it_was_interrupted_in(job: Job) -> None:
+    """Also over a group that was made anew."""
+    program, faults = "tests.restart.regrouping_programs", ["backward", "forward", "backward"]
+    codes = job.start(2, f"{program}:ddp_goes_on", faults=faults).wait()
+    assert set(codes.values()) == {0}
+    later = "reconfigured" if _has_reconfigure() else "anew"
+    for returned in job.events("returned"):
+        value = returned["value"]
+        assert (value["made"], value["rungs"]) == (1, ["anew", *[later] * len(faults)])
+        wanted = import_module(program).expected([0, 1])
+        assert value["gradients"] == pytest.approx(wanted, rel=1e-4)
+    causes = {(e["iteration"], e["exception"]) for e in job.events("incident")}
+    assert causes == {(number, "ValueError: as asked") for number in range(len(faults))}
 
 
 @pytest.mark.skipif(_has_reconfigure(), reason="this torch can reconfigure groups")

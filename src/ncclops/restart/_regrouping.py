@@ -55,7 +55,8 @@ class Regrouping:
     """Of one rank, ``new``, once: ``run`` brings the default group to the members there are.
 
     ``within`` is how long a reconfiguration may take, ``timeout`` the group's; ``None``: torch's
-    default, or that of the profile under ``ncclops launch``.
+    default, or that of the profile under ``ncclops launch``. ``goes_on``: this rank has its objects
+    of before the fault.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Regrouping:
         timeout: timedelta | None,
         within: timedelta,
         device_id: torch.device | None,
+        goes_on: bool,
     ) -> None:
         self._session = session
         self._iteration, self._rank, self._size = new.iteration, new.rank, new.world_size
@@ -73,6 +75,7 @@ class Regrouping:
         self._timeout = timeout
         self._within = within
         self._device_id = device_id
+        self._goes_on = goes_on
         self._store = session.store_for_user()
         self._store.set_timeout(timeout or distributed_c10d.default_pg_timeout)
         self._tries = 0
@@ -91,6 +94,7 @@ class Regrouping:
             world_size=self._size,
             ms=1000 * (time.monotonic() - began),
             why=why,
+            objects_stay=plan.objects_stay,
         )
 
     def _warn(self, text: str, reason: str) -> None:
@@ -108,7 +112,7 @@ class Regrouping:
         )
         kept = _kept_group.kept()
         handle = None if why_not is not None or kept is None else _handle(kept.group)
-        offer = Offer(why_not, handle).to_json()
+        offer = Offer(why_not, handle, self._goes_on).to_json()
         plan = self._decided("offer", "plan", offer, lambda said: _plan_for(said).to_json())
         return Plan.from_json(plan)
 

@@ -151,9 +151,9 @@ class CallWrapper:
         In place of ``torch.distributed.init_process_group``, on all ranks. The first time, it makes
         the group. After a fault, where the group that is there can be reconfigured on every rank
         (torch 2.14 and newer, Gloo), it has its new members and connections afterwards, and is the
-        same object: what holds it goes on, and ``objects_stay`` of the result is true, on all
-        ranks. Otherwise the group is made anew, on all ranks, and so has to be what holds it;
-        ``why`` says what was in the way.
+        same object. Otherwise it is made anew, on all ranks; ``why`` of the result says what was in
+        the way. ``objects_stay`` says, on all ranks alike, that no rank is new: then DDP goes on,
+        on either group, after ``renew(ddp)`` of the result.
 
         ``timeout`` is the group's, by default torch's, and ``device_id`` its device, as torch has
         it; ``within`` is how long a reconfiguration may take, before the group is made anew

@@ -58,7 +58,8 @@ class KeepGoing:
     def __init__(self, loop: RestartLoop) -> None:
         self._loop = loop
         self._is_under_way = False
-        self._changing: Membership | None = None  # on_membership is called with it
+        # What on_membership is called with, while it is.
+        self._changing: tuple[Membership | None, Membership] | None = None
 
     def run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         """See ``CallWrapper.keep_going``."""
@@ -76,7 +77,9 @@ class KeepGoing:
         if self._changing is None:
             raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
         loop = self._loop
-        outcome = Regrouping(loop.session, self._changing, backend, **options).run()
+        old, new = self._changing
+        options["goes_on"] = old is not None
+        outcome = Regrouping(loop.session, new, backend, **options).run()
         loop.note_regrouped(outcome)
         return outcome
 
@@ -112,7 +115,7 @@ class KeepGoing:
         try:
             if old is not None:
                 self._loop.enter_armed()
-            self._changing = new
+            self._changing = old, new
             on_membership(old, new)
             self._changing = None
             return function()

@@ -3,8 +3,8 @@
 The rungs, from the cheapest. All ranks take the same one; what each can do is an ``Offer``, and
 ``plan_for`` decides for all. Values alone: ``_regrouping`` carries it out.
 
-- *reconfigured*: the group that is there is given its new members, and what holds it (DDP, the
-  script) goes on with it. torch 2.14 and newer, Gloo.
+- *reconfigured*: the group that is there is given its new members and connections, and stays the
+  same object for all that hold it. torch 2.14 and newer, Gloo.
 - *anew*: the old group is ended, and another one is made. Always possible; also what follows where
   a reconfiguration has failed on any rank.
 """
@@ -55,15 +55,17 @@ class Offer:
     """What one rank brings.
 
     ``why_not``: why it can reconfigure no group; ``None``: it can. ``handle``: of its group of
-    before the fault, by which torch reconfigures it; ``None``: it has none.
+    before the fault, by which torch reconfigures it; ``None``: it has none. ``goes_on``: the rank
+    has its objects of before the fault.
     """
 
     why_not: str | None = None
     handle: str | None = None
+    goes_on: bool = False
 
     def to_json(self) -> str:
         """As the store holds it."""
-        return json.dumps([self.why_not, self.handle])
+        return json.dumps([self.why_not, self.handle, self.goes_on])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Offer:
@@ -77,11 +79,13 @@ class Plan:
 
     ``handles``, by rank: they reconfigure their groups with them; none: the group is made anew,
     for the reason ``why``, and so that it can be reconfigured later if ``can_later``.
+    ``objects_stay``: every rank has its objects of before the fault.
     """
 
     handles: tuple[str, ...] = ()
     can_later: bool = False
     why: str | None = None
+    objects_stay: bool = False
 
     def to_json(self) -> str:
         """As the store holds it."""
@@ -91,11 +95,17 @@ class Plan:
     def from_json(cls, text: str | bytes) -> Plan:
         """The inverse of ``to_json``."""
         fields = json.loads(text)
-        return cls(tuple(fields["handles"]), fields["can_later"], fields["why"])
+        return cls(**fields | {"handles": tuple(fields["handles"])})
 
 
 def plan_for(offers: Sequence[Offer]) -> Plan:
     """What to do, from the offers of all ranks, in their order."""
+    return dataclasses.replace(
+        _plan_for_groups(offers), objects_stay=all(offer.goes_on for offer in offers)
+    )
+
+
+def _plan_for_groups(offers: Sequence[Offer]) -> Plan:
     for rank, offer in enumerate(offers):
         if offer.why_not is not None:
             return Plan(why=f"rank {rank}: {offer.why_not}")
@@ -104,7 +114,6 @@ def plan_for(offers: Sequence[Offer]) -> Plan:
     if not handles:
         return Plan(can_later=True, why="no rank had a group")
     if without:
-        # What a new rank makes over the group, such as DDP, talks to all others meanwhile.
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""
         return Plan(can_later=True, why=f"rank {without[0]}{more} had no group of before")
     if len(set(handles)) < len(handles):
@@ -125,7 +134,9 @@ class Regrouped:
     """How the default group has come to its ``world_size`` members, in ``iteration``.
 
     The same on every rank, but for ``ms``, the milliseconds that it took on this one. ``why`` it
-    was made ``ANEW``; ``None``: it was not.
+    was made ``ANEW``; ``None``: it was not. ``objects_stay``: no rank is new, so that what holds
+    the group can go on everywhere; where one is, it is made anew on all ranks, as what the new rank
+    makes, such as DDP, talks to all others meanwhile.
     """
 
     iteration: int
@@ -133,11 +144,17 @@ class Regrouped:
     world_size: int
     ms: float
     why: str | None = None
+    objects_stay: bool = False
 
-    @property
-    def objects_stay(self) -> bool:
-        """Whether what holds the group, on any rank, goes on with it."""
-        return self.rung is Rung.RECONFIGURED
+    def renew(self, ddp: Any) -> None:
+        """Have ``ddp``, a ``DistributedDataParallel`` over the default group, go on with that.
+
+        On all ranks, if ``objects_stay``. Whatever the fault has interrupted its last backward pass
+        in, the next forward pass begins anew.
+        """
+        from torch import distributed
+
+        ddp._update_process_group(distributed.group.WORLD)
 
     def to_dict(self) -> dict[str, Any]:
         """As the incident has it."""
