@@ -166,6 +166,7 @@ class _Rank:
         self._rank = int(os.environ["RANK"])
         self._step, self._fault = 0, 0
         self._done_after_fault = False
+        self._reducing: Any = None
 
     def run(self) -> None:
         module, parameters = peer_of(self._given["peer"])

@@ -41,10 +41,10 @@ class Trainer:
     def regroup(self, old: restart.Membership | None, new: restart.Membership) -> None:
         """The group, what holds it, and the newest step that all have."""
         group = self.call.init_process_group("gloo")
-        if group.objects_stay:
-            group.renew(self.ddp)
-        else:
+        if not group.objects_stay:
             self.ddp = DistributedDataParallel(self.model)
+        else:
+            group.renew(self.ddp)
         self.snapshots = snapshot.Snapshots(
             {
                 "model": self.model,

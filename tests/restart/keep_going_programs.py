@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -213,8 +214,9 @@ def grows(stop: str) -> Any:
     calls = itertools.count()
     memberships: list[tuple[int | None, int]] = []
 
-    def regroup(old: Membership | None, new: Membership) -> None:
-        dist.init_process_group("gloo")
+    def regroup(call: restart.CallWrapper, old: Membership | None, new: Membership) -> None:
+        group = call.init_process_group("gloo")
+        assert not group.objects_stay and group.rung is restart.Rung.ANEW, "a rank is new"
         dist.barrier()  # see grow_programs.train
         memberships.append((None if old is None else old.world_size, new.world_size))
         note("in", iteration=new.iteration, number=new.rank, size=new.world_size, pid=os.getpid())
@@ -229,7 +231,7 @@ def grows(stop: str) -> Any:
     @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
     def function(call: restart.CallWrapper) -> tuple[int, list[tuple[int | None, int]], int]:
         called = next(calls)
-        call.keep_going(loop, regroup)
+        call.keep_going(loop, functools.partial(regroup, call))
         dist.destroy_process_group()
         return called, memberships, os.getpid()
 
