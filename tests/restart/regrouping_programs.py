@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 import torch
@@ -81,6 +85,37 @@ def _raise(module: nn.Module, *_: Any) -> None:
     module._forward_pre_hooks.clear()
     module._backward_hooks.clear()
     raise ValueError("as asked")
+
+
+def dies_in_a_reconfiguration(worker: Worker) -> Any:
+    """Four ranks restart twice; rank 2 dies ``after_ms`` after it has begun to get its group after
+    the second. How the others have come to theirs, by iteration."""
+    rungs: list[tuple[int, str, int]] = []
+
+    def die() -> None:
+        time.sleep(worker.parameters["after_ms"] / 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def function(call: restart.CallWrapper) -> list[tuple[int, str, int]]:
+        def regroup(_old: restart.Membership | None, new: restart.Membership) -> None:
+            if worker.rank == 2 and new.iteration == 2:
+                threading.Thread(target=die, daemon=True).start()
+            group = call.init_process_group("gloo")
+            rungs.append((new.iteration, group.rung.value, new.world_size))
+
+        def loop() -> list[tuple[int, str, int]]:
+            dist.all_reduce(torch.ones(1))
+            if call.iteration < 2 and worker.rank == 0:
+                raise ValueError("as asked")
+            while call.iteration <= 2:
+                dist.all_reduce(torch.ones(1))
+            dist.barrier()
+            return rungs
+
+        return call.keep_going(loop, regroup)
+
+    function.__annotations__["call"] = restart.CallWrapper
+    return worker.wrap(function, **FAST)()
 
 
 def ddp_goes_on(worker: Worker) -> Any:

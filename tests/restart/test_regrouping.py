@@ -81,6 +81,20 @@ def test_all_make_it_anew_when_a_reconfiguration_fails_on_one_of_them(job: Job) 
     assert said["rung"] == "anew"
 
 
+@reconfigures
+@pytest.mark.parametrize("after_ms", [0.0, 2.0, 2.5, 4.0, 7.0, 10.0, 15.0, 30.0])
+def test_a_rank_that_dies_in_a_reconfiguration_costs_no_other_one(
+    job: Job, after_ms: float
+) -> None:
+    """Wherever in it: the others may wait for it in the store, or in Gloo for its connection."""
+    program = "tests.restart.regrouping_programs:dies_in_a_reconfiguration"
+    assert job.start(4, program, after_ms=after_ms).wait() == {0: 0, 1: 0, 2: -9, 3: 0}
+    for returned in job.events("returned"):
+        first, second, *_, last = returned["value"]
+        assert (first, second) == ([0, "anew", 4], [1, "reconfigured", 4])
+        assert (last[0], last[2]) == (3, 3)
+
+
 def test_ddp_goes_on_whatever_pass_it_was_interrupted_in(job: Job) -> None:
     """Also over a group that was made anew."""
     program, faults = "tests.restart.regrouping_programs", ["backward", "forward", "backward"]

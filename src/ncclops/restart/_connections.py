@@ -21,7 +21,7 @@ from weakref import ref
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets
+from ncclops.restart import _gloo_sockets, _kept_group
 from ncclops.restart._addresses import one_short_query, resolve
 from ncclops.restart._process import keep_alive
 from ncclops.restart._relay_client import RelayClients, RelayedStore
@@ -195,13 +195,16 @@ class Connections:
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
         keep = self._kept_sockets()
-        if not _is_making_a_group(frame):
+        if _is_making_a_group(frame):
+            _kept_group.cut()
+        else:
             keep |= self._of_kept_group
         for host, port in (*self._servers, *_addresses_of(_stores_in(frame))):
             _gloo_sockets.shut_down_connections_to(host, port, keep=keep)
         _gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
-            _gloo_sockets.answer_gloo_rendezvous(world_size + 1)
+            numbers = {*range(world_size + 1), *_kept_group.numbers_being_connected()}
+            _gloo_sockets.answer_gloo_rendezvous(numbers)
 
     def _kept_sockets(self) -> set[int]:
         """Our own, and those of the calls around this one: these go on when it restarts."""

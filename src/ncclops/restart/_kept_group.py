@@ -25,12 +25,46 @@ class KeptGroup:
 
 
 _kept: KeptGroup | None = None
+# Its connection to the store, or that of a group which is about to be kept, was shut down.
+_is_cut = False
+# How many connections Gloo's device of that group has made so far: at least, and at most.
+_fewest = _most = _at_once = 0
+
+
+def begin() -> None:
+    """A group is about to be made that is to be kept. Main thread."""
+    global _is_cut, _fewest, _most, _at_once
+    _is_cut = False
+    _fewest = _most = _at_once = 0
 
 
 def keep(group: KeptGroup) -> None:
     """Have ``group``, torch's default group, outlive faults from now on."""
     global _kept
     _kept = group
+
+
+def cut() -> None:
+    """Its connection to the store is being shut down: it cannot be reconfigured. Any thread."""
+    global _is_cut
+    _is_cut = True
+
+
+def begin_connecting(members: int) -> None:
+    """The group is about to be connected to ``members``, itself included. Main thread."""
+    global _at_once
+    _at_once = members
+
+
+def connected() -> None:
+    """It is."""
+    global _fewest, _most, _at_once
+    _fewest, _most, _at_once = _fewest + _at_once - 1, _most + _at_once, 0
+
+
+def numbers_being_connected() -> range:
+    """Among these are Gloo's numbers of the connections that the group waits for. Any thread."""
+    return range(_fewest, _most + _at_once + 1) if _at_once else range(0)
 
 
 def drop() -> None:
@@ -41,21 +75,22 @@ def drop() -> None:
 
 def kept() -> KeptGroup | None:
     """The group that is kept, if it is still torch's default group: a script may end it."""
-    if _kept is not None and distributed.group.WORLD is _kept.group:
+    if _kept is not None and not _is_cut and distributed.group.WORLD is _kept.group:
         return _kept
     return None
 
 
 def is_kept(group: Any) -> bool:
     """Whether ``group`` is that one."""
-    return _kept is not None and _kept.group is group
+    found = kept()
+    return found is not None and found.group is group
 
 
 def end() -> None:
     """End the group that is kept, if there is one, as an abort would have."""
-    found = kept()
+    found = _kept
     drop()
-    if found is not None:
+    if found is not None and distributed.group.WORLD is found.group:
         distributed.destroy_process_group()
 
 

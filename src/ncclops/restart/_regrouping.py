@@ -137,16 +137,7 @@ class Regrouping:
         group = distributed.group.WORLD
         # Never again the same one among those that use the group's store.
         unique = self._iteration * RECONFIGURATIONS + tried
-        said = ""
-        try:
-            work = _torch("_reconfigure")(unique, list(handles), timeout=self._within)
-            work.wait()  # on Gloo it is over by now
-        except (RuntimeError, TypeError, ValueError) as error:  # torch calls it experimental
-            said = summarise(error)
-        except BaseException:
-            # Its connection to the store may be shut down: to try again would keep others waiting.
-            _kept_group.drop()
-            raise
+        said = self._try(unique, handles)
         verdict = self._decided(
             f"{tried}/done", f"{tried}/failed", said, lambda all_: _verdict(all_) or ""
         )
@@ -158,9 +149,21 @@ class Regrouping:
             _torch("set_timeout")(kept.timeout, group)  # it may be shorter by now
         return None
 
+    def _try(self, unique: int, handles: Sequence[str]) -> str:
+        """ "", or why it has failed on this rank."""
+        _kept_group.begin_connecting(len(handles))
+        try:
+            work = _torch("_reconfigure")(unique, list(handles), timeout=self._within)
+            work.wait()  # on Gloo it is over by now
+        except (RuntimeError, TypeError, ValueError) as error:  # torch calls it experimental
+            return summarise(error)
+        _kept_group.connected()
+        return ""
+
     def _make_anew(self, plan: Plan) -> None:
         _kept_group.end()
         if plan.can_later and not plan.handles:
+            _kept_group.begin()
             self._make("later", enable_reconfigure=True)
             group = distributed.group.WORLD
             handles = self._decided("handle", "handles", _handle(group), _as_list)
