@@ -45,14 +45,13 @@ from ncclops.restart.regroup import (
 )
 
 if TYPE_CHECKING:
-    from ncclops.restart.keep_going import Membership
     from ncclops.restart.session import Session
 
 log = logging.getLogger("ncclops.restart")
 
 
 class Regrouping:
-    """Of one rank, ``new``, once: ``run`` brings the default group to the members there are.
+    """Of one rank, once: ``run`` brings the default group to the members there are.
 
     ``within`` is how long a reconfiguration may take, ``timeout`` the group's; ``None``: torch's
     default, or that of the profile under ``ncclops launch``. ``goes_on``: this rank has its objects
@@ -62,15 +61,17 @@ class Regrouping:
     def __init__(
         self,
         session: Session,
-        new: Membership,
         backend: str,
         timeout: timedelta | None,
         within: timedelta,
         device_id: torch.device | None,
+        *,
+        rank: int,
+        world_size: int,
         goes_on: bool,
     ) -> None:
         self._session = session
-        self._iteration, self._rank, self._size = new.iteration, new.rank, new.world_size
+        self._iteration, self._rank, self._size = session.iteration, rank, world_size
         self._backend = backend
         self._timeout = timeout
         self._within = within

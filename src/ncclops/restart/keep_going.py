@@ -78,8 +78,14 @@ class KeepGoing:
             raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
         loop = self._loop
         old, new = self._changing
-        options["goes_on"] = old is not None
-        outcome = Regrouping(loop.session, new, backend, **options).run()
+        outcome = Regrouping(
+            loop.session,
+            backend,
+            rank=new.rank,
+            world_size=new.world_size,
+            goes_on=old is not None,
+            **options,
+        ).run()
         loop.note_regrouped(outcome)
         return outcome
 
