@@ -152,3 +152,60 @@ def test_at_the_end_the_last_part_of_a_flood_is_shown_and_how_much_is_not(
     assert told == (
         f"ncclops: rank 3: 960 MiB of log are not shown here (they are in {path})\n".encode()
     )
+
+
+def test_a_line_of_our_own_stands_at_the_bottom_until_something_else_is_shown(
+    tmp_path: Path,
+) -> None:
+    """A worker's bar takes its place, and it takes no worker's."""
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    with os.fdopen(slave, "wb", buffering=0) as terminal:
+        echo = Echo(Screen(terminal, terminal))
+        echo.follow([Source(3, path, to_stderr=False)])
+        echo.start()
+        shown = b""
+        for text in ("waiting (1s)", "waiting (2s)"):
+            echo.progress(text)
+            while text.encode() not in shown:
+                shown += wait_and_read(master)
+        echo.say("a note")
+        with path.open("ab", buffering=0) as log:
+            log.write(b"\r 10%|#")
+            while b"10%" not in shown:
+                shown += wait_and_read(master)
+            echo.progress("waiting (3s)")
+            log.write(b"\r 20%|##\nend\n")
+            echo.progress(None)
+            echo.finish()
+        shown += wait_and_read(master)
+    os.close(master)
+    bar = b"\r\x1b[K\x1b[32m[rank3]:\x1b[0m "
+    clear = b"\r\x1b[K"
+    assert shown.startswith(b"ncclops: waiting (1s)" + clear + b"ncclops: waiting (2s)" + clear)
+    assert b"ncclops: a note\r\n" in shown
+    assert b"(3s)" not in shown
+    assert bar.removeprefix(clear) + b" 10%|#" in shown
+    assert shown.endswith(b" 20%|##\r\n\x1b[32m[rank3]:\x1b[0m end\r\n")
+
+
+def test_a_line_of_our_own_is_for_terminals(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w+b") as stream:
+        echo = Echo(Screen(stream, stream))
+        echo.start()
+        echo.progress("waiting (1s)")
+        echo.say("a note")
+        echo.finish()
+        stream.seek(0)
+        assert stream.read() == b"ncclops: a note\n"
+
+
+def test_a_bar_below_another_one_is_no_line_each_time_it_moves(tmp_path: Path) -> None:
+    """As tqdm draws nested ones: down, the bar, up again."""
+    inner = b"".join(b"\n\rbatch: %d%%|#\x1b[A" % done for done in range(10, 100, 10))
+    content = b"\repoch: 0%|" + inner + b"\n\r        \r\x1b[A\repoch: 50%|#\n"
+    shown = on_terminal(tmp_path / "log", content)
+    prefix = b"\x1b[32m[rank3]:\x1b[0m "
+    assert shown.split(b"\r\n") == [prefix + b"epoch: 0%|", prefix + b"epoch: 50%|#", b""]

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.agent.verdict_report import first_failure, print_verdict
+from ncclops.agent.verdict_report import (
+    clock_offset,
+    first_failure,
+    measure_goodput,
+    print_verdict,
+)
 from ncclops.record.run_directory import RunDirectory
 from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord, WorkerEnding
 
@@ -26,6 +31,12 @@ def ending(
     return WorkerEnding(
         rank=rank, pid=1, exit_code=code, signal=signal, seconds=1.0, asked_to_stop=asked
     )
+
+
+@pytest.mark.parametrize("set_by_s", [7200.0, -7200.0])
+def test_there_is_no_goodput_where_the_clock_was_set(run: RunDirectory, set_by_s: float) -> None:
+    assert measure_goodput(run, clock_offset()) is not None
+    assert measure_goodput(run, clock_offset() - set_by_s) is None
 
 
 def test_it_is_the_first_that_failed_by_itself(run: RunDirectory) -> None:

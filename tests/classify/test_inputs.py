@@ -14,6 +14,7 @@ import zstandard
 from ncclops.classify import classify_paths, inputs, load_signatures
 from ncclops.classify.line_ranks import rank_of_path
 from ncclops.errors import UsageError
+from tests.record.deep_tree import deep_tree
 
 LOADED = load_signatures()
 CAUSE = "RuntimeError: CUDA error: an illegal memory access was encountered"
@@ -202,3 +203,40 @@ def test_unreadable_input_is_one_clear_line(tmp_path: Path) -> None:
 )
 def test_ranks_in_paths(path: str, rank: int | None) -> None:
     assert rank_of_path(Path(path)) == rank
+
+
+def test_logs_are_found_however_deep_they_are(tmp_path: Path) -> None:
+    with deep_tree(tmp_path / "logs", 1500, log=LOG) as logs:
+        assert classify_paths([logs], LOADED).verdict.class_ == "cuda-error"
+
+
+@pytest.mark.parametrize("name", ["nodes.log", "control/server.log"])
+def test_notes_of_our_own_processes_are_no_logs_of_the_job(tmp_path: Path, name: str) -> None:
+    """They tell of a store that has gone, after the agent that served it was killed."""
+    (tmp_path / "ranks/0").mkdir(parents=True)
+    (tmp_path / "ranks/0/stderr.log").write_bytes(LOG)
+    note = tmp_path / name
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(
+        "W0101 dynamic_rendezvous.py:1346] The node 'h0_1_0' has failed to send a keep-alive"
+        " heartbeat to the rendezvous 'none' due to an error of type RendezvousConnectionError.\n"
+    )
+    report = classify_paths([tmp_path], LOADED)
+    assert report.verdict.class_ == "cuda-error"
+    assert report.stats.bytes == len(LOG)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_link_to_a_file_of_another_user_is_left_out(tmp_path: Path) -> None:
+    """Of root's, say, who reads what anybody has left."""
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    (tmp_path / "foreign").write_bytes(LOG)
+    (directory / "own.log").write_text("step 1\n")
+    (directory / "link.log").symlink_to(directory / "own.log")
+    (directory / "foreign.log").symlink_to(tmp_path / "foreign")
+    os.lchown(directory / "foreign.log", 12345, 12345)
+    report = classify_paths([directory], LOADED)
+    assert report.verdict.class_ != "cuda-error"
+    (note,) = report.notes
+    assert note == f"{directory / 'foreign.log'} was left out: a link to a file of another user"

@@ -237,3 +237,56 @@ def test_a_line_is_of_what_it_speaks_of(lines: list[str], class_: str) -> None:
 def test_a_line_without_a_failure_names_none(line: str, around: list[str]) -> None:
     data = "\n".join([*around[:1], line, *around[1:], ""]).encode()
     assert not classify_bytes(data, LOADED).verdict.names_failure
+
+
+@pytest.mark.parametrize(
+    ("prefix", "class_"),
+    [
+        ("2026-07-01 10:00:00,123 - engine - WARNING - ", "unknown"),
+        ("(EngineCore pid=7) INFO 05-20 20:36:19 [engine.py:12] ", "unknown"),
+        ("2026-07-01 10:00:00,123 - engine - ERROR - ", "gpu-hardware"),
+        ("(EngineCore pid=7) ERROR 05-20 20:36:19 [engine.py:12] ", "gpu-hardware"),
+    ],
+)
+def test_what_a_logger_calls_information_or_a_warning_is_no_failure(
+    prefix: str, class_: str
+) -> None:
+    """The level stands in what launchers and loggers put before a line."""
+    line = f"{prefix}NVLink setup between GPU 0 and GPU 1 failed with code 3"
+    assert classify_bytes(line.encode(), LOADED).verdict.class_ == class_
+
+
+@pytest.mark.parametrize(
+    ("text", "class_"),
+    [
+        ("NCCL WARN words of a later version\nn1:2:3 [0] NCCL INFO graph/topo.cc:4 -> 3\n",
+         "bootstrap"),
+        ("NCCL WARN words of a later version\nn1:2:3 [0] NCCL INFO transport/net.cc:4 -> 6\n",
+         "network-transport"),
+        ("NCCL WARN words of a later version\nn1:2:3 [0] NCCL INFO init.cc:4 -> 5\n",
+         "invalid-usage"),
+        ("NCCL WARN words of a later version\nn1:2:3 [0] NCCL INFO graph/topo.cc:4 -> 3\n"
+         "n1:2:3 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 2 - Init COMPLETE\n",
+         "unknown"),
+    ],
+)  # fmt: skip
+def test_where_no_words_are_known_the_source_file_of_the_trace_decides(
+    text: str, class_: str
+) -> None:
+    assert classify_bytes(f"n1:2:3 [0] {text}".encode(), LOADED).verdict.class_ == class_
+
+
+def test_a_lost_connection_is_the_store_s_only_where_the_ranks_were_meeting() -> None:
+    lost = b"RuntimeError: Connection reset by peer\n"
+    frame = (
+        b'  File "/opt/torch/distributed/distributed_c10d.py", line 360, in init_process_group\n'
+    )
+    assert classify_bytes(lost, LOADED).verdict.class_ == "peer-exit"
+    assert classify_bytes(frame + lost, LOADED).verdict.class_ == "store-rendezvous"
+
+
+def test_an_exception_of_those_who_waited_for_a_dead_worker_is_an_echo() -> None:
+    died = b"ERROR [multiproc_executor.py:273] Worker proc VllmWorker-0 died unexpectedly\n"
+    raised = b'    raise ConfigurationError("cancelled")\n'
+    assert classify_bytes(raised, LOADED).verdict.class_ == "user-error"
+    assert classify_bytes(died + raised, LOADED).verdict.class_ == "peer-exit"

@@ -60,6 +60,11 @@ BAD = {
     "duration": ('timeouts.stop_grace = "1 minute"', "timeouts.stop_grace: '1 minute' is not a"),
     "type": ('env.X = { set = true, why = "w" }', "env.X.set: must be text"),
     "suppression": ('lint.ignore.unred = "why"', "there is no rule 'unred'; did you mean unread"),
+    "trainer": (
+        '[[watch.trainers]]\nname = "ours"\n'
+        'pattern = [{ kind = "step", contains = [], regex = "(" }]',
+        "watch.trainers: form ours: pattern for step: missing )",
+    ),
     "parent": ('extends = "bas"', "unknown profile 'bas'; did you mean base"),
 }
 

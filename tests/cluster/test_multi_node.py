@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from ncclops.cluster.fingerprint import Fingerprint
 from ncclops.cluster.multi_node import MultiNode
 from ncclops.cluster.node_info import NodeInfo
 from ncclops.cluster.records import (
+    BackRecord,
     FailedRecord,
     LimitsRecord,
     LostRecord,
@@ -30,7 +32,7 @@ from ncclops.cluster.records import (
     UnknownRecord,
     ViewRecord,
 )
-from ncclops.cluster.rendezvous_config import RendezvousConfig
+from ncclops.cluster.rendezvous_config import RendezvousConfig, RendezvousPace
 from ncclops.decision.node_end import JobRules, NodeEnd
 from ncclops.decision.retrying import RetryPlan
 from ncclops.health.hang import HangFinding
@@ -39,6 +41,7 @@ from ncclops.record import event_log
 from ncclops.record.events import FaultEvent
 from ncclops.record.run_directory import RunDirectory
 from ncclops.timeouts.model import Window
+from tests.conftest import LIMIT_S
 
 CONFIG = RendezvousConfig(
     backend="c10d", active=2, most=2, host="n0", port=29400, job_id="job", local_addr="127.0.0.1"
@@ -60,12 +63,14 @@ RULES = JobRules(retry=RetryPlan(lane="generic", rules=default_rules(), granted=
 class Node:
     """Node 1 of two, as its agent knows it after the nodes have met."""
 
-    def __init__(self, directory: Path, *, in_process: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, in_process: bool = False, lost_after: timedelta = CONFIG.pace.beat
+    ) -> None:
         self.run = RunDirectory.create(exact=directory / "run", parent=None, node="n1")
         self.said: list[str] = []
         self.limits: list[LimitsChange] = []
         grace = timedelta(seconds=15)
-        condition = Condition()
+        self.condition = condition = Condition()
         self.stop = StopRequests(
             condition, grace, on_request=lambda _: None, pass_on=lambda _: None
         )
@@ -81,7 +86,9 @@ class Node:
             take_limits=self.limits.append,
         )
         info = NodeInfo(
-            rendezvous=CONFIG,
+            rendezvous=dataclasses.replace(
+                CONFIG, pace=RendezvousPace(beat=lost_after, missed_beats=1)
+            ),
             name="n1",
             print=Fingerprint(host="n1", variables={}, facts={}),
             allowed=(),
@@ -113,7 +120,7 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
     def test() -> None:
         node = Node(tmp_path, in_process=in_process)
         node.receives(LostRecord(node=0, why="silent for 15s"))
-        assert node.nodes.over_for_all() == (None if in_process else "node 0 was lost")
+        assert node.nodes.over_for_all(entered=True) == (None if in_process else "node 0 was lost")
         assert node.said == ["node 0 is lost: silent for 15s"]
         (fault,) = node.faults()
         assert (fault.loss, fault.on, fault.why) == ("node-lost", "node 0", "silent for 15s")
@@ -121,11 +128,40 @@ def test_a_lost_node_ends_the_attempt_where_all_are_needed(
     in_loop(test)
 
 
+def test_a_node_that_is_lost_before_its_ranks_came_is_not_waited_for(tmp_path: Path) -> None:
+    """Ours wait for them in the store, where nobody says that they will not come."""
+
+    async def main() -> None:
+        node = Node(tmp_path, in_process=True, lost_after=timedelta(milliseconds=50))
+        node.receives(LostRecord(node=0, why="its agent was killed"))
+        over = await node.condition.until(
+            lambda: node.nodes.over_for_all(entered=False), timedelta(seconds=LIMIT_S)
+        )
+        assert over
+        assert node.nodes.over_for_all(entered=False) == "node 0 was lost"
+        assert node.nodes.over_for_all(entered=True) is None, "they restart without its ranks"
+
+    asyncio.run(main())
+
+
+def test_a_node_that_was_only_late_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = Node(tmp_path, in_process=True, lost_after=timedelta(milliseconds=50))
+        node.receives(LostRecord(node=0, why="silent for 15s"))
+        node.receives(BackRecord(node=0))
+        over = await node.condition.until(
+            lambda: node.nodes.over_for_all(entered=False), timedelta(milliseconds=200)
+        )
+        assert not over
+
+    asyncio.run(main())
+
+
 def test_a_failure_elsewhere_is_shown_recorded_and_ends_the_attempt(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
         node.receives(FailedRecord(node=0, rank=3, how=KILLED, lines=["last line"]))
-        assert node.nodes.over_for_all() == "rank 3 failed on node 0"
+        assert node.nodes.over_for_all(entered=True) == "rank 3 failed on node 0"
         node.receives(FailedRecord(node=0, rank=2, how="exited with code 1"))
         assert node.said == ["node 0: rank 3 was killed by SIGKILL"], "the first, in one line"
         (fault,) = node.faults()
@@ -138,7 +174,7 @@ def test_our_own_failure_in_the_log_is_not_shown_again(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
         node.receives(FailedRecord(node=1, rank=2, how="exited with code 1"))
-        assert node.nodes.over_for_all() is None, "the agent ends the attempt by itself"
+        assert node.nodes.over_for_all(entered=True) is None, "the agent ends the attempt by itself"
         assert node.said == []
         assert node.faults() == []
 
@@ -149,7 +185,7 @@ def test_a_stop_asked_elsewhere_has_its_grace_here_too(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
         node.receives(StopRecord(node=0, reason="drain", grace_s=9.0))
-        assert node.nodes.over_for_all() == "stopped on node 0"
+        assert node.nodes.over_for_all(entered=True) == "stopped on node 0"
         assert node.said == ["asked to stop on node 0"]
         asked = node.nodes.stop_elsewhere()
         assert asked is not None and (asked.reason, asked.signum) == ("drain", None)
@@ -208,7 +244,7 @@ def test_a_record_of_another_version_changes_nothing(tmp_path: Path) -> None:
     def test() -> None:
         node = Node(tmp_path)
         node.receives(UnknownRecord(node=0))
-        assert (node.said, node.faults(), node.nodes.over_for_all()) == ([], [], None)
+        assert (node.said, node.faults(), node.nodes.over_for_all(entered=True)) == ([], [], None)
 
     in_loop(test)
 

@@ -83,3 +83,11 @@ def test_a_running_stack_is_shown_with_the_text_of_its_files(tmp_path: Path) -> 
     frames = [Frame(f"{NN}/module.py", 3, "wait"), Frame(str(script), 4, "<module>")]
     (line,) = own_code.of_stack(frames)
     assert (line.text, line.calls) == ("time.sleep(1000)", "1 frame in torch")
+
+
+def test_a_name_without_end_is_cut() -> None:
+    """Of a function that a program has made, say: it is shown in a line, and kept in records."""
+    text = TRACEBACK.replace("in main", f"in {'m' * 200_000}").replace("/home", f"/{'h' * 200_000}")
+    ((file, _, function, _, _),) = shown(text)
+    assert len(function) == 400
+    assert len(file) <= 4096

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.record.verdict_record import VERDICT, VerdictRecord
+from ncclops.diagnose.story import tell
+from ncclops.record import event_log
+from ncclops.record.events import WorkerExitedEvent, WorkerStartedEvent
+from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord
 from tests.conftest import CompletedText, run_ncclops
 
 Ncclops = Callable[..., CompletedText]
@@ -50,6 +53,39 @@ def launch(directory: Path, source: str, *options: str, ranks: int = 2) -> Compl
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     return done
+
+
+PEER_GONE = {
+    "class": "peer-exit", "confidence": 0.72, "summary": "a peer closed its connection", "rank": 0,
+    "remedy": ["read the log of the peer"], "evidence": [],
+}  # fmt: skip
+FAILED = FirstFailure(
+    rank=0, pid=1, exit_code=1, seconds=1.0, asked_to_stop=False, message="RuntimeError: closed",
+    tail=[], log="stderr.log", host="n1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("exits", "told"),
+    [
+        ([(1, 0), (0, 1), (2, 1)], "; rank 1 had ended with exit code 0 before"),
+        ([(0, 1), (1, 0)], ""),  # it had not
+        ([(1, 3), (0, 1)], ""),  # it is the first failure itself
+    ],
+)
+def test_who_had_left_without_an_error_is_named_where_a_peer_was_missed(
+    exits: list[tuple[int, int]], told: str, tmp_path: Path
+) -> None:
+    for at, rank in enumerate(range(3)):
+        event_log.append(tmp_path / "events.jsonl", WorkerStartedEvent(ts=at, rank=rank, node="n1"))
+    for at, (rank, code) in enumerate(exits, start=10):
+        ended = WorkerExitedEvent(ts=at, rank=rank, node="n1", exit_code=code)
+        event_log.append(tmp_path / "events.jsonl", ended)
+    story = tell(tmp_path, None, FAILED, PEER_GONE, node="n1", attempt=0)
+    assert story is not None
+    assert story.what.endswith(told or "closed")
+    assert ("rank 1 first" in " ".join(story.next_steps)) is bool(told)
+    assert "read the log of the peer" in story.next_steps
 
 
 @pytest.mark.slow

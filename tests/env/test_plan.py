@@ -40,6 +40,11 @@ def only_row(result: Plan) -> Change:
     return row
 
 
+def test_a_variable_without_a_name_is_not_handed_on() -> None:
+    """``env =x command``: Python reads it, and cannot unset it."""
+    assert plan(profile()).apply({"": "x", "A": "B"}, FILL) == {"A": "B"}
+
+
 @pytest.mark.parametrize(
     ("action", "before", "expected"),
     [

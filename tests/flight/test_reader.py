@@ -213,6 +213,16 @@ def test_a_pickle_that_never_ends_is_given_up(tmp_path: Path) -> None:
     assert second.record is not None
 
 
+def test_a_directory_of_such_pickles_is_given_up(tmp_path: Path) -> None:
+    """Thousands of them would take days."""
+    for rank in range(6):
+        (tmp_path / f"rank_{rank}").write_bytes(nested_pickle(64))
+    files = [(tmp_path / f"rank_{rank}", rank) for rank in range(6)]
+    results = read_files(files, limit=timedelta(seconds=0))
+    assert all("of CPU" in each.reason for each in results[:3])
+    assert all("left out" in each.reason for each in results[3:])
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -133,3 +133,14 @@ def test_what_is_kept_of_a_rank_has_an_end() -> None:
     found = reading.feed(f"{HEAD}Using network Socket")
     assert found is not None
     assert len(found.reasons) == 20
+
+
+def test_changes_without_end_say_nothing_more() -> None:
+    """Each is an event of the run."""
+    reading = NetworkReading()
+    told = [
+        reading.feed(f"{HEAD}Using network {name}")
+        for _ in range(1000)
+        for name in ("IB", "Socket")
+    ]
+    assert sum(each is not None for each in told) == 20

@@ -222,6 +222,23 @@ def test_children_that_outlive_their_worker_end_with_the_run(
     assert of_this_test() == []
 
 
+def test_a_script_that_goes_on_in_the_background_is_ended_and_that_is_said(
+    background: Callable[..., Background],
+    script: Script,
+    tmp_path: Path,
+    of_this_test: Processes,
+) -> None:
+    path = script("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)")
+    with (tmp_path / "shown").open("w") as shown:
+        agent = background(
+            "launch", "--restart", "process", "--nproc-per-node", "2", path, stderr=shown
+        )
+        assert agent.wait(LIMIT_S) == 0
+    assert of_this_test() == []
+    told = "warning: 2 processes that workers have forked still run, and are ended"
+    assert told in (tmp_path / "shown").read_text()
+
+
 def test_what_a_shell_had_started_before_it_became_the_launcher_is_left_alone(
     background: Callable[..., Background],
     script: Script,

@@ -94,6 +94,20 @@ class TestTarget:
         with pytest.raises(UsageError, match=says):
             check_target(target)
 
+    @pytest.mark.parametrize("name", ["pipe", "/dev/null", "/dev/fd/{fd}", "link", "function"])
+    def test_what_only_one_worker_could_read_is_refused(self, name: str, tmp_path: Path) -> None:
+        """Also where it is a file here: workers have a standard input of their own."""
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "train.py").write_text("def main(): pass\n")
+        with (tmp_path / "train.py").open() as file:
+            (tmp_path / "link").symlink_to(f"/dev/fd/{file.fileno()}")
+            path = tmp_path / name.format(fd=file.fileno())
+            target = Target("script", str(path))
+            if name == "function":
+                target = Target("function", f"{tmp_path / 'link'}:main")
+            with pytest.raises(UsageError, match="each worker has to read it: write it into"):
+                check_target(target)
+
     def test_modules_are_found_where_python_would_find_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

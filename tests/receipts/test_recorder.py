@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -323,6 +324,22 @@ def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
     done = train(tmp_path, f"{full}\n{TRAINING.replace('range(4)', 'range(400)')}")
     assert done.returncode == 0
     assert done.stderr.count("receipts are no longer written: File too large") == 1
+
+
+def test_nothing_is_written_into_what_has_taken_the_number_of_our_file(tmp_path: Path) -> None:
+    """Programs that become daemons close all descriptors, and a checkpoint may get the next."""
+    (fd, theirs) = (os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("a", "b"))
+    written = writer.Writer(fd, lambda: None)
+    written.start()
+    written.put_now({"n": 1})
+    assert written.flush()
+    os.dup2(theirs, fd)
+    written.put_now({"n": 2})
+    written.close()
+    assert os.pread(fd, 99, 0) == b""  # and it is open still
+    assert (tmp_path / "a").read_text() == '{"n": 1}\n'
+    os.close(fd)
+    os.close(theirs)
 
 
 def test_without_shared_memory_the_page_is_a_file(

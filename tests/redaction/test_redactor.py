@@ -28,6 +28,11 @@ SECRETS = [
     ("connecting to postgres://me:hunter2@db.local/runs", "hunter2"),
     ("GET https://bucket/x?X-Amz-Signature=abcdef012345&x=1", "abcdef012345"),
     ('"password": "hunter22x"', "hunter22x"),
+    ("GET https://api.example.com/v1/map?zoom=3&key=Zr84hfQ2 200", "Zr84hfQ2"),
+    ("DEBUG header: Set-Cookie: session=8f3a11c2; Path=/; HttpOnly", "8f3a11c2"),
+    ("{'Cookie': 'a=1; session=8f3a11c2'}", "8f3a11c2"),
+    ("connect host=db user=me pass=hunter22x port=5432", "hunter22x"),
+    ("smtp: db_pass='hunter22x'", "hunter22x"),
     ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI"),
     ("login with AKIAIOSFODNN7EXAMPLE ok", "AKIAIOSFODNN7EXAMPLE"),
     ("config.api_key: abcdefg1", "abcdefg1"),
@@ -68,6 +73,8 @@ HARMLESS = [
     "https_proxy=http://proxy.local:3128 no_proxy=localhost",
     "docker run -u 1000:1000 --user root:root",
     "password expired for 3 users",
+    "cookie: none was sent; cookies=3",
+    "pass=forward bypass=layer3 first-pass=compiled",
     "all 12 tests pass: login nodes were not asked",
     '"\\"pad_token\\": \\"<|endoftext|>\\""',
 ]
@@ -196,6 +203,7 @@ def test_every_rule_has_a_secret_here() -> None:
         *("://1", "proxy=", "proxy=a:", "password ", "login ", "login a ", "curl -u ", "curl "),
         *("token=\x1b[0m", "authorization ", "bearer  ", "wandb 0", "'--token',", 'token\\\\"'),
         *("-----BEGIN PRIVATE KEY", "?sig=", "hf_", "sk-", "xoxb-", "token=1", "token: ", "a@"),
+        *("cookie: a=", "cookie ", "a_pass=a", "pass="),
     ],
 )
 def test_the_time_grows_with_a_line_not_faster(piece: str) -> None:

@@ -125,6 +125,14 @@ def test_a_matrix_of_another_size_than_the_hosts_is_drawn_as_far_as_it_goes(
     assert 'class="edges"' in render_preflight(PREFLIGHT.parse(document, tmp_path))
 
 
+def test_edges_without_end_do_not_make_a_page_without_end(tmp_path: Path) -> None:
+    document = hand_over.document([], verdict(400))
+    document["edges"]["matrix"] = ("x" * 400,) * 400
+    text = render_preflight(PREFLIGHT.parse(document, tmp_path))
+    assert text.count('class="edge"') == 10_000
+    assert "Only the first 10,000 edges that do not pass are drawn" in text
+
+
 def test_the_terminal_shows_hosts_against_checks_and_each_remedy_once() -> None:
     lines = shown.lines(verdict())
     start = next(number for number, line in enumerate(lines) if "gpu.ecc  host.nofile" in line)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pty
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from ncclops.diagnose.diagnosis import diagnose
 from ncclops.host import process_identity
+from ncclops.record.control_address import listen_unix
+from ncclops.record.paths import RunPaths
 from ncclops.record.run_record import RUN, Launcher, ProfileUsed, RunRecord
 from ncclops.record.verdict_record import VERDICT, FailureClass, GoodputFigures, VerdictRecord
 from ncclops.status.run_list import list_runs
@@ -155,6 +161,39 @@ def test_a_run_of_another_machine_may_go_on(runs: Path) -> None:
     (line,) = (line for line in list_runs([runs]) if line.path.name == "lost")
     assert (line.state, line.is_bad) == ("unknown", False)
     assert replace(line, state="lost").is_bad
+
+
+@contextmanager
+def as_another_user(socket: Path) -> Iterator[None]:
+    """This thread may not connect to ``socket``, whether root runs the tests or not."""
+    socket.chmod(0)
+    libc = ctypes.CDLL(None)
+    before = libc.setfsuid(65534)  # takes root's right to pass over modes; of others it is refused
+    try:
+        yield
+    finally:
+        libc.setfsuid(before)
+
+
+def test_the_run_of_another_user_is_not_lost_while_its_launcher_runs() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        parent, socket = Path(name), RunPaths(Path(name) / "theirs").socket
+        parent.chmod(0o755)  # for others to enter
+
+        def states() -> list[str]:
+            return [*(line.state for line in list_runs([parent])), diagnose(theirs).state]
+
+        theirs = run(parent / "theirs", age_s=60, verdict=None)
+        with listen_unix(theirs):
+            assert states() == ["running", "running"]
+            with as_another_user(socket):
+                assert states() == ["running", "running"]
+            record = RUN.read(theirs / "run.json")
+            assert record is not None
+            gone = msgspec.structs.replace(HERE, started_ticks=HERE.started_ticks - 1)
+            RUN.write(theirs / "run.json", msgspec.structs.replace(record, launcher=gone))
+            with as_another_user(socket):
+                assert states() == ["lost", "lost"]
 
 
 @pytest.mark.parametrize(

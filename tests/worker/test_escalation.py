@@ -39,7 +39,7 @@ def incident(
 ) -> Incident:
     """One rank's exception at ``line``, or its hang."""
     raised = text = None
-    if kind not in (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG):
+    if kind in (FaultKind.EXCEPTION, FaultKind.NCCL_ERROR):
         name = summary.partition(":")[0].rpartition(".")[2]
         raised = Raised(name, (), "train.py", line, "step")
         text = f'Traceback:\n  File "train.py", line {line}, in step\n{summary}'
@@ -326,6 +326,20 @@ def test_a_hang_that_comes_back_ends_whoever_finds_it(found_by: tuple[Incident, 
     assert again.to == "stop"
 
 
+@pytest.mark.parametrize("kind", [FaultKind.RETURNED_EARLY, FaultKind.COMPLETION_TIMEOUT])
+def test_a_rank_that_always_ends_apart_from_the_others_is_not_started_again_for_ever(
+    kind: FaultKind,
+) -> None:
+    ended = incident("rank 3: was done with its groups first", kind=kind)
+    assert after((ended, 10), (ended, 11), (ended, 12)) is None
+    escalation = after((ended, 10), (ended, 10), (ended, 10))
+    assert escalation is not None
+    assert escalation.to == "respawn"
+    again = after((ended, 10), respawned_for=json.dumps(escalation.failure))
+    assert again is not None
+    assert again.to == "stop"
+
+
 def test_a_failure_that_repeats_in_new_processes_stops_the_job_at_once() -> None:
     first = after((MEMORY, 10), (MEMORY, 10), (MEMORY, 10))
     assert first is not None
@@ -549,6 +563,8 @@ class TestRuns:
         run = only_run()
         assert [run.stdout(rank) for rank in range(2)] == ["started\nstarted\n"] * 2
         assert run.stderr(1).count('File "') == 1
+        # Of the last time, as the output is.
+        assert run.verdict["first_failure"]["message"] in run.stderr(1)
         assert [each["to"] for each in run.named("escalation")] == ["stop"]
         assert run.verdict["attempts"] == 1
 

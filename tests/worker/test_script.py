@@ -204,6 +204,16 @@ def test_exiting_on_purpose_is_no_error(tmp_path: Path) -> None:
     assert not error_file.exists()
 
 
+def test_what_a_forked_child_raises_is_not_the_rank_s_error(tmp_path: Path) -> None:
+    """The rank may be killed later, and has not raised it."""
+    error_file = tmp_path / "error.json"
+    (tmp_path / "script.py").write_text(
+        "import os\nif os.fork() == 0:\n    raise KeyError('boo')\nos.wait()\n"
+    )
+    run(["-m", "ncclops.worker"], ["script.py"], tmp_path, TORCHELASTIC_ERROR_FILE=str(error_file))
+    assert not error_file.exists()
+
+
 def test_the_worker_entry_costs_no_torch_and_no_launcher(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys; print([m for m in ('torch', 'ncclops.launch', 'psutil') if m in sys.modules])"

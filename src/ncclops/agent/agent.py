@@ -43,6 +43,7 @@ from ncclops.agent.live_scan import LiveDiagnosis
 from ncclops.agent.notifications import Notifications
 from ncclops.agent.pulse import Pulse
 from ncclops.agent.rendezvous_result import Place
+from ncclops.agent.start_progress import StartProgress
 from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.agent.terminal import Terminal
@@ -124,9 +125,10 @@ class _Agent:
 
     def __init__(self, job: Job, coordinate: Coordinate | None) -> None:
         self._job, self._run = job, job.run
-        self._began = time.monotonic()
+        self._began, self._clock_offset = time.monotonic(), verdict_report.clock_offset()
         self._condition = Condition()
         self._terminal = Terminal(job)
+        self._progress = StartProgress(job, self._terminal)
         self._stop = StopRequests(
             self._condition,
             job.stop_grace,
@@ -154,6 +156,7 @@ class _Agent:
         self._receipts = WorkerEvents(receipt_records.decode, self._on_record)
         self._printed = PrintedReceipts(job.run.path, self._from_scan_thread, job.trainers)
         self._loop = asyncio.get_running_loop()
+        self._assembling = False
         self._attempt: RunningAttempt | None = None  # the present one, or the last
         self._coordinator = self._make_coordinator(coordinate)
 
@@ -186,7 +189,8 @@ class _Agent:
             decision=decision,
             receipt=await self._judge_receipt(),
             goodput=await self._aside(
-                "measuring goodput", partial(verdict_report.measure_goodput, self._run)
+                "measuring goodput",
+                partial(verdict_report.measure_goodput, self._run, self._clock_offset),
             ),
             seconds=time.monotonic() - self._began,
         )
@@ -195,6 +199,7 @@ class _Agent:
         limit_s = _WHEN_STOPPED_S if self._stop.signals else _NOTIFY_LIMIT_S
         await in_thread(partial(self._notifications.close, limit_s), 2 * limit_s)
         await in_thread(self._close_records, _FILES_LIMIT_S)
+        self._progress.close()
         await self._control.close()  # from here on the run directory has it all
         signals = self._stop.signals
         if await self._terminal.finish(
@@ -262,7 +267,7 @@ class _Agent:
             condition=self._condition,
             stop=self._stop,
             say=self._terminal.say,
-            note=self._terminal.note,
+            note=self._note_meeting,
             rules=self._rules,
             take_limits=self._control_handler.take,
         )
@@ -270,6 +275,12 @@ class _Agent:
             assert job.listener is not None  # a single node hosts its store itself
             return Alone(job, job.listener, side)
         return coordinate(job, side)
+
+    def _note_meeting(self, note: str) -> None:
+        """What the coordinator says: until the nodes have met, it is what is waited for."""
+        self._terminal.note(note)
+        if self._assembling:
+            self._progress.meet(note)
 
     async def _run_attempts(self) -> tuple[RunningAttempt, AttemptDecision]:
         """Start all workers until they end well or no attempt may follow; the last attempt, and
@@ -315,12 +326,16 @@ class _Agent:
         self, context: AttemptContext, number: int, environ: dict[str, str]
     ) -> RunningAttempt:
         """The next attempt; where the rendezvous fails, one that cannot start."""
-        refusal = None
+        refusal, self._assembling = None, True
+        if self._job.layout.nodes.count > 1:
+            self._progress.meet("waiting for the nodes to meet")
         try:
             place = await context.coordinator.assemble(number)
         except (NcclopsError, OSError) as error:
             refusal = error if isinstance(error, NcclopsError) else NcclopsError(str(error))
             place = Place(number=number, layout=self._job.layout, store=NOWHERE, idle=True)
+        finally:
+            self._assembling = False
         rank = self._job.attached
         if rank is not None and refusal is None and rank not in place.ranks:
             node, own = rank // place.layout.nproc, place.layout.nodes.rank

@@ -20,6 +20,7 @@ from ncclops.agent.attached import Streams
 from ncclops.agent.condition import Condition
 from ncclops.agent.coordinator import Coordinator
 from ncclops.agent.diagnostics import InternalErrors
+from ncclops.agent.ended_by_monitor import why_ended
 from ncclops.agent.fork_server import ForkServer, ForkServers
 from ncclops.agent.gpu_watch import GpuWatch
 from ncclops.agent.hang_action import Hang, HangAction
@@ -194,7 +195,7 @@ class RunningAttempt:
                 or stop.asked
                 or self.hang
                 or self.cannot_start
-                or coordinator.over_for_all()
+                or coordinator.over_for_all(entered=bool(team.entered))
             )
         )
         self._replacements.close()
@@ -256,7 +257,7 @@ class RunningAttempt:
         if self.hang is None and self._job.restarts_in_process:
             return  # the restart core takes the snapshots
         if self.hang is None and failure is None:
-            over = self._context.coordinator.over_for_all()
+            over = self._context.coordinator.over_for_all(entered=bool(self.team.entered))
             self.elsewhere = over is not None and bool(self.team.running())
             if not self.elsewhere:
                 return
@@ -285,13 +286,19 @@ class RunningAttempt:
         """End what is left of the attempt; what its output shows."""
         self.watching.close()
         self._close_store()
+        if all(ending.ok for ending in self.team.endings()):
+            stay = self.own_pids() | self._context.spared()
+            if (forks := workers.left_running(stay)) is not None:
+                self._context.say(f"warning: {forks}")
         if survivors := process_tree.end_descendants(
             _LEFTOVER_GRACE, self.own_pids(), spared=self._context.spared()
         ):
             self._context.say(f"processes that SIGKILL did not end: {survivors}")
         self._context.drain()
         driver = await in_thread(self._gpus.close, _OUTPUT_LIMIT_S)
-        exits, hang = self.team.failed_exits(), self.hang or self._hang_that_led_here()
+        noted = await self._noted_hang()
+        hang = self.hang or self._hang_that_led_here() or noted
+        exits = self.team.failed_exits()
         starting_up = self.team.starting_up()
 
         def finish() -> LiveDiagnosis:
@@ -314,6 +321,20 @@ class RunningAttempt:
         self._context.collect_receipts()
         self.watching.finish()
         return diagnosis
+
+    async def _noted_hang(self) -> Hang | None:
+        """That of ranks whose monitor process has ended them, where no other rank has told why."""
+        if not self._job.restarts_in_process:
+            return None
+        untold = [each for each in self.team.ended if each.rank not in self.team.why_ended]
+        try:
+            found = await in_thread(
+                partial(why_ended, self._run.paths.incidents, untold), _OUTPUT_LIMIT_S
+            )
+        except TimeoutError:  # as what is to be read next will tell
+            return None
+        self.team.why_ended |= found
+        return Hang(tuple(found), next(iter(found.values()))) if found else None
 
     async def _in_time(self, finish: Callable[[], LiveDiagnosis]) -> LiveDiagnosis:
         """What ``finish`` returns; ``TimeoutError`` where a file system does not answer.

@@ -43,8 +43,11 @@ class Coordinator(Protocol):
     async def assemble(self, number: int) -> Place:
         """Where attempt ``number`` runs. Raises ``NcclopsError`` when it cannot."""
 
-    def over_for_all(self) -> str | None:
-        """Why the attempt has to end here, where nothing failed; None as a rule."""
+    def over_for_all(self, *, entered: bool) -> str | None:
+        """Why the attempt has to end here, where nothing failed; None as a rule.
+
+        ``entered``: the restart core looks after a rank of this node, as after all others then.
+        """
 
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:
         """A worker of this node has failed; ``fatal``: the attempt ends with it."""
@@ -131,7 +134,7 @@ class Alone:
         address = hosted_store.StoreAddress(hosted_store.LOOPBACK, listener.getsockname()[1])
         return Place(number=number, layout=self._job.layout, store=address, listener=listener)
 
-    def over_for_all(self) -> str | None:
+    def over_for_all(self, *, entered: bool) -> str | None:  # noqa: ARG002
         return None
 
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:  # noqa: ARG002

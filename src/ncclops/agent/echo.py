@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,6 +25,9 @@ from ncclops.record.tail import GrowthWatch, LineReader
 _CHUNK = 1 << 16
 # Of one file, once the run has ended: more takes minutes, and nobody reads it.
 _LEFT_BYTES = 64 << 20
+_UP = b"\x1b[A"
+# For so long nothing else was shown before a line of our own stands below it.
+_QUIET_S = 0.9
 _RANK_COLOURS = (36, 33, 35, 32, 34, 96)
 
 
@@ -52,6 +56,8 @@ class Echo:
         self._new: deque[_Feed | _PlainFeed] = deque()
         self._feeds: list[_Feed | _PlainFeed] = []  # the thread's own
         self._notes: deque[str] = deque()
+        self._own: str | None = None
+        self._shown_at = 0.0  # when something else was shown last, of the monotonic clock
         self._held = False
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ncclops-echo", daemon=True)
@@ -77,6 +83,13 @@ class Echo:
         """Show a line of our own on stderr, between workers' lines; never blocks the caller."""
         self._notes.append(note)
         self._watch.wake()
+
+    def progress(self, text: str | None) -> None:
+        """Have ``text`` stand at the bottom of a terminal while nothing else is shown there, and no
+        worker draws a bar of its own; None: nothing. To be called again now and then."""
+        if text is not None or self._own is not None:
+            self._own = text
+            self._watch.wake()
 
     def hold(self, held: bool) -> None:
         """Show nothing from the next look at the files on, not even at the end, while ``held``."""
@@ -109,12 +122,21 @@ class Echo:
                 self._write_note(self._notes.popleft())
             grown = [feed.pump() for feed in self._feeds]
             if any(grown):
+                self._shown_at = time.monotonic()
                 continue
+            self._show_own()
             if last_look and not (self._notes or self._new):
                 break
             self._watch.wait()
+        self._screen.show_own(None)
         for feed in self._feeds:
             feed.finish()
+
+    def _show_own(self) -> None:
+        text = self._own
+        if time.monotonic() - self._shown_at < _QUIET_S:
+            return  # where lines follow each other, one more would flicker
+        self._screen.show_own(None if text is None else f"ncclops: {plain(text)}".encode())
 
     def _tell_left_out(self, source: Source, left_out: int) -> None:
         if left_out:
@@ -125,6 +147,7 @@ class Echo:
             )
 
     def _write_note(self, note: str) -> None:
+        self._shown_at = time.monotonic()
         self._screen.write(f"ncclops: {plain(note)}\n".encode(), to_stderr=True)
 
 
@@ -162,7 +185,11 @@ class _Feed:
     def _show(self, lines: list[bytes]) -> None:
         if self._screen.is_terminal(self.source.to_stderr):
             # The bar's last state stands for all of its states.
-            lines = [(_last_segment(line) or line.rstrip()) + b"\n" for line in lines]
+            lines = [
+                (_last_segment(line) or line.rstrip()) + b"\n"
+                for line in lines
+                if not _is_passing(line)
+            ]
         shown = b"".join(self._prefix + self._own_prefix.sub(b"", line, count=1) for line in lines)
         if shown:
             self._screen.write(shown, to_stderr=self.source.to_stderr)
@@ -193,6 +220,12 @@ class _PlainFeed:
     def finish(self) -> None:
         self._screen.end_line()
         self._file.close()
+
+
+def _is_passing(line: bytes) -> bool:
+    """Whether it is the state of a bar below another one, which goes back up to that: the newline
+    is how the next state comes down again, thousands of times."""
+    return b"\r" in line and line.rstrip(b"\r\n").endswith(_UP)
 
 
 def _last_segment(line: bytes) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
+from ncclops.agent.bar_text import fitted
+
 _COLUMNS = 80  # for a terminal that does not say
 _CLEAR_LINE = b"\r\x1b[K"
 
@@ -16,6 +18,7 @@ class Screen:
         self._streams = {False: stdout, True: stderr}
         self._gone: set[bool] = set()
         self._progress: tuple[bool, bytes] | None = None  # what stands unfinished on the terminal
+        self._is_own = False  # and it is no worker's
         self._in_line = False  # something as it is, such as a prompt, has not ended its line
 
     def is_terminal(self, to_stderr: bool) -> bool:
@@ -52,14 +55,24 @@ class Screen:
             return
         self._clear_progress()
         columns = os.get_terminal_size(self._streams[to_stderr].fileno()).columns
-        room = (columns or _COLUMNS) - 1 - len(prefix)
-        self._write(prefix + text[: max(0, room)], to_stderr)
+        self._write(fitted(prefix + text, (columns or _COLUMNS) - 1), to_stderr)
         self._progress = shown
+
+    def show_own(self, text: bytes | None) -> None:
+        """The same for a line of our own on stderr, where no worker's bar is in its place; None: it
+        goes."""
+        if self._progress is not None and not self._is_own:
+            return
+        if text is None:
+            self._clear_progress()
+        else:
+            self.show_progress(b"", text, to_stderr=True)
+            self._is_own = self._progress is not None
 
     def _clear_progress(self) -> None:
         if self._progress is not None:
             self._write(_CLEAR_LINE, self._progress[0])
-            self._progress = None
+            self._progress, self._is_own = None, False
 
     def _write(self, text: bytes, to_stderr: bool) -> None:
         if to_stderr in self._gone:

@@ -58,6 +58,10 @@ class Terminal:
         if not self._job.quiet:
             self.say(note)
 
+    def progress(self, text: str | None) -> None:
+        """What is being waited for, at the bottom of a terminal; see ``Echo.progress``."""
+        self._echo.progress(text)
+
     def hold(self, held: bool) -> None:
         """Show nothing while ``held``: the terminal is somebody else's. Nothing is lost."""
         self._echo.hold(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ from ncclops.record.verdict_record import (
     WorkerEnding,
 )
 
+log = logging.getLogger(__name__)
+
+# Steps of time servers are shorter, or change no figure by much.
+_SAME_CLOCK_S = 5.0
 _TAIL_LINES = 25  # a traceback with its cause, on one screen
 
 
@@ -37,17 +42,17 @@ def first_failure(
     first = next((e for e in in_order if not e.ok and not e.asked_to_stop), None)
     if first is None:
         return None
-    log = run.paths.rank(first.rank).stderr_log
-    tail = last_lines(log, _TAIL_LINES)
+    output = run.paths.rank(first.rank).stderr_log
+    tail = last_lines(output, _TAIL_LINES)
     if not tail:
-        log = run.paths.rank(first.rank).stdout_log
-        tail = last_lines(log, _TAIL_LINES)
+        output = run.paths.rank(first.rank).stdout_log
+        tail = last_lines(output, _TAIL_LINES)
     error = read_error(run.paths.rank(first.rank).error(attempt))
     return FirstFailure.of(
         first,
         message=None if error is None else error.headline,
         tail=tail,
-        log=run.shown(log),
+        log=run.shown(output),
         host=run.node,
     )
 
@@ -63,8 +68,22 @@ def judge_receipt(run: Path, printed: PrintedReceipts) -> JudgedReceipt:
     return judge.judge(facts).to_record()
 
 
-def measure_goodput(run: RunDirectory) -> Goodput:
-    """Where the time of the run went, from its events."""
+def clock_offset() -> float:
+    """How far this host's clock is ahead of its monotonic one, in seconds: changes only where
+    somebody sets it, or the machine slept."""
+    return time.time() - time.monotonic()
+
+
+def measure_goodput(run: RunDirectory, offset_at_start: float) -> Goodput | None:
+    """Where the time of the run went, from its events.
+
+    None where the host's clock was set since it had ``offset_at_start``: what lay between two
+    events is not known then.
+    """
+    set_by_s = clock_offset() - offset_at_start
+    if abs(set_by_s) > _SAME_CLOCK_S:
+        log.warning("no goodput: the clock of this host was set by %.0f s meanwhile", set_by_s)
+        return None
     return measure(spans(event_log.read(run.paths.events), now=time.time()))
 
 

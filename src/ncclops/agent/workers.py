@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ncclops.agent.hosted_store import StoreAddress
 from ncclops.agent.layout import Layout, Nodes, Target
 from ncclops.classify.wording import describe_exit, exit_status, signal_name
 from ncclops.exhausted import described
+from ncclops.host import process_tree
 from ncclops.record import worker_commands
 from ncclops.record.regular_file import append_regular
 from ncclops.record.run_directory import RunDirectory
@@ -28,6 +30,7 @@ from ncclops.record.worker_commands import WorkerCommand
 
 log = logging.getLogger(__name__)
 
+_MODULE = "ncclops.worker"
 _ROLE = "default"  # torchrun's name for the role of ordinary workers
 
 
@@ -79,7 +82,7 @@ def command(target: Target) -> list[str]:
         return [python, "-m", "ncclops.worker.parent_death", target.name, *target.arguments]
     flags = {"module": ["-m"], "function": ["-f"]}.get(target.kind, [])
     # -u as torchrun has it: a line is in the file when print() returns, whatever happens next.
-    return [python, "-u", "-m", "ncclops.worker", *flags, target.name, *target.arguments]
+    return [python, "-u", "-m", _MODULE, *flags, target.name, *target.arguments]
 
 
 @dataclass(frozen=True)
@@ -209,3 +212,15 @@ class Worker:
         os.close(self.pidfd)
         self._commands.close()
         return self.exit
+
+
+def left_running(stay: AbstractSet[int]) -> str | None:
+    """A line on processes that workers have forked and that still run, when all have ended well;
+    ``stay`` are other descendants of the agent. They may be what the script was started for."""
+    forks = process_tree.running(_MODULE, stay)
+    if not forks:
+        return None
+    return (
+        f"{len(forks)} processes that workers have forked still run, and are ended: a script that"
+        " goes on in the background ends with its first process"
+    )

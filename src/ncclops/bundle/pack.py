@@ -32,6 +32,7 @@ from ncclops.record.paths import (
     RunPaths,
 )
 from ncclops.record.regular_file import open_regular
+from ncclops.record.tree import walk
 from ncclops.redaction.marks import Mark, marks_of
 from ncclops.redaction.redactor import Redactor, redact_variables, rules
 
@@ -160,13 +161,13 @@ def _marks(run: Path) -> Iterator[Mark]:
 def _walk(run: Path, left_out: list[LeftOut]) -> Iterator[Path]:
     """The files of ``run`` in order; what there are too many of is added to ``left_out``."""
     left = _MOST_FILES
-    for folder, folders, files in os.walk(run):
+    for folder, folders, files in walk(run):
         folders.sort()
         taken = min(len(files), _MOST_IN_FOLDER, left)
         left -= taken
-        yield from (Path(folder) / name for name in sorted(files)[:taken])
+        yield from (folder / name for name in sorted(files)[:taken])
         if taken < len(files):
-            name = Path(folder).relative_to(run).as_posix()
+            name = folder.relative_to(run).as_posix()
             left_out.append(LeftOut(name, f"{len(files) - taken:,} more files are there"))
 
 

@@ -54,13 +54,23 @@ class Observer:
         self._write_later(directory, view, stacks=text, reason=why, missing=missing, silent=True)
         return text
 
-    def main_ended(self, directory: Path | None, progress: LastProgress, reason: str) -> None:
+    def main_ended(
+        self,
+        directory: Path | None,
+        progress: LastProgress,
+        reason: str,
+        *,
+        by_monitor: bool,
+    ) -> None:
         """The main process has ended, and for a moment the kernel still knows how."""
         view = self._view(progress)
         how = view.get("ended_by")  # unless its parent was quicker, which then knows
         why = f"{reason} ({how})" if how else reason
         missing = [*_FROM_THE_RANK, snapshot_files.STACKS]
-        self._write_later(directory, view, reason=why, missing=missing, ended=True)
+        ended_for = reason if by_monitor else None
+        self._write_later(
+            directory, view, reason=why, missing=missing, ended=True, ended_for=ended_for
+        )
 
     def _view(self, progress: LastProgress) -> dict[str, Any]:
         stamp = {
@@ -85,6 +95,7 @@ class Observer:
         missing: list[str] | None = None,
         silent: bool = False,
         ended: bool = False,
+        ended_for: str | None = None,
     ) -> None:
         """Write in a thread: the monitor process cannot wait for a slow disk."""
         if incident is None:
@@ -108,6 +119,7 @@ class Observer:
                     ended=ended,
                     ended_well=ended and bool(view.get("ended_well")),
                     ended_signal=view.get("ended_signal"),
+                    ended_for=ended_for,
                 )
 
         threading.Thread(target=_reported(write)).start()

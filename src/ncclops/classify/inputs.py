@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -22,6 +23,7 @@ from ncclops.classify.scanner import Scanner
 from ncclops.errors import UsageError
 from ncclops.record.error_file import parse_error
 from ncclops.record.regular_file import WithoutHoles, advice, open_regular
+from ncclops.record.tree import walk
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -37,7 +39,9 @@ _STDIN = "-"
 # dumps, are left out by their names.
 _SUFFIXES = {".log", ".out", ".err", ".txt", ".gz", ".zst", ".zstd", ".stdout", ".stderr", ""}
 _ERROR_FILES = {"error.json", "reply.json"}
-_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE", "agent.log", "worker.log"}
+_NOT_LOGS = {"README", "README.txt", "requirements.txt", "LICENSE"}
+# What processes of ours note: an end that was asked for looks there as a fault of the job does.
+_OUR_NOTES = {"agent.log", "worker.log", "nodes.log", "control/server.log"}
 # Stacks and dumps taken after the failure: they quote code, not what happened.
 _NOT_LOG_FOLDERS = {"incidents", "where"}
 _ERROR_FILE_BYTES = 8 << 20
@@ -98,12 +102,9 @@ def _logs_below(directory: Path) -> list[Path]:
     files = sorted(
         file
         for file in _all_below(directory)
-        if file.is_file()
-        and not any(
-            part.startswith(".") or part in _NOT_LOG_FOLDERS
-            for part in file.relative_to(directory).parts
-        )
+        if not file.name.startswith(".")
         and (file.name in _ERROR_FILES or _is_log(file))
+        and file.is_file()
     )
     if not files:
         raise UsageError(
@@ -114,22 +115,40 @@ def _logs_below(directory: Path) -> list[Path]:
 
 
 def _all_below(directory: Path) -> Iterator[Path]:
-    for number, file in enumerate(directory.rglob("*")):
-        if number >= _MOST_FILES:
+    count = 0
+    for folder, folders, names in walk(directory):
+        folders[:] = [name for name in folders if not _is_left_out(name)]
+        count += len(folders) + len(names)
+        if count > _MOST_FILES:
             raise UsageError(f"more than {_MOST_FILES:,} files below {directory}: name one run")
-        yield file
+        yield from (folder / name for name in names)
+
+
+def _is_left_out(folder: str) -> bool:
+    return folder.startswith(".") or folder in _NOT_LOG_FOLDERS
 
 
 def _is_log(file: Path) -> bool:
-    return file.suffix in _SUFFIXES and file.name not in _NOT_LOGS
+    names = {file.name, f"{file.parent.name}/{file.name}"}
+    return file.suffix in _SUFFIXES and names.isdisjoint(_NOT_LOGS | _OUR_NOTES)
 
 
 def _opened(file: Path) -> BufferedReader:
     return BufferedReader(WithoutHoles(open_regular(file)))
 
 
+def _is_foreign(file: Path) -> bool:
+    """Whether ``file`` is a link to a file of another user: who has made it may not be able to read
+    what it leads to, and the reader is."""
+    own = file.lstat()
+    return stat.S_ISLNK(own.st_mode) and own.st_uid != file.stat().st_uid
+
+
 def _scan_file(scanner: Scanner, file: Path, *, inside: bool) -> Iterator[str]:
     try:
+        if inside and _is_foreign(file):
+            yield f"{file} was left out: a link to a file of another user"
+            return
         with _opened(file) as stream:
             if file.name in _ERROR_FILES and inside:
                 _scan_error_file(scanner, stream, file)

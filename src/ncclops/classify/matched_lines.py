@@ -33,6 +33,7 @@ _PREFIX = re.compile(
     r"|> "  # a quotation
     r"))+\s*"
 )
+_HARMLESS_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 # NCCL's last words, as torch and vLLM pass them on, stand on the line below these.
 _LAST_ERROR = re.compile(rb"Last error:(?:[ \t]*|\\n\"[^\n]*)\r?\n$")
 LAST_ERROR_REACH = 160
@@ -130,7 +131,9 @@ def readings(text: str, before: bytes) -> list[str]:
         found.append(collected)
     prefix = _PREFIX.match(found[-1])
     if prefix is not None and 0 < prefix.end() < len(found[-1]):
-        found.append(found[-1][prefix.end() :])
+        # The level stays: what a logger calls information or a warning is no failure.
+        level = _HARMLESS_LEVEL.search(prefix[0])
+        found.append((f"{level[0]}: " if level else "") + found[-1][prefix.end() :])
     if _LAST_ERROR.search(before):
         found.append(f"NCCL WARN Last error: {found[-1]}")
     elif quoted := _QUOTED_LAST_ERROR.search(text):

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ncclops.live_view.words import duration, short
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
 _STYLES = {
@@ -42,7 +43,7 @@ def _about_run(status: RunStatus) -> list[Text]:
     if status.last_fault is not None:
         fault = status.last_fault
         where = "" if fault.rank is None else f" on rank {fault.rank}"
-        ago = _duration(max(0.0, status.as_of - fault.ts))
+        ago = duration(max(0.0, status.as_of - fault.ts))
         lines.append(Text(f"last fault {ago} ago{where}: {fault.kind}: {fault.cause}"))
     for straggler in status.stragglers:
         kind = f" ({straggler.kind})" if straggler.kind else ""
@@ -59,7 +60,7 @@ def _headline(status: RunStatus) -> Text:
         reason = status.reason.removeprefix(f"{status.outcome}: ")
         line.append(f" ({reason})")
     if status.seconds is not None:
-        line.append(f" after {_duration(status.seconds)}")
+        line.append(f" after {duration(status.seconds)}")
     if status.world_size is not None:
         nodes = f" on {len(status.nodes)} nodes" if len(status.nodes) > 1 else ""
         line.append(f", {status.world_size} rank{'s' * (status.world_size != 1)}{nodes}")
@@ -73,7 +74,7 @@ def _progress(status: RunStatus) -> Text:
     if status.step is not None:
         parts.append(f"step {status.step}")
     if status.median_step_s is not None:
-        parts.append(f"{_short(status.median_step_s)} a step (median rank)")
+        parts.append(f"{short(status.median_step_s)} a step (median rank)")
     parts.append(f"{status.restarts} restart{'s' * (status.restarts != 1)} in place")
     parts.append(f"{status.attempt} with new processes")
     if status.goodput is not None and status.goodput.get("ratio") is not None:
@@ -101,7 +102,7 @@ def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
         Text(rank.host),
         Text(rank.phase, style=_STYLES.get(rank.phase, "")),
         Text("-" if rank.step is None else str(rank.step)),
-        Text("-" if rank.step_s is None else _short(rank.step_s)),
+        Text("-" if rank.step_s is None else short(rank.step_s)),
         Text(
             "-" if rank.step_ratio is None else f"{rank.step_ratio:.2f}",
             style="yellow" if slow else "",
@@ -133,21 +134,9 @@ def _event(event: LastEvent | None, now: float) -> Text:
     if event is None:
         return Text("-")
     said = f": {event.text}" if event.text else ""
-    text = f"{_duration(max(0.0, now - event.ts))} ago {event.event}{said}"
+    text = f"{duration(max(0.0, now - event.ts))} ago {event.event}{said}"
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _gib(value: float | None) -> Text:
     return Text("-" if value is None else f"{value:.1f} GiB")
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

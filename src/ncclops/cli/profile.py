@@ -79,8 +79,10 @@ def validate(
     from ncclops.env.lint import known_ids
     from ncclops.errors import ProfileError
     from ncclops.profiles import load_profiles
+    from ncclops.receipts.log_formats import parse_forms
 
     profile = load_profiles([file])
+    parse_forms(profile.watch.trainers, str(profile.sources[-1]))
     for suppressed in profile.suppress:
         rule = suppressed.partition(":")[0]
         if rule not in known_ids():

@@ -32,7 +32,8 @@ def status(
     ] = None,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show a live table until the run ends or Ctrl-C.")
+        bool,
+        typer.Option("--watch", help="A live screen, with keys; without a keyboard, a live table."),
     ] = False,
 ) -> None:
     """Show what a run is doing: its phase, and for each rank step, step time and memory.
@@ -51,7 +52,9 @@ def status(
         more = found.other_live
         note(f"{more} more run{'s are' if more > 1 else ' is'} under way; this is the newest")
     if watch:
-        _watch(found.path)
+        from ncclops.live_view.terminal import has_keys
+
+        (_watch_with_keys if has_keys() else _watch)(found.path)
         return
     seen = client.status_of(found.path)
     if as_json:
@@ -61,6 +64,30 @@ def status(
 
         width = None if sys.stdout.isatty() else _PIPE_COLUMNS
         stdout_console().print(_status_table.draw(seen), width=width)
+
+
+def _watch_with_keys(run_dir: Path) -> None:
+    """The screen; what was known last stays on the terminal, as the table without keys does."""
+    import os
+    import signal
+    from contextlib import suppress
+
+    from ncclops.cli import _status_table
+    from ncclops.control import client
+    from ncclops.live_view.terminal import Left
+    from ncclops.live_view.watching import watch
+
+    seen = client.status_of(run_dir)
+    try:
+        seen = watch(run_dir, seen)
+    except Left as left:
+        if left.signum is not None:  # as whoever sent it expects
+            signal.signal(left.signum, signal.SIG_DFL)
+            os.kill(os.getpid(), left.signum)
+        return  # nobody is there to read
+    console = stdout_console()
+    with suppress(OSError):
+        console.print(_status_table.draw(seen, height=console.size.height))
 
 
 def _watch(run_dir: Path) -> None:

@@ -7,6 +7,7 @@ So all agents know the same, and any of them can take over from the one that dec
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import signal
@@ -86,6 +87,7 @@ class MultiNode:
         self._rules, self._take_limits = agent.rules, agent.take_limits
         self._job_store = JobStore(node_info.rendezvous.address, self._on_store_lost)
         self._rendezvous = Rendezvous(node_info, job, agent, self._job_store)
+        self._lost_after_s = node_info.rendezvous.pace.lost_after.total_seconds()
         self._round = Round(0, node_info.rendezvous.most)
         self._is_replaced = False  # by another node, and the job goes on
         self._view: NodeView | None = None  # of our ranks, as the others know it
@@ -114,15 +116,18 @@ class MultiNode:
                 return place
             self._job_store.pause()
 
-    def over_for_all(self) -> str | None:
+    def over_for_all(self, *, entered: bool) -> str | None:
         state = self._round.state
         if state.stop is not None:
             return f"stopped on {state.name(state.stop.node)}"
         if state.failed is not None and state.failed.node != self._round.rank:
             return f"rank {state.failed.rank} failed on {state.name(state.failed.node)}"
-        if self._job.restarts_in_process:
+        if self._job.restarts_in_process and entered:
             return None  # the workers see to it themselves
-        lost = [rank for rank in state.lost if rank not in state.idle]
+        # Until all have come, they wait for each other, and do not know of nodes. A node whose
+        # heartbeat was only late has as long again to say so.
+        patience_s = self._lost_after_s if self._job.restarts_in_process else 0.0
+        lost = self._round.lost_for(patience_s, time.monotonic())
         return f"{state.name(lost[0])} was lost" if lost else None
 
     def share_failure(self, worker: Worker, *, fatal: bool) -> None:
@@ -297,7 +302,7 @@ class MultiNode:
                 return
             case messages.Met(rank, size):
                 current.meet(rank, size)
-                self._job_store.watch(self._config.pace.lost_after.total_seconds())
+                self._job_store.watch(self._lost_after_s)
             case messages.Gathered(facts):
                 current.gathered = facts
             case messages.Logged(record):
@@ -345,6 +350,9 @@ class MultiNode:
 
     def _on_lost(self, node: int, why: str) -> None:
         name = self._round.state.name(node)
+        self._round.lose(node, time.monotonic())
+        # Whether the attempt has to end with it is asked once more.
+        asyncio.get_running_loop().call_later(self._lost_after_s, self._condition.notify)
         self._job.run.add(FaultEvent(cause=NODE_LOST, kind=NODE_LOST, on=name, why=why))
         if node != self._round.rank:
             self._say(f"{name} is lost: {why}")

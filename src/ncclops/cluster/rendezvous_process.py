@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from ncclops.cluster import messages, store_values
 from ncclops.cluster.records import LostRecord, Record
@@ -149,7 +150,8 @@ class RendezvousProcess:
         current = self._round
         if current is not None and not current.over.is_set():
             why = "its agent was killed, and its workers with it"
-            current.final_log.post(LostRecord(node=current.rank, why=why, by=current.rank))
+            with suppress(RuntimeError):  # the store has gone with the agent that served it
+                current.final_log.post(LostRecord(node=current.rank, why=why, by=current.rank))
         os._exit(0)
 
 

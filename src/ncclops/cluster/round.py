@@ -31,6 +31,7 @@ class Round:
         self.others_have_begun = False
         self.end: NodeEnd | None = None
         self.is_deciding = False  # our decision is on its way into the log
+        self._lost_at: dict[int, float] = {}
         self._failures = 0
         self._stop_posted: tuple[type, int] | None = None
 
@@ -46,6 +47,16 @@ class Round:
             return True
         # Of a node that is lost while all are checked node 0 says what follows.
         return bool(state.lost if state.check is None else 0 in state.lost)
+
+    def lose(self, node: int, now: float) -> None:
+        """``node`` is taken for lost since ``now``."""
+        self._lost_at[node] = now
+
+    def lost_for(self, seconds: float, now: float) -> list[int]:
+        """The nodes with workers that have been lost for so long, and have not come back."""
+        state = self.state
+        lost = [node for node in state.lost if node not in state.idle]
+        return [node for node in lost if now - self._lost_at[node] >= seconds]
 
     @property
     def is_ours_to_decide(self) -> bool:

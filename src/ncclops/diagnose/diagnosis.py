@@ -20,6 +20,8 @@ from ncclops.diagnose.incident_report import IncidentReport, report_incident
 from ncclops.diagnose.recorder_findings import Recorded, analyse
 from ncclops.diagnose.story import complete, tell, tried, went_on
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.host import process_identity
+from ncclops.host.process_identity import ProcessIdentity
 from ncclops.record import event_log, runs
 from ncclops.record.document_kind import DocumentKind
 from ncclops.record.event_values import GpuFault
@@ -140,7 +142,11 @@ def diagnose(run_dir: str | PathLike[str]) -> Diagnosis:
     verdict = _document(VERDICT, paths.verdict, notes)
     started = _document(RUN, paths.run, notes)
     events = sorted(event_log.read(paths.events), key=lambda event: event.ts)
-    state: State = "ended" if verdict is not None else "running" if runs.is_live(run) else "lost"
+    state: State = "lost"
+    if verdict is not None:
+        state = "ended"
+    elif _is_under_way(run, started):
+        state = "running"
     report = _incident(run, notes)
     recovered = report is not None and went_on(report, events)
     outcome = None if verdict is None else verdict.outcome
@@ -217,6 +223,14 @@ def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
     except (NcclopsError, OSError) as error:
         notes.append(f"the latest incident cannot be read: {error}")
         return None
+
+
+def _is_under_way(run: Path, started: RunRecord | None) -> bool:
+    live = runs.is_live(run)
+    if live is None and started is not None and started.launcher is not None:
+        launcher = ProcessIdentity(**msgspec.structs.asdict(started.launcher))
+        live = process_identity.is_alive(launcher)
+    return bool(live)
 
 
 def _classified(run: Path, notes: list[str]) -> dict[str, Any] | None:

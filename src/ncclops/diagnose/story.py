@@ -25,12 +25,20 @@ from ncclops.rank_lists import ranks_named
 from ncclops.record import event_log
 from ncclops.record.error_file import read_error
 from ncclops.record.event_values import GpuFault
-from ncclops.record.events import EscalationEvent, Event, RestartEvent, RetryEvent
+from ncclops.record.events import (
+    EscalationEvent,
+    Event,
+    RestartEvent,
+    RetryEvent,
+    WorkerExitedEvent,
+    WorkerStartedEvent,
+)
 from ncclops.record.incident_record import ELSEWHERE, IncidentRecord, same_words
 from ncclops.record.paths import RunPaths, numbered
 from ncclops.record.story_record import CodeLine, Story, TriedStep
 from ncclops.record.verdict_record import FirstFailure
 
+_PEER_EXIT = "peer-exit"
 _PROOF_LINES = 3
 _OUTPUT_LINES = 8
 _MOST_CHARS = 200
@@ -107,12 +115,35 @@ def tell(
             proof=list(_proof(found, [told.what, *(line.text for line in told.code)])),
             next_steps=told.next_steps or list(found["remedy"]),
         )
+        if found["class"] == _PEER_EXIT and (early := _ended_well_before(paths)):
+            who = ranks_named(early)
+            told = msgspec.structs.replace(
+                told,
+                what=f"{told.what}; {who} had ended with exit code 0 before",
+                next_steps=[f"find out why the script was over on {who} first", *told.next_steps],
+            )
     log = None if told.rank is None else paths.rank(told.rank).stderr_log
     if log is not None and log.exists():
         told = msgspec.structs.replace(told, log=str(log))
     output = [] if told.code else _output(failure, told)
     command = _next_command(told, run)
     return msgspec.structs.replace(told, output=output, next_command=command, log_host=node)
+
+
+def _ended_well_before(paths: RunPaths) -> list[int]:
+    """The ranks of this node that had ended with 0 when the first of the last attempt failed: the
+    others may have waited for them."""
+    ranks: list[int] = []
+    failed = False
+    for event in event_log.read(paths.events):
+        match event:
+            case WorkerStartedEvent():
+                ranks, failed = [], False
+            case WorkerExitedEvent(rank=int(rank), exit_code=0) if not failed:
+                ranks.append(rank)
+            case WorkerExitedEvent():
+                failed = True
+    return sorted(ranks) if failed else []
 
 
 def complete(

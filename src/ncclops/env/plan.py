@@ -91,7 +91,9 @@ class Plan:
 
         Raises ``KeyError`` when a value needs a placeholder that ``fill`` does not have.
         """
-        result = dict(environ)
+        # A variable without a name, which programs written for other systems leave, can be handed
+        # on, and nobody can unset it.
+        result = {name: value for name, value in environ.items() if name}
         for change in self.changes:
             if change.action == "keep":
                 continue

@@ -28,6 +28,8 @@ from ncclops.flight.reader_process import ANSWER
 READ_LIMIT = timedelta(seconds=60)
 # By the clock: a file server may be slow, and a machine busy.
 _PATIENCE_S = 300.0
+# After so many files that no recorder has written, each at the limit, a directory has no others.
+_MOST_LOST = 3
 _FILES_A_PROCESS = 12
 _MOST_PROCESSES = 8
 
@@ -71,17 +73,22 @@ def _serve(
     limit: timedelta,
 ) -> None:
     child: _Child | None = None
+    lost_before = 0
     try:
         while True:
             try:
                 index, path, rank = tasks.get_nowait()
             except queue.Empty:
                 return
+            if lost_before >= _MOST_LOST:
+                results[index] = Result(path, reason=f"left out after {_MOST_LOST} such files")
+                continue
             try:
                 child = child or _Child()
                 results[index] = child.read(path, rank, limit)
             except _Lost as lost:
                 results[index] = Result(path, reason=str(lost))
+                lost_before += 1
                 if child is not None:
                     child.close()
                 child = None

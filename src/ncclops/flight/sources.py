@@ -8,7 +8,6 @@ any other folder                dumps as torch names them: <prefix><rank>, with 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from ncclops.flight.model import FlightEvidence, RankEvidence, RankRecord
 from ncclops.flight.reader import Result, read_files
 from ncclops.record.paths import RunPaths
 from ncclops.record.regular_file import open_regular
+from ncclops.record.tree import walk
 
 _PICTURES = ("incidents", "where")
 _RANK_DIR = re.compile(r"^rank[_-]?(\d+)$")
@@ -142,13 +142,13 @@ def _from_folder(directory: Path) -> FlightEvidence:
 
 def _files_below(directory: Path) -> Iterator[Path]:
     count = 0
-    for folder, subfolders, names in os.walk(directory):
+    for folder, subfolders, names in walk(directory):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             count += 1
             if count > _MOST_FILES:
                 raise UsageError(f"more than {_MOST_FILES:,} files below {directory}: name one run")
-            path = Path(folder, name)
+            path = folder / name
             if not name.startswith(".") and path.is_file():
                 yield path
 

@@ -38,7 +38,7 @@ _REASONS = tuple(
     )
 )
 # NCCL prints some of each; a script may print lines like them without end.
-_MOST_REASONS, _MOST_NETWORKS = 20, 20
+_MOST_REASONS, _MOST_NETWORKS, _MOST_CHANGES = 20, 20, 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class NetworkReading:
         self._reasons: list[str] = []
         self._interface: str | None = None
         self._last: NetworkSeen | None = None
+        self._changes = 0
 
     def feed(self, line: str) -> NetworkSeen | None:
         """What ``line`` completes: the network, when NCCL has chosen it, and when it differs."""
@@ -112,5 +113,9 @@ class NetworkReading:
         seen = NetworkSeen(name, tuple(kinds), devices, self._interface, tuple(reasons))
         if self._last is not None and seen.name == self._last.name:
             return None
+        # A job has one network, or a few: what prints these lines in turn is not NCCL.
+        if self._changes >= _MOST_CHANGES:
+            return None
+        self._changes += 1
         self._last = seen
         return seen

@@ -50,6 +50,18 @@ def end_descendants(
     return [process.pid for process in look()]
 
 
+def running(argument: str, left_out: AbstractSet[int]) -> list[int]:
+    """The PIDs of descendants of this process, but ``left_out``, that have ``argument`` on their
+    command line: of those that were started with it, and of what these have forked.
+    """
+    found = []
+    for process in _descendants(left_out, left_out, frozenset):
+        with suppress(psutil.Error):
+            if argument in process.cmdline():
+                found.append(process.pid)
+    return found
+
+
 def others_children(before: AbstractSet[int]) -> set[int]:
     """Children that this process has from the program it was before, which were ``before``, and
     what they have left to it: that has its session still, and all that it starts itself has not.

@@ -58,6 +58,13 @@ def read_stat(path: Path) -> Stat | None:
     )
 
 
+def is_in_foreground(pid: int) -> bool:
+    """Whether ``pid`` has a terminal that its shell has given to it, and not to another command."""
+    fields = (_read(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+    # Of proc(5): the process group, and that in the foreground of the terminal (-1: no terminal).
+    return len(fields) > 5 and fields[2] == fields[5]
+
+
 def is_same_process(pid: int, started_ticks: int) -> bool:
     """Whether ``pid`` still is the process that started then, and has not ended."""
     stat = read_stat(Path(f"/proc/{pid}"))

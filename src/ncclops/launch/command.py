@@ -47,7 +47,7 @@ from ncclops.launch.stack import find_stack
 from ncclops.profiles import Profile
 from ncclops.profiles.model import RUN_PLACEHOLDERS
 from ncclops.profiles.notification import KUBEFLOW_URL
-from ncclops.receipts.log_formats import Form, parse_form
+from ncclops.receipts.log_formats import parse_forms
 from ncclops.record import answer, shared_page, variables
 from ncclops.record.control_address import listen_tcp, listen_unix
 from ncclops.record.events import EnvAppliedEvent, RunStartedEvent, StackEvent
@@ -137,7 +137,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
         advisories=[each for each in known if each.state == "concerns"],
         timeouts=timeouts,
         retry=_retry_plan(request),
-        trainers=_trainers(request.profile),
+        trainers=parse_forms(request.profile.watch.trainers, f"profile {request.profile.name}"),
         notify=_notify_plan(request.profile),
         layout=layout,
         shown=shown,
@@ -380,17 +380,6 @@ def _hang_limits(prepared: Prepared) -> hang.HangLimits:
     quiet = max(watch.quiet, watch.hang)
     limits = hang.HangLimits(hang=watch.hang, quiet=quiet, moving=quiet, compile=timeouts.compile)
     return limits.at_most(settle.acts_before(timeouts.steady or timeouts.first))
-
-
-def _trainers(profile: Profile) -> list[Form]:
-    """The forms of lines that the profile adds. Raises ``UsageError`` for one that is none."""
-    try:
-        return [parse_form(table) for table in profile.watch.trainers]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"profile {profile.name}: watch.trainers: {error}: write it like the files in"
-            " ncclops/receipts/trainers"
-        ) from error
 
 
 def _notify_plan(profile: Profile) -> NotifyPlan | None:

@@ -21,6 +21,7 @@ from ncclops.whole_numbers import MOST_WORKERS_OF_A_NODE, whole_number
 
 # Of an option's value in an error.
 _SHOWN_CHARS = 80
+_MOST_LINKS = 40  # the kernel's limit
 _STREAM_FLAGS = {"0": (False, False), "1": (True, False), "2": (False, True), "3": (True, True)}
 
 
@@ -187,12 +188,30 @@ def _check_script(path: Path) -> None:
         raise UsageError(f"{path} is a directory: give the training script itself")
     if not path.exists():
         raise UsageError(f"script {path} does not exist: check the path, or use -m for a module")
+    if not path.is_file() or _is_descriptor(path):
+        # Each worker reads it, with a standard input of its own: to the others it is empty.
+        raise UsageError(
+            f"script {path} is a pipe, a device or a descriptor of this process, and each worker"
+            " has to read it: write it into a file"
+        )
     try:
         path.open("rb").close()
     except OSError as error:
         raise UsageError(
             f"cannot read script {path} ({error.strerror}): check its permissions"
         ) from error
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Whether ``path`` is, or links to, a descriptor of a process: ``/dev/stdin``, ``<(…)``."""
+    for _ in range(_MOST_LINKS):
+        here = path.parent.resolve() / path.name
+        if re.match(r"/proc/[^/]+/(task/\d+/)?fd/", str(here)):
+            return True
+        if not here.is_symlink():
+            return False
+        path = here.parent / here.readlink()
+    return False
 
 
 def _check_function(path: Path, name: str) -> None:

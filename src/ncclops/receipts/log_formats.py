@@ -22,6 +22,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from ncclops.errors import UsageError
 from ncclops.receipts.observation import Kind, Observation, RateUnit, Where
 
 _DIRECTORY = Path(__file__).parent / "trainers"
@@ -116,6 +117,17 @@ def parse_form(document: Mapping[str, Any]) -> Form:
         raise ValueError(f"form {options['name']}: pattern has to be an array of tables")
     patterns = tuple(_parse_pattern(options["name"], table) for table in tables)
     return Form(patterns=patterns, **options)
+
+
+def parse_forms(tables: Iterable[Mapping[str, Any]], where: str) -> list[Form]:
+    """The forms that the profile at ``where`` adds. Raises ``UsageError`` for one that is none."""
+    try:
+        return [parse_form(table) for table in tables]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{where}: watch.trainers: {error}: write it like the files in"
+            " ncclops/receipts/trainers"
+        ) from error
 
 
 def _parse_pattern(form: str, table: Mapping[str, Any]) -> Pattern:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ class Writer:
 
     def __init__(self, fd: int, tick: Callable[[], None]) -> None:
         self._fd = fd
+        self._file = _identity(fd)
         self._tick = tick
         self._waiting: deque[Record | threading.Event] = deque()
         # Takes a record; safe in any thread and in signal handlers. It is in the file within BATCH.
@@ -62,7 +64,8 @@ class Writer:
         self._closing = True
         if self.flush():
             self._thread.join(CLOSE_LIMIT.total_seconds())
-            os.close(self._fd)
+            if self._is_open():
+                os.close(self._fd)
 
     def _run(self) -> None:
         ticked = time.monotonic()
@@ -87,9 +90,24 @@ class Writer:
         # What a script names may hold halves of characters, which no file takes.
         remaining = lines.encode(errors="replace")
         try:
+            if not self._is_open():
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             while remaining:
                 remaining = remaining[os.write(self._fd, remaining) :]
         except OSError as error:
             # Training goes on without a record rather than not at all, and says so once.
             self._broken = True
             sys.stderr.write(f"ncclops: receipts are no longer written: {error.strerror}\n")
+
+    def _is_open(self) -> bool:
+        """Whether the descriptor is still this file's: a script that closes all that it has not
+        opened itself may have given the number to a checkpoint or a connection since."""
+        return self._file is not None and _identity(self._fd) == self._file
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

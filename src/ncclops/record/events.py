@@ -530,7 +530,7 @@ class RetryEvent(Event, tag="retry", frozen=True, kw_only=True):
     """Another attempt follows, in new processes."""
 
     attempt: int | None = None
-    """its number, from 0"""
+    """its number, from 1: the second attempt is 2"""
     reason: str = ""
     """why"""
     action: str | None = None

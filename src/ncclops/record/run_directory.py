@@ -57,7 +57,7 @@ class RunDirectory:
         self._complained = False
         self._say: Callable[[str], None] = _say
         self._writer: LineWriter | None = None
-        self._listener: Callable[[Event], None] = lambda event: None  # noqa: ARG005
+        self._listeners: list[Callable[[Event], None]] = []
 
     @classmethod
     def create(
@@ -111,8 +111,11 @@ class RunDirectory:
         self._writer = LineWriter(self.paths.events, partial(self._complain, self.paths.events))
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Have ``listener`` called with each event that is added from now on, by who adds it."""
-        self._listener = listener
+        """Have ``listener``, which must not raise, called with each event from now on.
+
+        By who adds it, in any thread.
+        """
+        self._listeners.append(listener)
 
     def flush(self) -> None:
         """Wait until what was added is in the file, as long as a disk that works takes at most.
@@ -141,7 +144,8 @@ class RunDirectory:
 
         A full disk ends the record and not the run; a message says so once.
         """
-        self._listener(event)
+        for listener in self._listeners:
+            listener(event)
         if self._writer is not None:
             self._writer.add(event_log.encode(event, self.node))
             return

@@ -43,12 +43,17 @@ def find(text: str | None, *, live_only: bool = False, parent: Path = DEFAULT_PA
     return Found(runs[0])
 
 
-def is_live(run_dir: Path) -> bool:
-    """Whether the run has an agent on this machine that we may talk to."""
+def is_live(run_dir: Path) -> bool | None:
+    """Whether the run has an agent on this machine that we may talk to.
+
+    None where there may be one, and it is another user's: whether its launcher runs is to be seen.
+    """
     if RunPaths(run_dir).verdict.exists():
         return False
     try:
         control_address.connect_unix(run_dir, _CONNECT_LIMIT_S).close()
+    except PermissionError:
+        return None
     except OSError:
         return False
     return True

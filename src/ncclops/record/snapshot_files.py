@@ -75,12 +75,13 @@ def add_missing(
     ended: bool = False,
     ended_well: bool = False,
     ended_signal: str | None = None,
+    ended_for: str | None = None,
 ) -> None:
     """Record why ``files`` of a rank's snapshot are missing; several callers may add reasons.
 
     ``silent``: the rank lived and did not answer; ``ended``: its process has ended, ``ended_well``:
-    with exit code 0, or by ``ended_signal`` (its name, such as ``SIGKILL``). ``reason`` is for
-    people.
+    with exit code 0, or by ``ended_signal`` (its name, such as ``SIGKILL``), ``ended_for``:
+    why its monitor process has ended it. ``reason`` is for people.
     """
     path = directory / MISSING
     before = read_document(path)  # or whatever the script has put there
@@ -98,5 +99,6 @@ def add_missing(
             "files": list(dict.fromkeys(known)),
             **{name: bool(value or before.get(name)) for name, value in facts.items()},
             "ended_signal": ended_signal or before.get("ended_signal"),
+            "ended_for": ended_for or before.get("ended_for"),
         },
     )

@@ -48,9 +48,10 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Why parts of the snapshot are missing."""
+    """Why parts of the snapshot are missing; ``ended_for``: why the rank's monitor ended it."""
 
     reason: str | None = None
+    ended_for: str | None = None
 
 
 def last_operation(directory: Path) -> LastOperation | None:

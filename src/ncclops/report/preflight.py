@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from ncclops.record.preflight_record import CheckFound, EdgesChecked, PreflightRecord
 from ncclops.report.markup import escape
@@ -21,6 +22,7 @@ _STATES = {
 _BAD = ("FAIL", "WARN")
 _LABEL, _LETTER, _TOP, _LEAST_WIDTH = 16, 6.5, 14, 320
 _ROWS_SHOWN = 64
+_MOST_CELLS = 10_000  # 1.5 MB of the page
 
 
 def section(record: PreflightRecord) -> str:
@@ -103,12 +105,13 @@ def _picture(edges: EdgesChecked) -> str:
         f' height="{side - 1:.1f}" fill="{_STATES["."][1]}" opacity="0.35"/>'
         for number in range(min(len(names), len(edges.matrix)))
     ]
-    cells += [
+    drawn = islice(_not_passing(edges.matrix, len(names)), _MOST_CELLS + 1)
+    bad = [
         _cell(names[src], names[dst], state, left + dst * side, _TOP + src * side, side)
-        for src, row in enumerate(edges.matrix[: len(names)])
-        for dst, state in enumerate(row[: len(names)])
-        if state in _STATES and state != "."
+        for src, dst, state in drawn
     ]
+    cells += bad[:_MOST_CELLS]
+    cut = f"Only the first {_MOST_CELLS:,} edges that do not pass are drawn."
     labels = [
         f'<text x="{left - 6:.1f}" y="{_TOP + (number + 0.7) * side:.1f}" text-anchor="end">'
         f"{escape(name)}</text>"
@@ -126,7 +129,16 @@ def _picture(edges: EdgesChecked) -> str:
         f'<svg class="edges" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
         f' role="img" aria-label="edges between hosts">{"".join(labels)}{"".join(cells)}</svg>'
         f'<div class="legend">{legend}</div>'
+        + (f'<p class="dim">{cut}</p>' if len(bad) > _MOST_CELLS else "")
     )
+
+
+def _not_passing(matrix: Sequence[str], size: int) -> Iterator[tuple[int, int, str]]:
+    """From, to, and the letter: row by row."""
+    for src, row in enumerate(matrix[:size]):
+        for dst, state in enumerate(row[:size]):
+            if state in _STATES and state != ".":
+                yield src, dst, state
 
 
 def _cell(src: str, dst: str, state: str, x: float, y: float, side: float) -> str:

@@ -281,7 +281,12 @@ class Monitor:
         ended_for = self._ended_for
         cause = self._ended_because if ended_for else "the process died"
         log.warning("the main process ended: %s", cause)
-        self._look(lambda view: view.main_ended(self._directory(), self._progress(), cause))
+        by_us = ended_for is not None
+        self._look(
+            lambda view: view.main_ended(
+                self._directory(), self._progress(), cause, by_monitor=by_us
+            )
+        )
         stacks = self._stacks if ended_for is not None else None
         self._report("died", cause, gone=True, stacks=stacks, timeout=ended_for)
         self._goes_on_without_main()

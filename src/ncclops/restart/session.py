@@ -165,7 +165,9 @@ class Session:
             self.monitor_process.leave_behind(summarise(unrecorded))
         self.monitor_process.page.finished = 1
         self._connections.close()
-        self._stack.close()
+        # The function has ended: what a script that closes all descriptors has taken, it still has.
+        with logged("closing what restarts need"):
+            self._stack.close()
         # The connections close with the last reference, and the store's server goes when they do.
         del self._connections, self.ledger, self.monitor_thread, self.assigner
 

@@ -101,7 +101,14 @@ class OutsideView(Protocol):
         Returns the Python stacks of all its threads, if they can be had without its help.
         """
 
-    def main_ended(self, directory: Path | None, progress: LastProgress, reason: str) -> None:
+    def main_ended(
+        self,
+        directory: Path | None,
+        progress: LastProgress,
+        reason: str,
+        *,
+        by_monitor: bool,
+    ) -> None:
         """The main process has ended; its entry in ``/proc`` may still be there."""
 
 

@@ -40,6 +40,8 @@ _SPY_FRAME = re.compile(
 )
 # Deeper stacks are recursions.
 _MOST_FRAMES = 200
+# Nobody reads on, and the system takes no longer path.
+_MOST_FUNCTION, _MOST_PATH = 400, 4096
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,7 @@ def last_traceback(text: str) -> tuple[tuple[Frame, str], ...]:
         if line.lstrip().startswith(_TRACEBACK_BEGIN):
             found, expects_code = [], False
         elif (at := _EXECUTED.match(line)) is not None:
-            number = whole_number(at["line"]) or 0
-            found.append((Frame(at["file"], number, at["function"] or ""), ""))
+            found.append((_as_frame(at), ""))
             expects_code = True
         elif expects_code:
             expects_code = False
@@ -136,5 +137,5 @@ def _frame(line: str) -> Frame | None:
 
 
 def _as_frame(found: re.Match[str]) -> Frame:
-    number = whole_number(found["line"]) or 0
-    return Frame(found["file"], number, found["function"])
+    function = (found["function"] or "")[:_MOST_FUNCTION]
+    return Frame(found["file"][:_MOST_PATH], whole_number(found["line"]) or 0, function)

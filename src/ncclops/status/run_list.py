@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ncclops.exit_codes import NextAction
-from ncclops.host import process_view
+from ncclops.host import process_identity, process_view
+from ncclops.host.process_identity import ProcessIdentity
 from ncclops.host_name import host_name
 from ncclops.rank_lists import ranks_named
 from ncclops.record import runs
@@ -35,7 +36,10 @@ Part = TypeVar("Part")
 
 class _Launcher(msgspec.Struct, frozen=True):
     host: str = ""
+    pid: int = 0
+    started_ticks: int = 0
     boot_id: str = ""
+    pid_namespace: int = 0
 
 
 class _Profile(msgspec.Struct, frozen=True):
@@ -239,7 +243,10 @@ def _cause(verdict: _Verdict) -> str:
 def _without_verdict(path: Path, run: _Run) -> tuple[State, float | None]:
     """Whether it runs, and for how long it has done so, or did."""
     began = run.started
-    if runs.is_live(path):
+    live = runs.is_live(path)
+    if live is None and run.launcher is not None:
+        live = process_identity.is_alive(ProcessIdentity(**msgspec.structs.asdict(run.launcher)))
+    if live:
         return "running", None if began is None else max(0.0, time.time() - began)
     try:
         last = RunPaths(path).events.stat().st_mtime

@@ -52,6 +52,11 @@ _LEFT_DEBUGGER = "BdbQuit"
 _UNKNOWN = "unknown place"
 # Whoever has found it.
 _FOUND_HUNG = (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG)
+# Ranks that ended, or waited to end, apart from the others. All go on, so nothing else limits it.
+_ENDS = {
+    FaultKind.RETURNED_EARLY.value: "an end of the script while other ranks needed this one",
+    FaultKind.COMPLETION_TIMEOUT.value: "a wait at the end for ranks that went on",
+}
 # Ranks that wait without end, whatever for.
 _HANGS = (*_FOUND_HUNG, FaultKind.NCCL_ERROR)
 _EARLY_S = 300.0
@@ -346,8 +351,9 @@ def _alone(unfinished: Collection[int] | None) -> Escalation | None:
 
 
 def _failure_of(incident: Incident) -> tuple[str, str] | None:
-    """What happened and where: an exception's line, or the rank of a hang or an error of NCCL. None
-    for what ends by itself, such as ranks that are lost one by one.
+    """What happened and where: an exception's line, or the rank of anything else.
+
+    None for what ends by itself, such as ranks that are lost one by one.
     """
     if incident.exception is not None:
         what = str(incident.exception)
@@ -362,6 +368,8 @@ def _failure_of(incident: Incident) -> tuple[str, str] | None:
         return incident.summary, rank
     if incident.cause == FaultKind.NCCL_ERROR.value:
         return incident.cause, rank
+    if incident.cause in _ENDS:
+        return _ENDS[incident.cause], rank
     return None
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ncclops.worker import leftovers
+from ncclops.worker import leftovers, pools
 
 # After SIGTERM, for children of an interrupted run; then SIGKILL.
 _CHILDREN_GRACE_S = 1.0
@@ -114,6 +114,7 @@ def _end_children() -> None:
     # torch sets its handler for SIGCHLD once in a process, and it was just taken away.
     if (data_loader := sys.modules.get(_DATA_LOADER_SIGNALS)) is not None:
         data_loader._SIGCHLD_handler_set = False  # type: ignore[attr-defined]
+    pools.end(_CHILDREN_GRACE_S)
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()

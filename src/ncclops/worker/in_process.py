@@ -299,6 +299,7 @@ class _Attempts:
         recorder.current().follow_main_thread(lambda: call.main_thread_moved_at)
         self._stop.enter(call)
         _obey(call)
+        script.forget_error()
         self._printed.begin()
         try:
             with os_exit.ends_script():

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -110,10 +110,13 @@ def _run(main: ModuleType, load: Callable[[], CodeType]) -> None:
 @contextmanager
 def _described() -> Iterator[None]:
     """What comes out of the script is shown, and recorded, as if nothing were around it."""
+    worker = os.getpid()
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception):
+        if os.getpid() != worker:
+            pass  # a child that the script has forked, and which may fail alone
+        elif isinstance(error, Exception):
             _record(traceback.format_exception_only(error)[-1].strip())
         elif isinstance(error, SystemExit) and isinstance(error.code, str):
             _record(error.code)
@@ -174,6 +177,14 @@ def _is_ours(trace: TracebackType) -> bool:
 
 def _is_our_file(filename: str) -> bool:
     return filename.startswith((_PACKAGE, "<frozen runpy>"))
+
+
+def forget_error() -> None:
+    """Remove what an earlier run of the script has recorded: this process goes on, and if it ends,
+    it is not for that."""
+    if target := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with suppress(OSError):
+            Path(target).unlink()
 
 
 def _record(message: str) -> None:

@@ -49,17 +49,18 @@ def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
 
 
 def _cut_list(word: Word, following: Word) -> Iterator[LintFinding]:
-    """``A=x, y`` and ``A=x y``: the list ends at the blank."""
+    """``A=x, y``, ``A=x ,y``, ``A=x , y`` and ``A=x y``: the list ends at the blank."""
     match = ASSIGNMENT.fullmatch(word.text)
     if match is None or not match[3] or word.quoted or following.quoted:
         return
     name, value = match[1], match[3]
     goes_on = value.endswith(",") or not re.fullmatch(NAME, following.text)
+    entry = following.raw.removeprefix(",")
     if (
         is_setting_of_interest(name)
         and _LISTS.fullmatch(name)
         and goes_on
-        and _ENTRY.fullmatch(following.raw)
+        and (following.raw == "," or _ENTRY.fullmatch(entry))
     ):
         yield LintFinding(
             "split-assignment",
@@ -69,7 +70,10 @@ def _cut_list(word: Word, following: Word) -> Iterator[LintFinding]:
             "write the list without blanks, with commas",
             _BASH,
             word.line,
-            (f"{word.raw} {following.raw}", f"{word.raw.removesuffix(',')},{following.raw}"),
+            # After a comma that stands alone, what follows is not known here.
+            (f"{word.raw} {following.raw}", f"{word.raw.removesuffix(',')},{entry}")
+            if entry
+            else None,
         )
 
 

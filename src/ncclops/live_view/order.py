@@ -1,0 +1,58 @@
+"""Which ranks one would look at first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+
+from ncclops.status.model import RankStatus, RunStatus
+
+# A share of the median step time above which a rank is shown as slow.
+SLOW = 1.05
+# A rank that trains and has ended no step for so many of its median steps, and for so long, is
+# shown as silent. No verdict: that is the agent's (`health.liveness`), with more evidence.
+_SILENT_STEPS, _SILENT_S = 10.0, 10.0
+
+
+class Concern(IntEnum):
+    """What is to be seen of a rank, the worst first."""
+
+    FAILED = 0
+    SILENT = 1
+    SLOW = 2
+    NONE = 3
+
+
+def concern(rank: RankStatus, status: RunStatus, stragglers: Collection[int]) -> Concern:
+    """What there is to see of ``rank``; ``stragglers`` are those that the status names."""
+    if rank.phase == "failed":
+        return Concern.FAILED
+    if status.phase in ("ended", "lost"):
+        return Concern.NONE
+    if rank.phase == "training" and rank.step_age_s is not None:
+        usual = status.median_step_s or 0.0
+        if rank.step_age_s > max(_SILENT_S, _SILENT_STEPS * usual):
+            return Concern.SILENT
+    if rank.rank in stragglers or (rank.step_ratio is not None and rank.step_ratio > SLOW):
+        return Concern.SLOW
+    return Concern.NONE
+
+
+def concerns(status: RunStatus) -> dict[int, Concern]:
+    """The same of all ranks."""
+    stragglers = {each.rank for each in status.stragglers}
+    return {rank.rank: concern(rank, status, stragglers) for rank in status.ranks}
+
+
+def worst_first(status: RunStatus, seen: dict[int, Concern]) -> Sequence[RankStatus]:
+    """The ranks, those of most concern first, else by number.
+
+    Of silent ones that with the lowest step is first: the others wait for it. Of slow ones they
+    are by number, so that rows do not change places with each step.
+    """
+
+    def key(rank: RankStatus) -> tuple[int, int, int]:
+        behind = rank.step if seen[rank.rank] is Concern.SILENT and rank.step is not None else 0
+        return seen[rank.rank], behind, rank.rank
+
+    return sorted(status.ranks, key=key)
