@@ -205,7 +205,10 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
 def _number(paths: RunPaths, number: int | None) -> int:
     run, known = paths.root, numbered(paths.incidents)
     if not known:
-        raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
+        raise UsageError(
+            f"{run} has no incidents: nothing failed there, or it kept no record; `ncclops stacks`"
+            " shows where the ranks of a run under way are"
+        )
     wanted = known[-1] if number is None else number
     if wanted not in known:
         raise UsageError(f"{run} has no incident {wanted}: it has {rank_list(known)}")
