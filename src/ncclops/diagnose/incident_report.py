@@ -476,6 +476,9 @@ def _advice(
         return tuple(
             advice.steps(never, f"rank {culprit.rank}", str(culprit.frame), in_data_loader=False)
         )
+    if record.cause == "returned-early":
+        # What the others raised is that its connections were closed, and no cause.
+        return (advice.ENDED_EARLY.format(who=f"rank {record.first_faulty_rank}"),)
     if recorded is not None and culprit.by_recorders:
         steps += advice.steps(
             recorded.kind,
