@@ -2,6 +2,7 @@
 
     python scripts/bench_fault_to_step.py [--peer-python PYTHON] [--ranks 2] [--mib 48] [--repeat 3]
     scripts/fake_gpu python scripts/bench_fault_to_step.py --backend nccl
+    FAKE_GPU_TORCH=2.14.0 scripts/fake_gpu python scripts/bench_fault_to_step.py --ddp --ranks 3
 
 Every rank trains the same model on the CPU, with one thread, and reduces its gradients over
 ``--backend``; model and optimizer state together have ``--mib``. Rank 1 raises in the middle
@@ -14,6 +15,10 @@ A checkpoint is written by ``torch.save`` to local disk every ``--checkpoint-eve
 from what the system keeps of it in memory: the best case of a reload. ``--peer-python`` is an
 interpreter that can import ``nvidia_resiliency_ext`` and the same torch; with ``--best-ms`` its
 intervals are that short.
+
+With "group kept" the default group comes from ``CallWrapper.init_process_group``, and a table by
+rungs says how long that took: 2.14.0 reconfigures it on Gloo, older ones make it anew. ``--ddp``
+reduces the gradients by DDP, which goes on there, and elsewhere is made anew.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Optional
@@ -43,11 +48,14 @@ _BATCH = 64
 _WARM_UP = 3  # checkpoints before the first fault
 _DEADLINE_S = 180.0
 
+_OBJECTS, _GROUP = "snapshots, objects kept", "snapshots, objects and group kept"
+
 # Each a peer of ``bench_restart_worker.peer_of``, and where state comes from.
 OURS = (
     ("ncclops", "checkpoint"),
     ("ncclops", "snapshots"),
-    ("ncclops", "snapshots, objects kept"),
+    ("ncclops", _OBJECTS),
+    ("ncclops", _GROUP),
 )
 
 
@@ -61,6 +69,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=float, default=48.0, help="of model and optimizer state")
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--ddp", action="store_true", help="gradients are reduced by DDP")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peer-python", help="an interpreter with NVRx")
     parser.add_argument("--best-ms", type=float, default=10, help="NVRx's intervals")
@@ -74,6 +83,19 @@ def main() -> None:
             for what, taken in _job(options, *way):
                 found[way][what].append(taken)
     _show(found, ways)
+    _show_rungs(found)
+
+
+def _show_rungs(found: dict[tuple[str, str], dict[str, list[float]]]) -> None:
+    """What the group, and what holds it, took after a fault, by the rung."""
+    taken = {what: times for of_way in found.values() for what, times in of_way.items()}
+    rungs = [what for what in taken if what not in ("next", "same")]
+    print("\n| the group and what holds it | faults | median | most |\n|---|---|---|---|")
+    for rung in sorted(rungs):
+        times = [1000 * each for each in taken[rung]]
+        print(
+            f"| {rung} | {len(times)} | {statistics.median(times):.1f} ms | {max(times):.1f} ms |"
+        )
 
 
 def _show(found: dict[tuple[str, str], dict[str, list[float]]], ways: list[Any]) -> None:
@@ -95,6 +117,7 @@ def _job(options: argparse.Namespace, peer: str, source: str) -> Iterator[tuple[
         given = {
             "peer": peer, "source": source, "directory": name, "rendezvous": rendezvous,
             "backend": options.backend, "mib": options.mib, "every": options.checkpoint_every,
+            "ddp": options.ddp,
         }  # fmt: skip
         python = options.peer_python if peer.startswith("nvrx") else sys.executable
         port, log = free_port(), Path(name) / "log"
@@ -127,6 +150,9 @@ def _job(options: argparse.Namespace, peer: str, source: str) -> Iterator[tuple[
             for what in ("next", "same"):
                 ends = [float(each.read_text()) for each in Path(name).glob(f"{what}-{fault}-*")]
                 yield what, max(ends) - began
+        for path in Path(name).glob("group-*"):
+            rung, taken = path.read_text().split("\n")
+            yield rung, float(taken)
 
 
 class _Rank:
@@ -140,13 +166,14 @@ class _Rank:
         self._rank = int(os.environ["RANK"])
         self._step, self._fault = 0, 0
         self._done_after_fault = False
+        self._reducing: Any = None
 
     def run(self) -> None:
         module, parameters = peer_of(self._given["peer"])
-        kept = self._given["source"] == "snapshots, objects kept"
+        kept = self._given["source"] in (_OBJECTS, _GROUP)
 
         def function(call: Any = None) -> None:
-            self._fault = call.iteration
+            self._call, self._fault = call, call.iteration
             self._build()
             if kept:
                 call.keep_going(self._train, lambda _old, new: self._begin(new.iteration))
@@ -173,23 +200,24 @@ class _Rank:
 
     def _begin(self, iteration: int) -> None:
         import torch
-        import torch.distributed as dist
 
         self._fault, self._done_after_fault = iteration, False
-        store = dist.TCPStore(
-            "127.0.0.1", self._given["rendezvous"], None, False, wait_for_workers=False
-        )
+        if self._given["ddp"]:
+            from torch.nn.parallel import DistributedDataParallel
         self._device = torch.device("cpu")
         if self._given["backend"] == "nccl":
             self._device = torch.device("cuda", self._rank)
             torch.cuda.set_device(self._device)
-        dist.init_process_group(
-            self._given["backend"],
-            store=dist.PrefixStore(str(iteration), store),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=60),
-        )
+        began = time.monotonic()
+        rung, renew = self._bring_group(iteration)
+        if self._given["ddp"] and renew is not None:
+            renew(self._reducing)
+        elif self._given["ddp"]:
+            self._reducing = DistributedDataParallel(self._model)
+        if iteration and self._given["source"] in (_OBJECTS, _GROUP):
+            # The next step of DDP that was made anew makes its buckets once more.
+            what = f"{self._given['source']}: {rung}\n{time.monotonic() - began}"
+            (self._directory / f"group-{iteration}-{self._rank}").write_text(what)
         self._snapshots: Any = None
         if self._given["source"] == "checkpoint":
             self._step = self._load()
@@ -198,6 +226,26 @@ class _Rank:
         state = {"model": self._model, "optimizer": self._optimizer}
         self._snapshots = snapshot.Snapshots(state, replicated=state.keys(), every=1)
         self._step = self._snapshots.restore().step or 0
+
+    def _bring_group(self, iteration: int) -> tuple[str, Callable[[Any], object] | None]:
+        """Make the default group, or have it: the rung, and how DDP goes on, if it does."""
+        import torch.distributed as dist
+
+        timeout = timedelta(seconds=60)
+        if self._given["source"] == _GROUP:
+            group = self._call.init_process_group(self._given["backend"], timeout=timeout)
+            return group.rung.value, group.renew if group.objects_stay else None
+        store = dist.TCPStore(
+            "127.0.0.1", self._given["rendezvous"], None, False, wait_for_workers=False
+        )
+        dist.init_process_group(
+            self._given["backend"],
+            store=dist.PrefixStore(str(iteration), store),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timeout,
+        )
+        return "made by the script", None
 
     def _load(self) -> int:
         import torch
@@ -229,6 +277,10 @@ class _Rank:
         import torch.distributed as dist
 
         self._optimizer.zero_grad()
+        if self._given["ddp"]:
+            (self._reducing(self._batch) - self._batch).square().mean().backward()
+            self._optimizer.step()
+            return
         loss = (self._model(self._batch) - self._batch).square().mean()
         loss.backward()
         of_all = [p.grad.flatten() for p in self._model.parameters() if p.grad is not None]

@@ -11,8 +11,10 @@ and SIGSTOP strike in the function, after a collective, while saving and in call
 that nothing lethal struck has to finish with the result of an undisturbed run, none may hold more
 at the end than at the beginning, and nothing may stay behind. It ends early when ``--faults`` have
 struck. Then a job restarts ``--restarts`` times, on ``--backend``: for nccl run the
-script by ``scripts/fake_gpu``. Prints a table; exits with 1 on a violation, and names the directory
-with its logs. ``--seed 7 --seeds 1 --scene asyncio --restarts 0`` repeats a job.
+script by ``scripts/fake_gpu``. With ``--keeps-going`` its function goes on, with its default group
+where torch can reconfigure that (``FAKE_GPU_TORCH=2.14.0 scripts/fake_gpu python …``). Prints a
+table; exits with 1 on a violation, and names the directory with its logs. ``--seed 7 --seeds 1
+--scene asyncio --restarts 0`` repeats a job.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--scene", action="append", choices=[*soak_scenes.SCENES])
     parser.add_argument("--restarts", type=int, default=1000)
+    parser.add_argument("--keeps-going", action="store_true")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     # A healthy rank is never silent for so long, however busy the machine.
     parser.add_argument("--hard-s", type=float, default=20)
@@ -73,7 +76,7 @@ def main() -> None:
     if any(row.jobs for row in rows.values()):
         print(table(rows))
     if given.restarts:
-        bad = restart(given.restarts, given.backend, given.hard_s)
+        bad = restart(given.restarts, given.backend, given.hard_s, given.keeps_going)
     sys.exit(bool(bad or sum(row.violations for row in rows.values())))
 
 
@@ -119,7 +122,7 @@ def run(scene: str, seed: int, world: int, hard_s: float, row: Row) -> None:
         shutil.rmtree(directory)
 
 
-def restart(times: int, backend: str, hard_s: float) -> int:
+def restart(times: int, backend: str, hard_s: float, keeps_going: bool) -> int:
     """Restart a job of two ranks ``times`` times and print what they hold; the violations."""
     directory = Path(tempfile.mkdtemp(prefix="soak-restarts-"))
     deadline = timedelta(seconds=60 + times * RESTART_WITHIN_S)
@@ -127,7 +130,7 @@ def restart(times: int, backend: str, hard_s: float) -> int:
         job = factory(
             soak_scenes.restart_often,
             world_size=2,
-            args=(times, soak.timing(hard_s), backend),
+            args=(times, soak.timing(hard_s), backend, keeps_going),
             deadline=deadline,
         )
         try:
@@ -144,6 +147,7 @@ def restart(times: int, backend: str, hard_s: float) -> int:
             cells = (rank, entry["iteration"], *(entry[name] for name in soak.HOLDINGS))
             print(f"| {' | '.join(map(str, cells))} |")
         found += [f"rank {rank} holds {grown}" for grown in soak.growth(holdings)]
+        print(*(f"rank {rank}: {note.fields}" for note in result.notes_of("rungs", rank)), sep="\n")
     if result.restarts != times:
         found.append(f"{result.restarts} restarts and not {times}")
     for violation in found:

@@ -1,10 +1,13 @@
-"""DDP that keeps its objects after a fault: only the process group and DDP are made anew.
+"""DDP that keeps its objects after a fault.
 
     ncclops launch --nproc-per-node 2 docs/examples/keep_going_ddp.py
 
-Model, optimizer and data stay where they are. What the interrupted step has left half done is put
-right from a snapshot in memory, to the last bit. ``SNAPSHOT_FAULT=raise:1:5`` injects a fault once,
-on rank 1 at step 5; ``kill`` ends that rank with SIGKILL.
+Model, optimizer, data and DDP stay where they are; with torch 2.14 and newer the process group
+does, too, and is only given its new members. DDP is made anew where some rank is new, as it is in a
+new process. What the interrupted step has left half done is put right from a snapshot in memory, to
+the last bit.
+``SNAPSHOT_FAULT=raise:1:5`` injects a fault once, on rank 1 at step 5; ``kill`` ends that rank with
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from ncclops.restart import snapshot
 class Trainer:
     """All that outlives a fault, and the step it has come to."""
 
-    def __init__(self, steps: int, number: int) -> None:
+    def __init__(self, call: restart.CallWrapper, steps: int, number: int) -> None:
+        self.call = call
         torch.manual_seed(0)
         self.steps, self.step = steps, 0
         self.model = nn.Sequential(
@@ -35,9 +39,12 @@ class Trainer:
         torch.manual_seed(number)  # dropout differs from rank to rank
 
     def regroup(self, old: restart.Membership | None, new: restart.Membership) -> None:
-        """What belongs to a process group is made anew; a step that all have is the newest."""
-        dist.init_process_group("gloo")
-        self.ddp = DistributedDataParallel(self.model)
+        """The group, what holds it, and the newest step that all have."""
+        group = self.call.init_process_group("gloo")
+        if not group.objects_stay:
+            self.ddp = DistributedDataParallel(self.model)
+        else:
+            group.renew(self.ddp)
         self.snapshots = snapshot.Snapshots(
             {
                 "model": self.model,
@@ -50,7 +57,8 @@ class Trainer:
         restored = self.snapshots.restore()
         self.step = restored.step or 0
         begins = "begins" if old is None else "goes on"
-        print(f"rank {new.rank} of {new.world_size} {begins} at step {self.step}", flush=True)
+        where = f"at step {self.step}, its group {group.rung.value}"
+        print(f"rank {new.rank} of {new.world_size} {begins} {where}", flush=True)
 
     def train(self) -> None:
         while self.step < self.steps:
@@ -66,7 +74,7 @@ class Trainer:
 
 @restart.Wrapper()
 def main(call: restart.CallWrapper, steps: int) -> None:
-    trainer = Trainer(steps, restart.State.from_env().rank)
+    trainer = Trainer(call, steps, restart.State.from_env().rank)
     call.keep_going(trainer.train, trainer.regroup)
     if dist.get_rank() == 0:
         print(f"result {digest(trainer.model.state_dict())}", flush=True)

@@ -102,3 +102,20 @@ def test_an_agent_that_cannot_begin_is_lost_with_what_it_raised(
     assert done.returncode == 1
     assert done.stdout.startswith(told) and done.stdout.count("\n") == 1
     assert done.stderr.count("Traceback") == traced
+
+
+def test_an_agent_that_is_stopped_is_told_of_and_can_go_on() -> None:
+    program = (
+        "import os, signal, sys; from ncclops.agent import supervisor\n"
+        "def agent(pulse): os.kill(os.getpid(), signal.SIGSTOP); return 7\n"
+        "sys.exit(supervisor.hold(agent))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=clean_environ(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith("ncclops: the agent was stopped by SIGSTOP: workers run on")
+        command = said[said.index("`kill -CONT ") + 1 :].split("`")[0]
+        subprocess.run(command.split(), check=True)
+        assert process.wait(LIMIT_S) == 7

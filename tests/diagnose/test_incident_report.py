@@ -102,6 +102,7 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_done_before_the_others_is_what_to_look_into(make: Make) -> None:
     """And not at the connections that it closed, of which the others have raised errors."""
     first = fault(1, "returned-early", "rank 1: ended while other ranks still needed it")

@@ -223,7 +223,7 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("profiles", "row"),
         [
-            (["local-cpu"], "['eager', 'standard']"),
+            pytest.param(["local-cpu"], "['eager', 'standard']", marks=pytest.mark.extended),
             (["local-cpu", "expert-parallel"], "['lazy', 'skipped']"),
         ],
     )

@@ -164,9 +164,12 @@ WITHOUT_RESTART = ["--restart", "none"]
 @pytest.mark.parametrize(
     "options",
     [
-        "--standalone --nproc_per_node=2",
+        pytest.param("--standalone --nproc_per_node=2", marks=pytest.mark.extended),
         "--nnodes=1 --nproc_per_node=2 --rdzv_id=4 --rdzv_backend=c10d --rdzv_endpoint=localhost:0",
-        "--nproc-per-node 2 --nnodes 1:1 --max_restarts=3 --monitor_interval=5 --tee 3",
+        pytest.param(
+            "--nproc-per-node 2 --nnodes 1:1 --max_restarts=3 --monitor_interval=5 --tee 3",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_a_torchrun_line_runs_with_the_first_word_changed(

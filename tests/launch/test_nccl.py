@@ -207,7 +207,7 @@ def test_an_abort_that_hangs_ends_its_rank_long_before_the_hard_timeout(
     assert "rank 0 was killed by SIGTERM (the abort of its process groups has not" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["lazily", "eagerly"])
+@pytest.mark.parametrize("how", ["lazily", pytest.param("eagerly", marks=pytest.mark.extended)])
 def test_a_communicator_that_does_not_come_up_costs_no_rank(
     launch: Callable[..., CompletedText], run: Run, host: Host, how: str
 ) -> None:
@@ -259,12 +259,18 @@ def test_exceptions_while_others_are_in_nccl_cost_no_rank(
     [
         # In its first collective, of a communicator that had been made: no failure to start.
         ("ncclRemoteError:1", (1, False), "peer-exit", "none"),
-        ("ncclSystemError:1", (1, True), "network-transport", "fix-config"),
+        pytest.param(
+            *("ncclSystemError:1", (1, True), "network-transport", "fix-config"),
+            marks=pytest.mark.extended,
+        ),
         pytest.param(
             *("ncclInternalError:1", (1, False), "network-transport", "none"),
             marks=pytest.mark.extended,
         ),
-        ("exit:1", (1, True), "peer-exit", "none"),
+        pytest.param(
+            *("exit:1", (1, True), "peer-exit", "none"),
+            marks=pytest.mark.extended,
+        ),
         ("kill:1", (1, True), "host-oom", "fix-config"),
     ],
 )
@@ -337,7 +343,10 @@ def test_a_gpu_with_an_ecc_error_costs_its_rank_alone(
     check_names(run, done, {1: ECC})
 
 
-@pytest.mark.parametrize("how", ["process", "in-process, all ranks are needed"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("process", marks=pytest.mark.extended), "in-process, all ranks are needed"],
+)
 def test_no_process_is_started_on_a_broken_gpu_again(
     launch: Callable[..., CompletedText], run: Run, tmp_path: Path, how: str
 ) -> None:
@@ -371,7 +380,7 @@ def test_without_nvml_the_gpu_has_the_number_that_the_rank_was_given(
     check_names(run, done, {1: f"GPU 5 on node {HOST}: {what}; replace node {HOST}"})
 
 
-@pytest.mark.parametrize("recorder", ["2000", "0"])
+@pytest.mark.parametrize("recorder", [pytest.param("2000", marks=pytest.mark.extended), "0"])
 def test_no_rank_goes_on_with_what_an_abort_has_left(
     launch: Callable[..., CompletedText], run: Path, recorder: str
 ) -> None:

@@ -106,7 +106,7 @@ KINDS = [
     for mode in ("process", "in-process")
 ]
 # Where the rows do not differ by it, one kind in each of the two modes stands for all.
-SOME = [KINDS[1], KINDS[2], KINDS[5]]
+SOME = [KINDS[2], KINDS[5]]
 MORE = [pytest.param(kind, marks=pytest.mark.extended) for kind in KINDS if kind not in SOME]
 each_kind = pytest.mark.parametrize("kind", [*SOME, *MORE], ids=str)
 some_kinds = pytest.mark.parametrize("kind", SOME, ids=str)

@@ -47,7 +47,7 @@ def main(how: str) -> None:
         about_to_block.wait()
         time.sleep(1.0)  # nothing announces that a thread is blocked in C
         say(f"connections {_gloo_sockets.shut_down_gloo_connections()}")
-        say(f"listeners {_gloo_sockets.answer_gloo_rendezvous(3)}")
+        say(f"listeners {_gloo_sockets.answer_gloo_rendezvous(range(3))}")
 
     thread = threading.Thread(target=abort)
     thread.start()

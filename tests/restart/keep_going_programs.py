@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ncclops import restart
+from ncclops.restart._gloo_sockets import handles_on
 from ncclops.restart.keep_going import Membership
 from ncclops.restart.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from ncclops.testing import note
@@ -67,6 +70,7 @@ class Trainer:
         self._worker, self._call = worker, call
         self.weights, self.step = torch.zeros(4), 0
         self.done: list[int] = []
+        self._group: Any = None
 
     def regroup(self, old: Membership | None, new: Membership) -> None:
         """Make the group, and take the state of the rank that has come furthest."""
@@ -80,7 +84,10 @@ class Trainer:
         )
         if old is not None and worker.fault == "regroup" and worker.first_time():
             raise ValueError("in regroup")
-        worker.make_group()
+        if worker.parameters.get("groups") == "kept":
+            self._bring_to_members()
+        else:
+            worker.make_group()
         steps = torch.zeros(new.world_size)
         steps[new.rank] = self.step
         steps = self._summed(steps)
@@ -88,6 +95,38 @@ class Trainer:
         self.step = int(steps[furthest])
         mine = new.rank == furthest
         self.weights = self._summed(self.weights if mine else torch.zeros(4))
+
+    def _bring_to_members(self) -> None:
+        """The default group, the same object if that can be, and what became of one over it."""
+        worker = self._worker
+        within = timedelta(seconds=worker.parameters.get("within", 20))
+        if self._group is not None and worker.parameters.get("cut") == worker.rank:
+            self._shut_down_store_of_group()
+        done = self._call.init_process_group(worker.parameters["backend"], within=within)
+        worker.note(
+            "regrouped",
+            rung=done.rung.value,
+            why=done.why,
+            stays=done.objects_stay,
+            same=dist.group.WORLD is self._group,
+            size=dist.get_world_size(),
+            ranks=dist.get_process_group_ranks(dist.group.WORLD),
+        )
+        self._group = dist.group.WORLD
+        everyone = dist.new_group(list(range(dist.get_world_size())))
+        ones = torch.ones(1)
+        dist.all_reduce(ones, group=everyone)
+        assert int(ones) == dist.get_world_size()
+
+    def _shut_down_store_of_group(self) -> None:
+        """What the group asks the store for has no answer from now on."""
+        loop = self._call._loop
+        assert loop is not None
+        connections = handles_on(loop.session._connections._of_kept_group)
+        assert len(connections) == 1
+        for connection in connections:
+            with connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def train(self) -> list[float]:
         while self.step < STEPS:
@@ -117,7 +156,9 @@ def keeps_going(base: Worker) -> Any:
     worker = _Worker(base.rank, base.directory, base.parameters)
     assignments = {"even": restart.Compose(ActiveWorldSizeDivisibleBy(2), ShiftRanks())}
     chosen = worker.parameters.get("assignment")
-    options = {} if chosen is None else {"rank_assignment": assignments[chosen]}
+    options: dict[str, Any] = {"incident_dir": str(worker.directory / "incidents")}
+    if chosen is not None:
+        options["rank_assignment"] = assignments[chosen]
 
     def function(call: restart.CallWrapper) -> list[float]:
         worker.note("function", iteration=call.iteration)
@@ -149,14 +190,33 @@ def nested(worker: Worker) -> Any:
     return worker.wrap(function, **FAST)()
 
 
+def groups_elsewhere(worker: Worker) -> Any:
+    """The default group is asked for where it is not to be had: what that says."""
+
+    def said(call: restart.CallWrapper) -> str:
+        try:
+            call.init_process_group("gloo")
+        except RuntimeError as error:
+            return str(error)
+        return "accepted"
+
+    def function(call: restart.CallWrapper) -> list[str]:
+        outside = said(call)
+        return [outside, call.keep_going(lambda: said(call), lambda _old, _new: None)]
+
+    function.__annotations__["call"] = restart.CallWrapper
+    return worker.wrap(function, **FAST)()
+
+
 def grows(stop: str) -> Any:
     """Reduce until the file ``stop`` is there; lost ranks come back: how often this was called, the
     memberships, the process."""
     calls = itertools.count()
     memberships: list[tuple[int | None, int]] = []
 
-    def regroup(old: Membership | None, new: Membership) -> None:
-        dist.init_process_group("gloo")
+    def regroup(call: restart.CallWrapper, old: Membership | None, new: Membership) -> None:
+        group = call.init_process_group("gloo")
+        assert not group.objects_stay and group.rung is restart.Rung.ANEW, "a rank is new"
         dist.barrier()  # see grow_programs.train
         memberships.append((None if old is None else old.world_size, new.world_size))
         note("in", iteration=new.iteration, number=new.rank, size=new.world_size, pid=os.getpid())
@@ -171,7 +231,7 @@ def grows(stop: str) -> Any:
     @restart.Wrapper(**LIMITS, grow_timeout=timedelta(seconds=30))
     def function(call: restart.CallWrapper) -> tuple[int, list[tuple[int | None, int]], int]:
         called = next(calls)
-        call.keep_going(loop, regroup)
+        call.keep_going(loop, functools.partial(regroup, call))
         dist.destroy_process_group()
         return called, memberships, os.getpid()
 

@@ -15,6 +15,7 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -315,12 +316,43 @@ def holdings() -> dict[str, int]:
     }
 
 
-def restart_often(times: int, timing: dict[str, Any], backend: str = "gloo") -> int:
-    """Restart ``times`` times, the fault on another rank each time; holdings now and then."""
+def restart_often(
+    times: int, timing: dict[str, Any], backend: str = "gloo", keeps_going: bool = False
+) -> int:
+    """Restart ``times`` times, the fault on another rank each time; holdings now and then.
+
+    ``keeps_going``: the function is not called again, and the default group may stay.
+    """
     limit = inprocess.initialize.RetryController(max_iterations=times + 1)
-    value = inprocess.Wrapper(initialize=limit, **timing)(_raise_often)(times, backend)
+    scene = _go_on_often if keeps_going else _raise_often
+    value = inprocess.Wrapper(initialize=limit, **timing)(scene)(times, backend)
     assert value is not None
     return value
+
+
+def _go_on_often(times: int, backend: str, *, call: inprocess.CallWrapper | None = None) -> int:
+    assert call is not None
+    going = call
+    rungs: Counter[str] = Counter()
+
+    def regroup(_old: inprocess.Membership | None, new: inprocess.Membership) -> None:
+        rungs[going.init_process_group(backend).rung.value] += 1
+        dist.barrier()
+        if new.iteration % max(1, times // 20) == 0:
+            note("holds", iteration=new.iteration, **holdings())
+
+    def loop() -> int:
+        number = going.iteration
+        dist.all_reduce(torch.ones(1))
+        if number < times and number % dist.get_world_size() == dist.get_rank():
+            raise ValueError(f"number {number}")
+        dist.barrier()
+        return number
+
+    number = going.keep_going(loop, regroup)
+    note("rungs", **rungs)
+    dist.destroy_process_group()
+    return number
 
 
 def _raise_often(times: int, backend: str, *, call: inprocess.CallWrapper | None = None) -> int:

@@ -154,8 +154,13 @@ def _wait(agent_pid: int, watched: set[signal.Signals], pulse: Pulse) -> int | s
     """How the agent ended; the signal that asked for the end, where it had to be killed then."""
     asked: tuple[signal.Signals, float] | None = None
     while True:
-        pid, status = os.waitpid(agent_pid, os.WNOHANG)
-        if pid == agent_pid:
+        pid, status = os.waitpid(agent_pid, os.WNOHANG | os.WUNTRACED)
+        if pid == agent_pid and os.WIFSTOPPED(status):
+            _say(
+                f"ncclops: the agent was stopped by {signal_name(os.WSTOPSIG(status))}: workers run"
+                f" on, and nothing watches them; `kill -CONT {agent_pid}` has it go on\n"
+            )
+        elif pid == agent_pid:
             return status
         received = _next(watched, None if asked is None else _LOOK_EVERY_S)
         if received is signal.SIGTSTP:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclops.cli._options import ParamOption
+from ncclops.cli._options import JsonOption, ParamOption
 from ncclops.cli._output import echo, note, print_json, stdout_console
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ _SCOPES: dict[Scope, str] = {
 }
 
 app = typer.Typer(no_args_is_help=True, help="List, show and check launch profiles.")
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @app.command(name="list")

@@ -19,7 +19,7 @@ from ncclops.record.events import (
     VerdictEvent,
     WorkerExitedEvent,
 )
-from ncclops.record.incident_record import IncidentRecord
+from ncclops.record.incident_record import GroupRecord, IncidentRecord
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,12 @@ def _escalated(escalation: EscalationEvent, following: Sequence[Event]) -> Decis
 
 def _restarted(incident: IncidentRecord) -> DecisionTaken:
     returned, went_on = incident.ranks_returned, incident.world_size
+    groups = "".join(f"; {_of_group(group)}" for group in incident.groups)
     lost = [rank for rank in incident.ranks_lost if rank not in returned]
     if not lost and not returned:
         return DecisionTaken(
-            f"restarted in place, on all {went_on} ranks", "every rank was healthy and came back"
+            f"restarted in place, on all {went_on} ranks",
+            f"every rank was healthy and came back{groups}",
         )
     reasons = []
     if returned:
@@ -133,4 +135,12 @@ def _restarted(incident: IncidentRecord) -> DecisionTaken:
         of = f"on {went_on} of {incident.world_size_before} ranks"
     else:
         of = f"on {went_on} ranks, {ranks_named(returned)} in a new process"
-    return DecisionTaken(f"restarted in place, {of}", "; ".join(reasons))
+    return DecisionTaken(f"restarted in place, {of}", "; ".join(reasons) + groups)
+
+
+def _of_group(group: GroupRecord) -> str:
+    """How ``group`` has come to its members."""
+    if group.rung == "reconfigured":
+        return f"the {group.group} group was reconfigured in place"
+    why = f" ({group.why})" if group.why is not None else ""
+    return f"the {group.group} group was made anew{why}"

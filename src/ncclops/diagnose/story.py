@@ -28,6 +28,7 @@ from ncclops.record.event_values import GpuFault
 from ncclops.record.events import (
     EscalationEvent,
     Event,
+    RegroupedEvent,
     RestartEvent,
     RetryEvent,
     WorkerExitedEvent,
@@ -179,7 +180,7 @@ def complete(
 
 def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
     """The restarts in place, escalations and new attempts of the run, in their order."""
-    for event in events:
+    for number, event in enumerate(events):
         match event:
             case RestartEvent(instead=None):
                 left = [rank for rank in event.ranks_lost if rank not in event.ranks_returned]
@@ -189,7 +190,8 @@ def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
                 yield TriedStep(
                     at=event.ts,
                     kind="restart",
-                    what=f"restart {event.iteration} in place{lost}",
+                    what=f"restart {event.iteration} in place{lost}"
+                    f"{_group_after(events[number + 1 :], event.iteration)}",
                     why=event.cause,
                     lost=left,
                 )
@@ -200,6 +202,18 @@ def tried(events: Sequence[Event]) -> Iterator[TriedStep]:
             case RetryEvent():
                 what = f"attempt {event.attempt} in new processes"
                 yield TriedStep(at=event.ts, kind="attempt", what=what, why=event.reason)
+
+
+def _group_after(following: Sequence[Event], iteration: int | None) -> str:
+    """What became of the default group of a script that keeps going, where that is on record."""
+    for event in following:
+        match event:
+            case RegroupedEvent() if event.iteration == iteration:
+                went_on = event.rung == "reconfigured"
+                return f", its group {'reconfigured' if went_on else 'made anew'}"
+            case RestartEvent() | RetryEvent():
+                return ""
+    return ""
 
 
 def went_on(report: IncidentReport, events: Sequence[Event]) -> bool:

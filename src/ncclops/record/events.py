@@ -442,6 +442,23 @@ class RestartEvent(Event, tag="restart", frozen=True, kw_only=True):
     """milliseconds in each phase, of the rank that reports"""
 
 
+class RegroupedEvent(Event, tag="regrouped", frozen=True, kw_only=True):
+    """After a restart in place, the default group of a script that keeps going has come to its
+    members (`init_process_group` of `CallWrapper`)."""
+
+    iteration: int
+    """restarts in place so far"""
+    rung: str
+    """reconfigured: the group is the one of before, and what holds it goes on; anew: it was made
+    anew, and so was what holds it"""
+    why: str | None = None
+    """why it was made anew"""
+    world_size: int
+    """its members"""
+    ms: float
+    """milliseconds that it took on the rank that reports"""
+
+
 class ClassifiedEvent(Event, tag="classified", frozen=True, kw_only=True):
     """What made an attempt fail. `rank` is the one to blame, or the first to report it."""
 

@@ -71,6 +71,15 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
 
 
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process group has come to its members after it, as ``restart.regroup.Regrouped``."""
+
+    group: str
+    rung: str
+    why: str | None = None
+    ms: float = 0.0
+
+
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One incident, as ``restart.incident.Incident`` describes it. Ranks are initial ranks.
 
@@ -102,6 +111,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     escalation: EscalationRecord | None = None
     attempt: int | None = None
     silent: list[int] = []
+    groups: list[GroupRecord] = []
 
     def to_json(self) -> dict[str, Any]:
         """As in the file."""

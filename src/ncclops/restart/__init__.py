@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ncclops.restart import progress_watchdog as progress_watchdog
     from ncclops.restart import rank_assignment as rank_assignment
     from ncclops.restart import rank_filter as rank_filter
+    from ncclops.restart import regroup as regroup
     from ncclops.restart import sibling_monitor as sibling_monitor
     from ncclops.restart import snapshot as snapshot
     from ncclops.restart import snapshots as snapshots
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from ncclops.restart.compose import Compose
     from ncclops.restart.incident import Incident
     from ncclops.restart.keep_going import Membership
+    from ncclops.restart.regroup import Regrouped, Rung
     from ncclops.restart.state import FrozenState, Mode, State
     from ncclops.restart.wrap import CallWrapper, Wrapper
 
@@ -74,6 +76,8 @@ __all__ = [
     "Incident",
     "Membership",
     "Mode",
+    "Regrouped",
+    "Rung",
     "State",
     "Wrapper",
 ]
@@ -85,6 +89,8 @@ _HOMES = {
     "Incident": "incident",
     "Membership": "keep_going",
     "Mode": "state",
+    "Regrouped": "regroup",
+    "Rung": "regroup",
     "State": "state",
     "Wrapper": "wrap",
 }
@@ -107,6 +113,7 @@ _SUBMODULES = {
     "progress_watchdog",
     "rank_assignment",
     "rank_filter",
+    "regroup",
     "sibling_monitor",
     "snapshot",
     "snapshots",

@@ -21,7 +21,7 @@ from weakref import ref
 from torch import distributed
 from torch.distributed import Store
 
-from ncclops.restart import _gloo_sockets
+from ncclops.restart import _gloo_sockets, _kept_group
 from ncclops.restart._addresses import one_short_query, resolve
 from ncclops.restart._process import keep_alive
 from ncclops.restart._relay_client import RelayClients, RelayedStore
@@ -43,6 +43,8 @@ Address = tuple[str | None, int]
 _NO_LIMIT_S = -1.0
 # A wait that is to be ended is not held up for longer by the lookup of a name.
 _NAME_WITHIN_S = 1.0
+# Functions of torch.
+_MAKERS = frozenset({"_new_process_group_helper", "_reconfigure"})
 
 
 class _Calls:
@@ -76,6 +78,7 @@ class Connections:
 
     def __init__(self, settings: Settings) -> None:
         self._own_sockets: set[int] = set()
+        self._of_kept_group: set[int] = set()  # its connection to the store
         self._servers: set[Address] = set()
         self._connecting = threading.Lock()
         shares = relay_is_wanted(os.environ)
@@ -161,13 +164,29 @@ class Connections:
         after another one would find the addresses of that: it has a name space of its own. A rank
         that tries once more to make the same one finds its peers.
         """
+        prefix = f"{self._prefix}/{iteration}/groups/{self._groups_made}"
+        return PrefixStore(prefix, self._unkept())
+
+    def for_kept_group(self, iteration: int) -> Store:
+        """For the default group that is made in ``iteration``, and may outlive it.
+
+        Over a connection of its own, which is shut down like that of ``for_groups``, but only where
+        the main thread waits on it.
+        """
+        before = _inodes()
+        store = self._unkept()
+        self._of_kept_group = _inodes() - before
+        return PrefixStore(f"{self._prefix}/{iteration}/kept/{self._groups_made}", store)
+
+    def _unkept(self) -> Store:
+        """A connection that does not count as our own."""
         with self._connecting:  # or it would be taken for our own, which are never shut down
             before = _inodes()
             store = self._clone()
             for sock in _gloo_sockets.handles_on(_inodes() - before):
                 with sock:
                     keep_alive(sock)
-        return PrefixStore(f"{self._prefix}/{iteration}/groups/{self._groups_made}", store)
+        return store
 
     def group_is_made(self) -> None:
         """A default group has been made with what ``for_groups`` has returned last."""
@@ -175,11 +194,17 @@ class Connections:
 
     def end_wait(self, frame: FrameType, world_size: int) -> None:
         """End a wait of ``frame``, the main thread's, for a peer: on a store, or in Gloo."""
+        keep = self._kept_sockets()
+        if _is_making_a_group(frame):
+            _kept_group.cut()
+        else:
+            keep |= self._of_kept_group
         for host, port in (*self._servers, *_addresses_of(_stores_in(frame))):
-            _gloo_sockets.shut_down_connections_to(host, port, keep=self._kept_sockets())
+            _gloo_sockets.shut_down_connections_to(host, port, keep=keep)
         _gloo_sockets.shut_down_gloo_connections()
         if _is_making_a_group(frame):
-            _gloo_sockets.answer_gloo_rendezvous(world_size + 1)
+            numbers = {*range(world_size + 1), *_kept_group.numbers_being_connected()}
+            _gloo_sockets.answer_gloo_rendezvous(numbers)
 
     def _kept_sockets(self) -> set[int]:
         """Our own, and those of the calls around this one: these go on when it restarts."""
@@ -312,8 +337,9 @@ def _inodes() -> set[int]:
 
 
 def _is_making_a_group(frame: FrameType) -> bool:
-    """Whether ``frame`` or one of its callers is torch's making of a process group."""
-    return any(f.f_code.co_name == "_new_process_group_helper" for f, _ in walk_stack(frame))
+    """Whether ``frame`` or one of its callers is torch's making of a process group, or the
+    reconfiguration of one."""
+    return any(f.f_code.co_name in _MAKERS for f, _ in walk_stack(frame))
 
 
 def _stores_in(frame: FrameType) -> Iterable[Store]:

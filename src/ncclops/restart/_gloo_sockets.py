@@ -106,8 +106,8 @@ def close_gloo_connections() -> None:
         sock.close()
 
 
-def answer_gloo_rendezvous(peers: int) -> int:
-    """End the waits of Gloo groups being made for connections from up to ``peers`` peers.
+def answer_gloo_rendezvous(numbers: Collection[int]) -> int:
+    """End the waits of Gloo groups being made for connections with these ``numbers``.
 
     While a group is made, a pair that is to be connected by its peer has no socket yet that could
     be shut down. A connection opens with the number of the pair (8 bytes, counted from 0 in each
@@ -120,12 +120,12 @@ def answer_gloo_rendezvous(peers: int) -> int:
             with sock, contextlib.suppress(OSError):
                 if _listens(sock):
                     listeners += 1
-                    _connect_as_each_peer(sock, peers)
+                    _connect_as_each_peer(sock, numbers)
     return listeners
 
 
-def _connect_as_each_peer(listener: socket.socket, peers: int) -> None:
-    for number in range(peers):
+def _connect_as_each_peer(listener: socket.socket, numbers: Collection[int]) -> None:
+    for number in numbers:
         with socket.socket(listener.family) as caller:
             caller.settimeout(1.0)
             caller.connect(listener.getsockname())

@@ -28,6 +28,7 @@ import torch
 from torch import distributed
 from torch.distributed import Store, distributed_c10d
 
+from ncclops.restart import _kept_group
 from ncclops.restart._delicate import holds_a_lock
 from ncclops.restart._gloo_sockets import release_gloo_connections
 from ncclops.restart._other_threads import makers_of_groups
@@ -59,6 +60,7 @@ def forget_failed_groups() -> None:
     connections are closed. torch's tables are emptied whatever is in them: where the making or the
     end of a group was interrupted they hold half of it, the name is taken for ever, and the rank
     would look for its peers under other names than they use, as torch numbers groups by a counter.
+    The one that outlives restarts (``_kept_group``) stays.
     """
     abort_groups()
     end_groups_in_a_thread()
@@ -74,6 +76,7 @@ def _empty_tables() -> None:
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
         return
+    kept = _kept_group.Entries()
     if distributed.is_initialized():
         distributed_c10d._update_default_pg(None)
     for name in _TABLES:
@@ -84,6 +87,7 @@ def _empty_tables() -> None:
     if unregister is not None:
         unregister()
     world.group_count = 0
+    kept.put_back()
 
 
 # What is to happen before an abort ends waits of the main thread without an error. Set in the
@@ -118,7 +122,10 @@ def abort_groups(main_thread: FrameType | None = None) -> None:
     # An abort that took too long was given up; the groups there are now are not its own.
     if not watched and distributed.is_initialized() and distributed.group.WORLD is group:
         with logged("destroy_process_group"):
-            distributed.destroy_process_group()
+            if _kept_group.is_kept(group):
+                _kept_group.end_others()
+            else:
+                distributed.destroy_process_group()
     if watched:
         _end_later([backend for backend in backends if _has_watchdog(backend)], to_end)
 

@@ -25,6 +25,7 @@ from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.keep_going import KeepGoing, OnMembership
 from ncclops.restart.log import set_up_logging
 from ncclops.restart.loop import RestartLoop
+from ncclops.restart.regroup import Regrouped
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
 from ncclops.restart.state import State
@@ -136,6 +137,33 @@ class CallWrapper:
         if self._going is None:
             self._going = KeepGoing(self._loop)
         return self._going.run(function, on_membership)
+
+    def init_process_group(
+        self,
+        backend: str,
+        *,
+        timeout: timedelta | None = None,
+        within: timedelta = timedelta(seconds=30),
+        device_id: torch.device | None = None,
+    ) -> Regrouped:
+        """Bring torch's default group to the members there are, in ``on_membership``.
+
+        In place of ``torch.distributed.init_process_group``, on all ranks. The first time, it makes
+        the group. After a fault, where the group that is there can be reconfigured on every rank
+        (torch 2.14 and newer, Gloo), it has its new members and connections afterwards, and is the
+        same object. Otherwise it is made anew, on all ranks; ``why`` of the result says what was in
+        the way. ``objects_stay`` says, on all ranks alike, that no rank is new: then DDP goes on,
+        on either group, after ``renew(ddp)`` of the result.
+
+        ``timeout`` is the group's, by default torch's, and ``device_id`` its device, as torch has
+        it; ``within`` is how long a reconfiguration may take, before the group is made anew
+        instead.
+
+        Raises ``RuntimeError`` outside ``on_membership``, and what torch raises.
+        """
+        if self._going is None:
+            raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
+        return self._going.regroup(backend, timeout=timeout, within=within, device_id=device_id)
 
     @property
     def unfinished(self) -> frozenset[int] | None:

@@ -18,6 +18,7 @@ from ncclops.restart.agreement import Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, Raised, find_cause
 from ncclops.restart.exception import Escalation
 from ncclops.restart.log import logged
+from ncclops.restart.regroup import Regrouped
 from ncclops.restart.state import State
 
 log = logging.getLogger("ncclops.restart")
@@ -58,6 +59,10 @@ class Incident:
     is the exception's, or the stacks of a rank that was silent: of its main thread at the soft
     timeout, of all its threads (with ``incident_dir``) at the hard one.
 
+    ``groups`` is empty when the incident is reported. Where the function keeps going and has its
+    default group from ``CallWrapper.init_process_group``, the file says later how that came to its
+    new members, see ``regroup.Regrouped``.
+
     ``summary`` is for people. ``detail``, ``raised`` and ``timeout`` are those of the fault that
     caused the others, see ``Fault``; ``escalation`` is what the first rank asks for that left to
     end restarting.
@@ -85,6 +90,7 @@ class Incident:
     escalation: Escalation | None = None
     ranks_returned: tuple[int, ...] = ()
     speaks_for_all: bool = False
+    groups: tuple[Mapping[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it, with the schema's name."""
@@ -227,6 +233,9 @@ class Account:
 
     ``on_incident`` gets each incident; ``directories`` is where one rank of each host writes it.
 
+    ``on_regrouped`` is called on the rank that speaks for all, once the default group has its new
+    members.
+
     ``on_lost`` is called on rank 0 for each rank that was lost: with the incident's directory,
     the initial rank and the reason.
     """
@@ -236,10 +245,13 @@ class Account:
         directories: IncidentDirectories | None,
         on_incident: Callable[[Incident], object] | None,
         on_lost: Callable[[Path, int, str], object] | None,
+        on_regrouped: Callable[[Regrouped], object] | None = None,
     ) -> None:
         self._directories = directories
         self._on_incident = on_incident
         self._on_lost = on_lost
+        self._on_regrouped = on_regrouped
+        self._reported: Incident | None = None  # the latest one
         self._phases_ms: dict[str, float] = {}
         self._restart: _Restart | None = None  # until the function has been entered again
         self._seen = Instant.now()
@@ -288,6 +300,20 @@ class Account:
             restart.phases_ms["enter"] = 1000 * (time.monotonic() - self._assigned_at)
             self._report(restart, state)
 
+    def regrouped(self, regrouped: Regrouped) -> None:
+        """The default group has come to the members of the iteration that has begun."""
+        incident = self._reported
+        if incident is None or incident.iteration != regrouped.iteration - 1:
+            return  # the first time, or on a rank that is new
+        log.info("%s", regrouped)
+        self._reported = dataclasses.replace(incident, groups=(regrouped.to_dict(),))
+        if self._directories is not None and incident.speaks_for_all:
+            with logged("writing the incident"):
+                write(self._reported, self._directories.of(incident.iteration))
+        if self._on_regrouped is not None and incident.speaks_for_all:
+            with logged("on_regrouped"):
+                self._on_regrouped(regrouped)
+
     def leaving(self, agreement: Agreement, state: State) -> None:
         """This rank takes no part in the restart."""
         self._report(_Restart(agreement, state, self._phases_ms), None)
@@ -301,6 +327,7 @@ class Account:
         none_left = not incident.world_size and incident.ranks_lost[:1] == (incident.initial_rank,)
         warns = none_left or incident.speaks_for_all
         log.log(logging.WARNING if warns else logging.INFO, "%s", incident)
+        self._reported = incident
         if self._directories is not None:
             with logged("writing the incident"):
                 self._write(incident, self._directories.of(incident.iteration))

@@ -18,10 +18,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ncclops.restart import _kept_group
+from ncclops.restart._regrouping import Regrouping
 from ncclops.restart._torch_state import TorchState
 from ncclops.restart.loop import RestartLoop
+from ncclops.restart.regroup import Regrouped
 from ncclops.restart.state import FrozenState
 
 T = TypeVar("T")
@@ -55,6 +58,8 @@ class KeepGoing:
     def __init__(self, loop: RestartLoop) -> None:
         self._loop = loop
         self._is_under_way = False
+        # What on_membership is called with, while it is.
+        self._changing: tuple[Membership | None, Membership] | None = None
 
     def run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         """See ``CallWrapper.keep_going``."""
@@ -65,6 +70,24 @@ class KeepGoing:
             return self._run(function, on_membership)
         finally:
             self._is_under_way = False
+            _kept_group.drop()
+
+    def regroup(self, backend: str, **options: Any) -> Regrouped:
+        """See ``CallWrapper.init_process_group``."""
+        if self._changing is None:
+            raise RuntimeError("init_process_group() is for use in on_membership, of keep_going()")
+        loop = self._loop
+        old, new = self._changing
+        outcome = Regrouping(
+            loop.session,
+            backend,
+            rank=new.rank,
+            world_size=new.world_size,
+            goes_on=old is not None,
+            **options,
+        ).run()
+        loop.note_regrouped(outcome)
+        return outcome
 
     def _run(self, function: Callable[[], T], on_membership: OnMembership) -> T:
         loop, torch_state = self._loop, TorchState()
@@ -80,7 +103,11 @@ class KeepGoing:
             if os.getpid() != loop.pid:
                 raise caught
             loop.settle()
-            loop.restart_inside(caught, torch_state)
+            try:
+                loop.restart_inside(caught, torch_state)
+            except BaseException:
+                _kept_group.end()  # as all others: this rank does not go on here
+                raise
             old = new
             del caught
 
@@ -94,11 +121,14 @@ class KeepGoing:
         try:
             if old is not None:
                 self._loop.enter_armed()
+            self._changing = old, new
             on_membership(old, new)
+            self._changing = None
             return function()
         except _PASS:
             raise
         except BaseException:
             self._loop.session.interrupter.armed = False  # first and without a call
             self._loop.settle()
+            self._changing = None
             raise

@@ -65,6 +65,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ from ncclops.restart.attribution import (
 )
 from ncclops.restart.exception import NameSpaceUsed
 from ncclops.restart.generations import Generation, GenerationKeys, to_return
+from ncclops.restart.regroup import RECONFIGURATIONS
 
 FAULT = "fault"
 COMPLETED = "completed"
@@ -127,6 +129,20 @@ _MOST_READ_BYTES = 256 * 1024
 
 # Below the number of an iteration: what torch's process groups write, and calls inside it.
 _LEFT_BEHIND = ("groups/", "call")
+# And a default group that outlives iterations, with a number of each of its reconfigurations.
+_OF_KEPT_GROUP = re.compile(r"kept/(?:.*/reconfigure/(?P<number>\d+)/)?")
+
+
+def is_outdated(key: str, iteration: int) -> bool:
+    """Whether ``key`` is one of torch's groups, or of inner calls, and no rank in ``iteration`` or
+    later reads it any more."""
+    number, _, rest = key.partition("/")
+    if not number.isdecimal() or int(number) >= iteration:
+        return False
+    if (of_kept := _OF_KEPT_GROUP.match(rest)) is not None:
+        used_in = of_kept["number"]
+        return used_in is None or int(used_in) < iteration * RECONFIGURATIONS
+    return rest.startswith(_LEFT_BEHIND)
 
 
 class Ledger:
@@ -472,8 +488,7 @@ class Ledger:
         found = []
         with contextlib.suppress(Exception):  # some stores cannot list keys
             for key in self._store.list_keys():
-                number, _, rest = key.partition("/")
-                if rest.startswith(_LEFT_BEHIND) and number.isdecimal() and int(number) < iteration:
+                if is_outdated(key, iteration):
                     found.append(key)
         return found
 

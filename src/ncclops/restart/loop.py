@@ -89,6 +89,7 @@ from ncclops.restart.monitor_thread import (
     MonitorMessage,
 )
 from ncclops.restart.rank_assignment import RankDiscarded
+from ncclops.restart.regroup import Regrouped
 from ncclops.restart.returning import await_join, find_generation
 from ncclops.restart.session import Session
 from ncclops.restart.settings import Settings
@@ -138,6 +139,7 @@ class RestartLoop:
             self.session.incidents,
             settings.on_incident,
             self._record_lost,
+            settings.on_regrouped,
         )
         self._caught: BaseException | None = None  # what has left the function in this iteration
         self._returned = False  # from the function in this iteration
@@ -154,6 +156,11 @@ class RestartLoop:
 
     def _record_lost(self, directory: Path, rank: int, reason: str) -> None:
         self.session.record_lost(directory, rank, reason)
+
+    def note_regrouped(self, regrouped: Regrouped) -> None:
+        """The default group has come to the members of the present iteration. Main thread."""
+        with self.session.interrupter.atomic():
+            self._account.regrouped(regrouped)
 
     def _begin_session(self, generation: Generation) -> None:
         assert self._connections is not None

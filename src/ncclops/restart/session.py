@@ -194,6 +194,10 @@ class Session:
         self._groups_made_in = self.iteration
         return self._connections.for_groups(self.iteration)
 
+    def store_for_kept_group(self) -> Store:
+        """A store for a default group that may outlive the present iteration."""
+        return self._connections.for_kept_group(self.iteration)
+
     def group_is_made(self) -> None:
         """The default group was made with the store that was handed out last."""
         self._connections.group_is_made()

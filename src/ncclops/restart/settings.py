@@ -19,6 +19,7 @@ from ncclops.restart.health_check import HealthCheck
 from ncclops.restart.incident import Incident
 from ncclops.restart.initialize import Initialize
 from ncclops.restart.rank_assignment import RankAssignment
+from ncclops.restart.regroup import Regrouped
 from ncclops.restart.snapshots import SnapshotFactory
 from ncclops.restart.store import StoreMixin
 from ncclops.restart.terminate import Terminate
@@ -60,6 +61,7 @@ class Settings:
     snapshots: SnapshotFactory | None
     env_rendezvous: bool
     grow_timeout: timedelta | None = None
+    on_regrouped: Callable[[Regrouped], object] | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -145,7 +147,7 @@ def _check_types(settings: Settings) -> None:
     factory = settings.store_factory
     if not (isinstance(factory, type) and issubclass(factory, StoreMixin)):
         raise TypeError(f"store_factory must be a subclass of store.StoreMixin, not {factory!r}")
-    for name in ("on_incident", "snapshots"):
+    for name in ("on_incident", "on_regrouped", "snapshots"):
         value = getattr(settings, name)
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be callable or None, not {value!r}")

@@ -74,6 +74,7 @@ class _Observer:
         ending = no_restart.NoRestart()  # the last of a Compose is called first
         changes: dict[str, Any] = {
             "on_incident": on_incident,
+            "on_regrouped": restart_events.report_regrouped,
             "finalize": ending if finalize is None else Compose(finalize, ending),
         }
         if applied.settings.incident_dir is None and RUN_DIR in os.environ:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ncclops.receipts import recorder
 from ncclops.record import worker_record
-from ncclops.record.events import FaultEvent, RestartEvent
+from ncclops.record.events import FaultEvent, RegroupedEvent, RestartEvent
 from ncclops.record.incident_record import same_words
 from ncclops.restart.attribution import FaultKind
 from ncclops.restart.incident import Incident
+from ncclops.restart.regroup import Regrouped
 from ncclops.stacks.ownership import user_frame
 from ncclops.stacks.parsing import last_traceback
 from ncclops.worker import no_restart
@@ -50,6 +51,19 @@ def report(incident: Incident, instead: str | None = None) -> None:
                 instead=instead,
             )
         )
+
+
+def report_regrouped(regrouped: Regrouped) -> None:
+    """Report how the default group has come to its members. One rank does."""
+    worker_record.report(
+        RegroupedEvent(
+            iteration=regrouped.iteration,
+            rung=regrouped.rung.value,
+            why=regrouped.why,
+            world_size=regrouped.world_size,
+            ms=round(regrouped.ms, 3),
+        )
+    )
 
 
 def _leaves_as_told(incident: Incident) -> bool:

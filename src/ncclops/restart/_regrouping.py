@@ -1,0 +1,226 @@
+"""Carries out what ``regroup`` decides: the default group comes to the members of an iteration.
+
+Keys, below a prefix that each time has of its own in the present iteration:
+
+=====================  =========================================================================
+``offer/<rank>``       what a rank brings (``regroup.Offer``)
+``plan``               what all do, from rank 0 (``regroup.Plan``)
+``handle/<rank>``      of a group that has just been made, and the list of all from rank 0:
+``handles``
+``<try>/done/<rank>``  "", or why the reconfiguration has failed on a rank
+``<try>/failed``       from rank 0: "", or why it counts as failed, on all ranks
+=====================  =========================================================================
+
+Who waits here for a rank that dies is interrupted like anywhere else in the function: the
+connection to the store is shut down then. What all wait for has a deadline besides.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from ncclops.restart import _kept_group
+from ncclops.restart._kept_group import KeptGroup
+from ncclops.restart.attribution import summarise
+from ncclops.restart.regroup import (
+    RECONFIGURATIONS,
+    Offer,
+    Plan,
+    Regrouped,
+    Rung,
+    failure_of,
+    plan_for,
+    why_not_in_place,
+)
+
+if TYPE_CHECKING:
+    from ncclops.restart.session import Session
+
+log = logging.getLogger("ncclops.restart")
+
+
+class Regrouping:
+    """Of one rank, once: ``run`` brings the default group to the members there are.
+
+    ``within`` is how long a reconfiguration may take, ``timeout`` the group's; ``None``: torch's
+    default, or that of the profile under ``ncclops launch``. ``goes_on``: this rank has its objects
+    of before the fault.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        backend: str,
+        timeout: timedelta | None,
+        within: timedelta,
+        device_id: torch.device | None,
+        *,
+        rank: int,
+        world_size: int,
+        goes_on: bool,
+    ) -> None:
+        self._session = session
+        self._iteration, self._rank, self._size = session.iteration, rank, world_size
+        self._backend = backend
+        self._timeout = timeout
+        self._within = within
+        self._device_id = device_id
+        self._goes_on = goes_on
+        self._store = session.store_for_user()
+        self._store.set_timeout(timeout or distributed_c10d.default_pg_timeout)
+        self._tries = 0
+
+    def run(self) -> Regrouped:
+        """Raises what torch raises where no group can be made."""
+        began = time.monotonic()
+        plan = self._agree()
+        why = self._reconfigure(plan.handles) if plan.handles else plan.why
+        if why is not None:
+            self._make_anew(plan)
+        self._session.group_is_made()
+        return Regrouped(
+            iteration=self._iteration,
+            rung=Rung.RECONFIGURED if why is None else Rung.ANEW,
+            world_size=self._size,
+            ms=1000 * (time.monotonic() - began),
+            why=why,
+            objects_stay=plan.objects_stay,
+        )
+
+    def _warn(self, text: str, reason: str) -> None:
+        """On one rank."""
+        log.log(logging.WARNING if self._rank == 0 else logging.INFO, text, reason)
+
+    # --- what all do ----------------------------------------------------------------------------
+
+    def _agree(self) -> Plan:
+        why_not = why_not_in_place(
+            self._backend,
+            torch_version=torch.__version__,
+            has_reconfigure=_has_reconfigure(),
+            is_wrapped=distributed.get_debug_level() is distributed.DebugLevel.DETAIL,
+        )
+        kept = _kept_group.kept()
+        handle = None if why_not is not None or kept is None else _handle(kept.group)
+        offer = Offer(why_not, handle, self._goes_on).to_json()
+        plan = self._decided("offer", "plan", offer, lambda said: _plan_for(said).to_json())
+        return Plan.from_json(plan)
+
+    def _decided(
+        self, each: str, all_: str, said: str, decide: Callable[[Sequence[bytes]], str]
+    ) -> bytes:
+        """What rank 0 makes of what every rank has said."""
+        self._store.set(f"{each}/{self._rank}", said)
+        if self._rank == 0:
+            keys = [f"{each}/{rank}" for rank in range(self._size)]
+            if self._store.has_extended_api():
+                found = self._store.multi_get(keys)
+            else:
+                found = [self._store.get(key) for key in keys]
+            self._store.set(all_, decide(found))
+        decided: bytes = self._store.get(all_)
+        return decided
+
+    def _reconfigure(self, handles: Sequence[str]) -> str | None:
+        """Reconfigure the default group, on all ranks or none: why none, or ``None``."""
+        tried, self._tries = self._tries, self._tries + 1
+        group = distributed.group.WORLD
+        # Never again the same one among those that use the group's store.
+        unique = self._iteration * RECONFIGURATIONS + tried
+        said = self._try(unique, handles)
+        verdict = self._decided(
+            f"{tried}/done", f"{tried}/failed", said, lambda all_: _verdict(all_) or ""
+        )
+        if verdict:
+            self._warn("a group is not reconfigured: %s", verdict.decode())
+            return f"the reconfiguration failed: {verdict.decode()}"
+        _kept_group.note_members(group, self._store)
+        if (kept := _kept_group.kept()) is not None:
+            _torch("set_timeout")(kept.timeout, group)  # it may be shorter by now
+        return None
+
+    def _try(self, unique: int, handles: Sequence[str]) -> str:
+        """ "", or why it has failed on this rank."""
+        _kept_group.begin_connecting(len(handles))
+        try:
+            work = _torch("_reconfigure")(unique, list(handles), timeout=self._within)
+            work.wait()  # on Gloo it is over by now
+        except (RuntimeError, TypeError, ValueError) as error:  # torch calls it experimental
+            return summarise(error)
+        _kept_group.connected()
+        return ""
+
+    def _make_anew(self, plan: Plan) -> None:
+        _kept_group.end()
+        if plan.can_later and not plan.handles:
+            _kept_group.begin()
+            self._make("later", enable_reconfigure=True)
+            group = distributed.group.WORLD
+            handles = self._decided("handle", "handles", _handle(group), _as_list)
+            if self._reconfigure(json.loads(handles)) is None:
+                _kept_group.keep(KeptGroup(group, _timeout_of(group)))
+                return
+            distributed.destroy_process_group()
+        self._make("once")
+
+    def _make(self, name: str, **options: Any) -> None:
+        timeout: dict[str, Any] = {} if self._timeout is None else {"timeout": self._timeout}
+        store = self._session.store_for_kept_group() if options else self._store
+        distributed.init_process_group(
+            self._backend,
+            store=distributed.PrefixStore(name, store),
+            rank=self._rank,
+            world_size=self._size,
+            device_id=self._device_id,
+            **timeout,
+            **options,
+        )
+
+
+def _plan_for(said: Sequence[bytes]) -> Plan:
+    return plan_for([Offer.from_json(text) for text in said])
+
+
+def _verdict(results: Sequence[bytes]) -> str | None:
+    return failure_of([result.decode() for result in results])
+
+
+def _as_list(handles: Sequence[bytes]) -> str:
+    return json.dumps([handle.decode() for handle in handles])
+
+
+def _handle(group: Any) -> str:
+    return str(_torch("_get_reconfigure_handle")(group))
+
+
+def _timeout_of(group: Any) -> timedelta:
+    """What operations of ``group`` wait for."""
+    backend = group._get_backend(torch.device("cpu"))
+    timeout: timedelta = backend.options._timeout
+    return timeout
+
+
+def _torch(name: str) -> Any:
+    """One of torch's functions that only newer versions have."""
+    return getattr(distributed_c10d, name)
+
+
+@functools.cache
+def _has_reconfigure() -> bool:
+    """Whether this torch has what is used here of it."""
+    init = inspect.signature(inspect.unwrap(distributed_c10d.init_process_group))
+    functions = ("_reconfigure", "_get_reconfigure_handle")
+    return "enable_reconfigure" in init.parameters and all(
+        hasattr(distributed_c10d, name) for name in functions
+    )

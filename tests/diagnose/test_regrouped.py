@@ -1,0 +1,41 @@
+"""What is told of a default group that has come to its members after a restart in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.diagnose.incident_events import decision_on
+from ncclops.diagnose.story import tried
+from ncclops.record.events import RegroupedEvent, RestartEvent
+from ncclops.record.incident_record import GroupRecord, IncidentRecord
+
+
+def test_the_restart_says_what_became_of_the_group() -> None:
+    events = [
+        RestartEvent(iteration=1, cause="a"),
+        RegroupedEvent(iteration=1, rung="reconfigured", world_size=2, ms=4.0),
+        RestartEvent(iteration=2, cause="b", ranks_lost=[1]),
+        RegroupedEvent(iteration=2, rung="anew", why="c", world_size=1, ms=30.0),
+        RestartEvent(iteration=3, cause="d"),
+    ]
+    assert [step.what for step in tried(events)] == [
+        "restart 1 in place, its group reconfigured",
+        "restart 2 in place, without rank 1, its group made anew",
+        "restart 3 in place",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (GroupRecord(group="default", rung="reconfigured"), "was reconfigured in place"),
+        (GroupRecord(group="default", rung="anew", why="c"), "was made anew (c)"),
+    ],
+)
+def test_the_decision_on_an_incident_has_it(group: GroupRecord, said: str) -> None:
+    incident = IncidentRecord(
+        iteration=0, cause="exception", summary="a", first_faulty_rank=0, at=10.0,
+        world_size_before=2, world_size=2, rank_before=0, rank=0, groups=[group],
+    )  # fmt: skip
+    decision = decision_on(incident, [RestartEvent(ts=11.0, iteration=1)])
+    assert decision.why == f"every rank was healthy and came back; the default group {said}"

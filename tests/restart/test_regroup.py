@@ -1,0 +1,115 @@
+"""Which rung all ranks take with their default group."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclops.restart.ledger import is_outdated
+from ncclops.restart.regroup import (
+    Offer,
+    Plan,
+    Regrouped,
+    Rung,
+    failure_of,
+    plan_for,
+    why_not_in_place,
+)
+
+KEPT = [Offer(handle=f"handle {rank}", goes_on=True) for rank in range(3)]
+NEW = Offer()
+
+
+@pytest.mark.parametrize(
+    ("backend", "has_reconfigure", "is_wrapped", "why"),
+    [
+        ("gloo", True, False, None),
+        ("GLOO", True, False, None),
+        ("gloo", False, False, "torch 2.13.0 cannot reconfigure groups, 2.14 and newer can"),
+        ("nccl", True, False, "groups of nccl are not reconfigured, only of gloo"),
+        ("cpu:gloo,cuda:nccl", True, False, "groups of cpu:gloo,cuda:nccl are not"),
+        ("gloo", True, True, "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around groups"),
+    ],
+)
+def test_what_can_be_reconfigured(
+    backend: str, has_reconfigure: bool, is_wrapped: bool, why: str | None
+) -> None:
+    said = why_not_in_place(
+        backend, torch_version="2.13.0", has_reconfigure=has_reconfigure, is_wrapped=is_wrapped
+    )
+    assert (said or "").startswith(why or "") and (said is None) == (why is None)
+
+
+@pytest.mark.parametrize(
+    ("offers", "plan"),
+    [
+        (
+            KEPT,
+            Plan(("handle 0", "handle 1", "handle 2"), can_later=True, objects_stay=True),
+        ),
+        ([NEW, NEW], Plan(can_later=True, why="no rank had a group")),
+        ([*KEPT, NEW], Plan(can_later=True, why="rank 3 had no group of before")),
+        ([NEW, *KEPT, NEW], Plan(can_later=True, why="rank 0 and 1 more had no group of before")),
+        (
+            [*KEPT, KEPT[0]],
+            Plan(can_later=True, why="two ranks have the same handle", objects_stay=True),
+        ),
+        # Their groups are gone, their objects are not.
+        (
+            [*KEPT, Offer(goes_on=True)],
+            Plan(can_later=True, why="rank 3 had no group of before", objects_stay=True),
+        ),
+        ([Offer("a", goes_on=True)], Plan(why="rank 0: a", objects_stay=True)),
+        ([*KEPT, Offer("torch is old")], Plan(why="rank 3: torch is old")),
+        ([Offer("a"), Offer("b")], Plan(why="rank 0: a")),
+        ([NEW, Offer("a")], Plan(why="rank 1: a")),
+    ],
+)
+def test_all_take_the_rung_that_each_can_take(offers: list[Offer], plan: Plan) -> None:
+    assert plan_for(offers) == plan
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [Offer.from_json(offer.to_json().encode()) for offer in offers] == offers
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        (["", "", ""], None),
+        (["", "timed out", ""], "rank 1: timed out"),
+        (["", "timed out", "broken pipe"], "rank 1: timed out (and 1 more)"),
+    ],
+)
+def test_one_failure_is_one_of_all(results: list[str], reason: str | None) -> None:
+    assert failure_of(results) == reason
+
+
+def test_what_it_says() -> None:
+    went_on = Regrouped(3, Rung.RECONFIGURED, 2, 4.4)
+    assert str(went_on) == "the default group goes on with 2 ranks, reconfigured in 4 ms"
+    anew = Regrouped(3, Rung.ANEW, 1, 30.1234, "rank 0: a")
+    assert str(anew) == "the default group of 1 rank is made anew, in 30 ms: rank 0: a"
+    assert anew.to_dict() == {
+        "group": "default",
+        "rung": "anew",
+        "why": "rank 0: a",
+        "ms": 30.123,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "outdated"),
+    [
+        ("3/groups/0/0//cpu//0", True),
+        ("4/groups/0/0//cpu//0", False),
+        ("3/call0/1/done", True),
+        ("3/outcome", False),
+        ("gone", False),
+        # Of a group that was made in iteration 1: what iteration 3 has used, and 4 uses.
+        ("1/kept/0/later/0//cpu//reconfigure/3000/0/1", True),
+        ("1/kept/0/later/0//cpu//reconfigure/4000/0/1", False),
+        ("1/kept/0/later/0//cpu//reconfigure/4001/claimed", False),
+        ("1/kept/0/later/ncclops/meeting/0/2/next", True),
+        ("4/kept/0/later/0//cpu//reconfigure/4000/0/1", False),
+    ],
+)
+def test_which_keys_no_rank_reads_any_more(key: str, outdated: bool) -> None:
+    assert is_outdated(key, iteration=4) == outdated
