@@ -47,6 +47,7 @@ def test_a_job_that_completes_is_a_verdict_with_its_receipt(project: Path) -> No
     )
     assert (verdict.outcome, verdict.exit_code, verdict.ok) == ("completed", 0, True)
     assert (verdict.receipt, verdict.failed_rank, verdict.failure_class) == ("healthy", None, None)
+    assert (verdict.what, verdict.next_action) == (None, None)
     assert verdict.run_dir == project / "run"
     assert verdict.duration > timedelta(0)
     assert verdict == read_verdict(project / "run")
@@ -62,6 +63,10 @@ def test_a_job_that_fails_is_a_verdict_that_names_the_rank_and_the_class(project
     assert (verdict.outcome, verdict.exit_code, verdict.ok) == ("failed", 1, False)
     assert verdict.failed_rank == 1
     assert verdict.failure_class == "user-error"
+    assert verdict.what is not None
+    assert verdict.what.startswith("rank 1 on ")
+    assert "ValueError: a mistake" in verdict.what
+    assert verdict.next_action == "fix"
     assert verdict.remedy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ncclops.classify import classify_bytes, load_signatures
 from ncclops.classify.loader import parse_signatures
 from ncclops.classify.model import FAILURE_CLASSES, Signature
 from ncclops.errors import UsageError
+from tests.conftest import CompletedText
 
 LOADED = load_signatures()
 SHIPPED = Path("src/ncclops/classify/signatures")
@@ -141,3 +143,61 @@ def test_a_directory_without_signatures_is_refused(tmp_path: Path) -> None:
         load_signatures(tmp_path)
     with pytest.raises(UsageError, match="no signatures in"):
         load_signatures(tmp_path / "missing")
+
+
+OWN = """
+[[signature]]
+id = "site-license"
+class = "user-error"
+role = "cause"
+literals = ["license server"]
+retry = "fix-config"
+summary = "the licence server refused"
+remedy = ["ask the licence team"]
+examples = ["license server refused"]
+near_misses = ["licence"]
+"""
+
+
+@pytest.fixture
+def user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user keeps signatures for every command."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    directory = tmp_path / "ncclops" / "signatures"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def test_a_site_s_signatures_count_for_every_command_and_the_user_s_replace_them(
+    user_s: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site := tmp_path / "etc").mkdir()
+    monkeypatch.setattr("ncclops.classify.loader.SITE", site)
+    (site / "ours.toml").write_text(OWN.replace("refused", "of the site refused"))
+    line = b"license server of the site refused\n"
+    assert classify_bytes(line).verdict.summary == "the licence server of the site refused"
+    (user_s / "mine.toml").write_text(OWN)
+    assert classify_bytes(line).verdict.summary == "the licence server refused"
+
+
+def test_beside_a_job_a_file_that_is_wrong_is_a_warning_and_only_the_shipped_count(
+    user_s: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (user_s / "mine.toml").write_text("[[signature]]\nid = 7\n")
+    assert classify_bytes(b"license server refused\n").verdict.signature != "site-license"
+    assert "only the shipped signatures are used" in caplog.text
+    assert "mine.toml" in caplog.text
+
+
+@pytest.mark.parametrize("command", [("launch", "--dry-run", "train.py"), ("classify", "--list")])
+def test_a_command_refuses_standing_signatures_that_are_wrong(
+    user_s: Path,
+    tmp_path: Path,
+    ncclops_in_process: Callable[..., CompletedText],
+    command: tuple[str, ...],
+) -> None:
+    (tmp_path / "train.py").touch()
+    (user_s / "mine.toml").write_text("[[signature]]\nid = 7\n")
+    done = ncclops_in_process(*command, env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert done.returncode == 2
+    assert "mine.toml" in done.stderr

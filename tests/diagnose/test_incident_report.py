@@ -103,6 +103,15 @@ def killed(run: Path, rank: int, signal: str, said: str = "") -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_was_done_before_the_others_is_what_to_look_into(make: Make) -> None:
+    """And not at the connections that it closed, of which the others have raised errors."""
+    first = fault(1, "returned-early", "rank 1: ended while other ranks still needed it")
+    report = report_incident(make({}, first), None)
+    (step,) = report.next_steps
+    assert step.startswith("find out why rank 1 was done before the others")
+
+
+@pytest.mark.slow
 def test_a_hang_seen_from_outside_is_blamed_on_the_rank_that_the_recorders_name(make: Make) -> None:
     """The agent's watch sees that all stand still, and knows no better than to name the first."""
     by_rank = {rank: calls() for rank in (0, 1, 3)}

@@ -1,4 +1,4 @@
-"""The tutorial is true: each command is run as it stands, and says what is shown."""
+"""Tutorial and cookbook are true: each command is run as it stands, and says what is shown."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import pytest
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
 from tests.docs.shown import first_that_differs, pattern
 
-PAGE = REPOSITORY / "docs" / "tutorial.md"
+PAGES = ("tutorial.md", "cookbook.md")
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def steps() -> list[tuple[str, list[str]]]:
-    """Each command of the page, with the lines that are shown of its output."""
-    blocks = [(match[1], match[2]) for match in _BLOCK.finditer(PAGE.read_text())]
+def steps(page: str) -> list[tuple[str, list[str]]]:
+    """Each command of ``page``, with the lines that are shown of its output."""
+    blocks = [
+        (match[1], match[2]) for match in _BLOCK.finditer((REPOSITORY / "docs" / page).read_text())
+    ]
     kinds = [kind for kind, _ in blocks]
     assert kinds == ["sh", "text"] * (len(blocks) // 2), "each command has its output"
     texts = [text for _, text in blocks]
@@ -28,11 +30,16 @@ def steps() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-def test_each_command_says_what_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_each_command_says_what_is_shown(tmp_path: Path, page: str) -> None:
     shutil.copy(REPOSITORY / "docs" / "examples" / "train_ddp.py", tmp_path)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = clean_environ() | {"PATH": path, "COLUMNS": "120"}
-    for command, shown in steps():
+    # What the cookbook has typed first.
+    environ["XDG_CONFIG_HOME"] = str(tmp_path / "etc")
+    for each in ("profiles", "signatures"):
+        (tmp_path / "etc" / "ncclops" / each).mkdir(parents=True)
+    for command, shown in steps(page):
         done = subprocess.run(
             ["sh", "-ec", command],
             cwd=tmp_path,

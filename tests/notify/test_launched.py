@@ -37,7 +37,7 @@ key_file = "{directory}/token"
 rules = ["failed"]
 [notify.to.site]
 kind = "command"
-command = ["sh", "-c", "cat >> told.jsonl; echo >> told.jsonl", "TopSecretArgument"]
+command = ["sh", "-c", "cat >> told.jsonl", "TopSecretArgument"]
 heartbeat = "200ms"
 """
 

@@ -79,6 +79,27 @@ def step(number: int, **more: Any) -> StepEvent:
     return StepEvent(rank=0, step=number, step_s=1.0, **more)
 
 
+def test_what_a_rank_raised_says_more_than_how_its_process_ended() -> None:
+    run = story()
+    run.at(5, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
+    run.at(6, RestartEvent(rank=0, iteration=1, cause="KeyError: 'lr'"))
+    run.at(8, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
+    run.at(8, RestartEvent(rank=0, iteration=2, cause="KeyError: 'lr'", instead="stop"))
+    run.at(9, FaultEvent(rank=1, cause="exit code 1"))
+    (notice,) = run.at(9, FAILED)
+    assert notice.summary == "failed: rank 1 exited with code 1; rank 1: KeyError: 'lr'"
+    assert run.rules.progress.restarts == 1, "what the job ended with was no restart"
+
+
+def test_how_a_process_ended_is_told_where_nothing_was_raised_since_the_last_start() -> None:
+    run = story()
+    run.at(5, FaultEvent(rank=1, cause="KeyError: 'lr'", kind="exception"))
+    run.at(6, RetryEvent(attempt=1, reason="rank 1 failed"))
+    run.at(9, FaultEvent(rank=1, cause="exit code 1"))
+    (notice,) = run.at(9, FAILED)
+    assert notice.summary.endswith("; rank 1: exit code 1")
+
+
 def test_each_rule_has_a_severity() -> None:
     assert set(SEVERITIES) == set(RULES)
 

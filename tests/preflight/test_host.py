@@ -281,10 +281,11 @@ def test_the_table_shows_what_is_wrong_first_and_the_rest_when_asked() -> None:
     report = NodeReport(host="n1", time=1.5, findings=judge(machine.node()), seconds=1.25)
     head, *rows = table.lines(report)
     assert head.startswith("host n1: 1 FAIL, 1 WARN, ")
-    assert head.endswith("(1.2 s)")
+    assert head.endswith(f"(1.2 s); {len(report.findings) - 2} not shown (--all)")
     assert [row.split()[0] for row in rows] == ["FAIL", "->", "WARN", "->"]
     everything = table.lines(report, everything=True)
     assert len(everything) == 1 + len(report.findings) + 2
+    assert everything[0].endswith("(1.2 s)")
     assert table.lines(NodeReport(host="n1", time=1.5, findings=())) == [
         "host n1: nothing to check"
     ]

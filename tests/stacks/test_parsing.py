@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,30 @@ def test_the_time_grows_with_a_line_not_faster(line: str) -> None:
     assert len(parse(text)) <= 3
     assert len(traceback_frames(text)) <= 1
     assert len(last_traceback(text)) <= 1
+
+
+OURS = """
+def late():
+    raise LookupError("late")
+
+def wait(call, looks):
+    try:
+        call()
+    except LookupError:
+        looks.start()
+        looks.join()
+"""
+
+
+def of_the_script() -> None:
+    raise LookupError("in the script")
+
+
+@pytest.mark.parametrize("whose", ["ours", "script"])
+def test_what_our_own_code_raises_while_it_waits_is_not_how_the_script_was_left(whose: str) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(OURS, "/x/ncclops/restart/_inbox.py", "exec"), names)
+    found: list[python_stacks.OwnStacks] = []
+    looks = threading.Thread(target=lambda: found.append(python_stacks.render_own()))
+    names["wait"](names["late"] if whose == "ours" else of_the_script, looks)
+    assert found[0].left_by == (None if whose == "ours" else "LookupError: in the script")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from ncclops.cli._status_table import draw
 from ncclops.record.events import (
     ClassifiedEvent,
     Event,
@@ -355,3 +358,34 @@ def test_of_the_status_of_other_nodes_what_can_be_read_is_read(tmp_path: Path) -
     assert load(tmp_path) == others[1:]
     path.write_text("[" * 100_000)
     assert load(tmp_path) == []
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ages", "said"),
+    [
+        ((2.0, 3.0), None),
+        ((40.0, 41.0), "no step for 40s: `ncclops stacks` shows where each is"),
+        ((2.0, 41.0), "no step on rank 1 for 41s: `ncclops stacks` shows where each is"),
+        ((40.0, None), "no step for 40s: `ncclops stacks` shows where each is"),
+    ],
+)
+def test_ranks_that_make_no_step_are_named(
+    ages: tuple[float | None, ...], said: str | None
+) -> None:
+    ranks = [rank(number, step_age_s=age) for number, age in enumerate(ages)]
+    assert said_of(run(*ranks, median_step_s=1.0)) == said
+
+
+def test_slow_steps_and_what_a_script_has_declared_are_not_missed() -> None:
+    assert said_of(run(rank(0, step_age_s=40.0), median_step_s=5.0)) is None
+    assert said_of(run(rank(0, step_age_s=400.0, phase="checkpoint"), median_step_s=1.0)) is None
+
+
+def said_of(status: RunStatus) -> str | None:
+    """The line about steps that do not come."""
+    out = io.StringIO()
+    Console(file=out, width=120).print(draw(status))
+    return next((line for line in out.getvalue().splitlines() if line.startswith("no step")), None)

@@ -95,6 +95,19 @@ def test_the_script_s_own_error_ends_the_job_when_it_comes_again_without_a_new_s
     assert "train.py" in escalation.reason
 
 
+def test_a_rank_that_ends_before_its_peers_again_and_again_ends_the_job() -> None:
+    early = Fault.of_early_return(3, 3, 1)
+    one = incident(early.summary, kind=FaultKind.RETURNED_EARLY)
+    one = dataclasses.replace(one, exception=None, raised=None, traceback=None, faults=(early,))
+    assert after((one, 10), (one, 20)) is None
+    escalation = after((one, 10), (one, 10))
+    assert escalation is not None
+    assert escalation.to == "stop"
+    assert (
+        escalation.reason == f"{one.summary} (rank 3): 2 times at the same place without a new step"
+    )
+
+
 def test_an_error_that_new_processes_may_mend_has_three_tries_in_place() -> None:
     escalation = after((MEMORY, 10), (MEMORY, 10), (MEMORY, 10))
     assert escalation is not None

@@ -21,7 +21,8 @@ from typing import Any
 
 from ncclops.agent.in_thread import in_thread
 from ncclops.agent.job import Job
-from ncclops.classify import Scanner, in_place, load_signatures
+from ncclops.classify import Scanner, in_place
+from ncclops.classify.loader import standing_signatures
 from ncclops.host import nvml
 from ncclops.host.nvml import GpuName
 from ncclops.record.event_values import GpuFault
@@ -199,7 +200,7 @@ def find_fault(
     scanner.feed(rank, "output", f"{said}\n")
     verdict = scanner.verdict().verdict
     # Whatever speaks against another attempt, such as an exception that the job got over before.
-    signature = load_signatures().by_id.get(verdict.signature or "")
+    signature = standing_signatures().by_id.get(verdict.signature or "")
     if signature is None or (signature.class_, signature.retry) != _HARDWARE:
         return None
     error = in_place.corrupted_context(said)

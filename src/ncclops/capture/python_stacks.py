@@ -68,7 +68,15 @@ def _leaving_by(frame: FrameType | None) -> BaseException | None:
         return None
     handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = handled[1] if isinstance(handled, tuple) else handled  # 3.11: sys.exc_info()
-    return error if isinstance(error, BaseException) else None
+    if not isinstance(error, BaseException) or _is_ours(error):
+        return None
+    return error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether no other code than our own has seen ``error``: a wait of it that is over."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return all(_OURS.search(file) or _PLUMBING.search(file) for file in files)
 
 
 def _render_traceback(main: int, error: BaseException, said: str) -> str:

@@ -8,6 +8,8 @@ site's file is one clear line and never a signature that silently matches nothin
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -29,6 +31,11 @@ from ncclops.classify.model import (
 )
 from ncclops.errors import UsageError
 from ncclops.toml_files import load_toml
+
+log = logging.getLogger("ncclops.classify")
+
+# What the administrators of a machine have put there for all its users.
+SITE = Path("/etc/ncclops/signatures")
 
 _LISTS = (
     "literals", "requires", "requires_all", "absent", "outranks", "explains_line", "echo_of",
@@ -120,6 +127,26 @@ def load_signatures(*directories: Path, cache: Cache = NO_CACHE) -> SignatureSet
     loaded = SignatureSet(tuple(merged.values()), cache)
     _check_names(loaded)
     return loaded
+
+
+def standing_directories() -> list[Path]:
+    """Where a site and a user keep signatures for every command; those that hold any, the user's
+    last, as a later one replaces its namesake."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [each for each in (SITE, config / "ncclops" / "signatures") if any(each.glob("*.toml"))]
+
+
+def standing_signatures() -> SignatureSet:
+    """The shipped signatures and those of ``standing_directories``.
+
+    For what runs beside a job: a file that is wrong is a warning and is left out with all others
+    that are not shipped. ``ncclops launch`` has refused it before the start.
+    """
+    try:
+        return load_signatures(*standing_directories())
+    except (UsageError, OSError) as error:
+        log.warning("only the shipped signatures are used: %s", error)
+        return load_signatures()
 
 
 def _shipped(cache: Cache) -> Iterator[Signature]:

@@ -17,7 +17,7 @@ from ncclops.classify import line_ranks, stamps
 from ncclops.classify.activity import NO_MARKS, WHOLE_BLOCK, Marks, read_marks
 from ncclops.classify.blocks import BlockCutter
 from ncclops.classify.candidates import likeliest
-from ncclops.classify.loader import SignatureSet, load_signatures
+from ncclops.classify.loader import SignatureSet, standing_signatures
 from ncclops.classify.matched_lines import (
     EVIDENCE_CHARS,
     LAST_ERROR_REACH,
@@ -110,7 +110,7 @@ class Scanner:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         """``clock`` is for live output: it dates the lines that bear no time of their own."""
-        self._signatures = signatures or load_signatures()
+        self._signatures = signatures or standing_signatures()
         self._clock = clock
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._ranks: list[int | None] = []

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ncclops.live_view.words import duration, short
+from ncclops.rank_lists import ranks_named
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
 
 _STYLES = {
@@ -21,8 +22,11 @@ _STYLES = {
     "stopping": "yellow",
 }
 # Lines around the table: the run's, the table's head, the line about ranks left out, the cursor's.
-_AROUND = 13
+_AROUND = 14
 _LEAST_ROWS = 3
+# Since the last step, in seconds and in median steps; less is said of no job.
+_LATE_S = 10.0
+_LATE_STEPS = 10
 # A share of the median step time above which it is shown as slow.
 _SLOW = 1.05
 
@@ -49,8 +53,27 @@ def _about_run(status: RunStatus) -> list[Text]:
         kind = f" ({straggler.kind})" if straggler.kind else ""
         behind = f"{(straggler.ratio - 1):.0%} behind the median rank{kind}"
         lines.append(Text(f"straggler: rank {straggler.rank}, {behind}", style="yellow"))
+    if late := _without_step(status):
+        lines.append(Text(late, style="yellow"))
     lines += [Text(note, style="yellow") for note in status.notes]
     return lines
+
+
+def _without_step(status: RunStatus) -> str | None:
+    """Which ranks that train have made no step for long, as far as steps are seen."""
+    ages = {
+        rank.rank: rank.step_age_s
+        for rank in status.ranks
+        if rank.phase == "training" and rank.step_age_s is not None
+    }
+    limit = max(_LATE_S, _LATE_STEPS * (status.median_step_s or 0.0))
+    late = {rank: age for rank, age in ages.items() if age > limit}
+    if not late:
+        return None
+    where = "" if len(late) == len(ages) else f" on {ranks_named(sorted(late))}"
+    return (
+        f"no step{where} for {duration(min(late.values()))}: `ncclops stacks` shows where each is"
+    )
 
 
 def _headline(status: RunStatus) -> Text:

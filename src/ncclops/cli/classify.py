@@ -41,7 +41,8 @@ def classify(
         typer.Option(
             "--signatures",
             metavar="DIR",
-            help="More signatures: *.toml files in DIR. May be repeated.",
+            help="More signatures: *.toml files in DIR, beside those in /etc/ncclops/signatures"
+            " and ~/.config/ncclops/signatures. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -57,9 +58,10 @@ def classify(
     """
     from ncclops.classify import classify_paths, load_signatures
     from ncclops.classify.cache import Cache
+    from ncclops.classify.loader import standing_directories
     from ncclops.errors import UsageError
 
-    loaded = load_signatures(*(signatures or ()), cache=Cache.of_user())
+    loaded = load_signatures(*standing_directories(), *(signatures or ()), cache=Cache.of_user())
     if list_:
         _print_list(loaded, json)
         return

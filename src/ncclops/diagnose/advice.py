@@ -38,6 +38,10 @@ _STEPS: dict[FindingKind, tuple[str, ...]] = {
         " IB port counters) and for Xid errors on these nodes, and run nccl-tests there",
     ),
 }
+ENDED_EARLY = (
+    "find out why {who} was done before the others: fewer batches than they have (drop_last, a"
+    " sampler; torch's Join is for uneven ones), or an exit in the script"
+)
 _DATA_LOADER = (
     "it is its data loader: look at the storage, at the loader's workers, and whether there is a"
     " timeout= on it"

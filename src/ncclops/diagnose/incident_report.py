@@ -205,7 +205,10 @@ def report_incident(run: Path, number: int | None) -> IncidentReport:
 def _number(paths: RunPaths, number: int | None) -> int:
     run, known = paths.root, numbered(paths.incidents)
     if not known:
-        raise UsageError(f"{run} has no incidents: nothing failed there, or it kept no record")
+        raise UsageError(
+            f"{run} has no incidents: nothing failed there, or it kept no record; `ncclops stacks`"
+            " shows where the ranks of a run under way are"
+        )
     wanted = known[-1] if number is None else number
     if wanted not in known:
         raise UsageError(f"{run} has no incident {wanted}: it has {rank_list(known)}")
@@ -473,6 +476,9 @@ def _advice(
         return tuple(
             advice.steps(never, f"rank {culprit.rank}", str(culprit.frame), in_data_loader=False)
         )
+    if record.cause == "returned-early":
+        # What the others raised is that its connections were closed, and no cause.
+        return (advice.ENDED_EARLY.format(who=f"rank {record.first_faulty_rank}"),)
     if recorded is not None and culprit.by_recorders:
         steps += advice.steps(
             recorded.kind,

@@ -72,6 +72,7 @@ def prepare(asked: LaunchRequest, *, stdout_is_data: bool = False) -> Prepared:
     """
     request = resolve(asked, stdout_is_data=stdout_is_data)
     options.check_target(request.target)
+    options.check_signatures()
     argv = workers.command(request.target)
     if shutil.which(argv[0]) is None:
         raise UsageError(f"PYTHON_EXEC={argv[0]} is not a program: correct or unset it")

@@ -174,6 +174,15 @@ def check_target(target: Target) -> None:
         _check_program(target.name)
 
 
+def check_signatures() -> None:
+    """Raise ``UsageError`` if a site's or a user's signatures are wrong: once the job runs, they
+    could only be left out."""
+    from ncclops.classify.loader import load_signatures, standing_directories
+
+    if directories := standing_directories():
+        load_signatures(*directories)
+
+
 def _check_script(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a directory: give the training script itself")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclops.errors import UsageError
+from ncclops.exit_codes import NextAction
 from ncclops.record.document_kind import load_object
 from ncclops.record.paths import RunPaths
 from ncclops.record.verdict_record import VERDICT, Outcome, VerdictRecord
@@ -25,7 +26,9 @@ class RunVerdict:
     ``failure_class`` is one of ``ncclops classify --list``. ``receipt`` is the judgement of the
     five rules (``"healthy"`` or what is missing), None where none could be made. ``goodput`` is the
     share of the time that went into training, from 0 to 1, None where the run does not show it.
-    ``ranks_lost`` are those without which a job that restarts in place has finished.
+    ``ranks_lost`` are those without which a job that restarts in place has finished. ``what`` says
+    in one sentence who failed, how and where, and ``next_action`` what may mend it; both are None
+    of a job that has not failed, and in what older versions have written.
     """
 
     run_dir: Path
@@ -41,6 +44,8 @@ class RunVerdict:
     receipt: str | None
     goodput: float | None
     ranks_lost: tuple[int, ...]
+    what: str | None = None
+    next_action: NextAction | None = None
     document: Mapping[str, Any]
 
     @property
@@ -87,5 +92,7 @@ def _of_record(run_dir: Path, record: VerdictRecord, document: Mapping[str, Any]
         receipt=None if record.receipt is None else record.receipt.verdict,
         goodput=None if record.goodput is None else record.goodput.ratio,
         ranks_lost=tuple(record.ranks_lost),
+        what=None if record.story is None else record.story.what,
+        next_action=record.next_action,
         document=document,
     )

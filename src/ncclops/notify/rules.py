@@ -165,7 +165,9 @@ class Rules:
                 if self.speaks_for_all:
                     yield self._suspect(lost, f"node {lost} was lost: {event.why or 'no reason'}")
             case FaultEvent() if event.loss is None and event.rank is not None:
-                self._fault = f"rank {event.rank}: {event.cause}"
+                # How the process ended says less than what its rank had raised before.
+                if event.kind is not None or not self._fault.startswith(f"rank {event.rank}: "):
+                    self._fault = f"rank {event.rank}: {event.cause}"
             case ClassifiedEvent():
                 self._class = event.class_
             case StopRequestedEvent():
@@ -184,12 +186,15 @@ class Rules:
     def _restarted(self, event: RestartEvent | RetryEvent, now: float) -> Iterator[Notice]:
         self._step_at = None
         if isinstance(event, RetryEvent):
+            self._fault = ""
             if not self.speaks_for_all:
                 return  # all agents record it; a restart in place only one
             cause = event.reason
         else:
             cause = event.cause
             yield from self._replaced(event)
+            if event.instead is not None:
+                return  # the job ends, or new processes follow with an event of their own
         self.progress = replace(self.progress, restarts=self.progress.restarts + 1)
         window = self._settings.restarts_within
         self._restarts.append(now)

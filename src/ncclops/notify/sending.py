@@ -92,7 +92,7 @@ def send(
     """Send ``message`` to ``target``, within ``limit_s``. Raises ``NotSent``."""
     body = json.dumps(message).encode()
     if target.kind == "command":
-        _run(target, body, processes, limit_s)
+        _run(target, body + b"\n", processes, limit_s)
         return
     try:
         # In a thread that is not waited for: a name server, or a receiver that answers a byte a

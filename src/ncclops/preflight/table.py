@@ -23,7 +23,9 @@ def lines(
         for each in report.of(status)
         if everything or status in grave or each.check in always
     ]
-    return [_headline(report), *_table(found)]
+    hidden = len(report.findings) - len(found)
+    more = f"; {hidden} not shown (--all)" if hidden else ""
+    return [_headline(report) + more, *_table(found)]
 
 
 def _headline(report: NodeReport) -> str:

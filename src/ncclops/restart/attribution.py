@@ -317,7 +317,7 @@ class Fault:
     @classmethod
     def of_early_return(cls, initial_rank: int, rank: int, iteration: int) -> Fault:
         """The fault that a return from the function is if others still need this rank."""
-        detail = "was done with its groups first, while its peers still needed it"
+        detail = "ended, or destroyed its groups, while other ranks still needed it"
         return cls.observed(FaultKind.RETURNED_EARLY, initial_rank, iteration, detail, rank=rank)
 
 

@@ -303,7 +303,9 @@ def _may_be_cause(fault: Fault, incident: Incident) -> bool:
 
 def _is_script_s(incident: Incident) -> bool:
     """Whether an exception of the script's own ended the iteration, or one of its ranks was not
-    where the others waited for it."""
+    where the others waited for it, or had ended before them."""
+    if incident.cause == FaultKind.RETURNED_EARLY.value:
+        return True
     if incident.cause != FaultKind.EXCEPTION.value or incident.exception is None:
         return False
     if _lacked_ranks(incident):
@@ -362,6 +364,8 @@ def _failure_of(incident: Incident) -> tuple[str, str] | None:
     rank = f"rank {incident.first_faulty_rank}"
     if incident.cause in _FOUND_HUNG:
         return HANG, rank
+    if incident.cause == FaultKind.RETURNED_EARLY.value:
+        return incident.summary, rank
     if incident.cause == FaultKind.NCCL_ERROR.value:
         return incident.cause, rank
     if incident.cause in _ENDS:
