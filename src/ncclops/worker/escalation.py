@@ -53,10 +53,7 @@ _UNKNOWN = "unknown place"
 # Whoever has found it.
 _FOUND_HUNG = (FaultKind.SOFT_TIMEOUT, FaultKind.HUNG)
 # Ranks that ended, or waited to end, apart from the others. All go on, so nothing else limits it.
-_ENDS = {
-    FaultKind.RETURNED_EARLY.value: "an end of the script while other ranks needed this one",
-    FaultKind.COMPLETION_TIMEOUT.value: "a wait at the end for ranks that went on",
-}
+_ENDS = (FaultKind.RETURNED_EARLY.value, FaultKind.COMPLETION_TIMEOUT.value)
 # Ranks that wait without end, whatever for.
 _HANGS = (*_FOUND_HUNG, FaultKind.NCCL_ERROR)
 _EARLY_S = 300.0
@@ -364,12 +361,10 @@ def _failure_of(incident: Incident) -> tuple[str, str] | None:
     rank = f"rank {incident.first_faulty_rank}"
     if incident.cause in _FOUND_HUNG:
         return HANG, rank
-    if incident.cause == FaultKind.RETURNED_EARLY.value:
+    if incident.cause in _ENDS:
         return incident.summary, rank
     if incident.cause == FaultKind.NCCL_ERROR.value:
         return incident.cause, rank
-    if incident.cause in _ENDS:
-        return _ENDS[incident.cause], rank
     return None
 
 
