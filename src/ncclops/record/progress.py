@@ -17,6 +17,8 @@ from ncclops.record import shared_page
 _MAGIC = 0x3154_5049_4543_4552  # "RECEIPT1"
 _NAME_AT = 256  # the phase's name starts at this byte
 _NAME_BYTES = 128
+# No rank counts so far. What is larger was written over the page; a stop page holds twice a step.
+_MOST_STEPS = 1 << 60
 
 
 class Warmup(IntEnum):
@@ -101,7 +103,10 @@ class ProgressPage:
 
 
 def read(path: Path) -> Progress | None:
-    """What the rank's page says now; None if there is none (yet)."""
+    """What the rank's page says now; None if there is none (yet).
+
+    The page is memory that the rank writes: whatever is in it, this raises nothing.
+    """
     content = shared_page.read(path)
     if content is None:
         return None
@@ -116,23 +121,31 @@ def read(path: Path) -> Progress | None:
     return Progress(
         pid=numbers[PID],
         iteration=numbers[ITERATION],
-        step=numbers[STEP] - 1 if numbers[STEP] else None,
+        step=_count(numbers[STEP]) - 1 if _count(numbers[STEP]) else None,
         steps=numbers[STEPS],
         started_ns=numbers[STARTED_NS],
         step_ns=numbers[STEP_NS],
         tick_ns=numbers[TICK_NS],
         main_ns=numbers[MAIN_NS] or None,
-        warmup=Warmup(numbers[WARMUP]),
+        warmup=_warmup(numbers[WARMUP]),
         warmup_ns=numbers[WARMUP_NS],
         phase=name if began_ns > 0 else None,
         phase_began_ns=began_ns,
         phase_limit=timedelta(microseconds=limit_ns // 1000),
         ended=numbers[ENDED_NS] > 0,
         left=numbers[LEFT_NS] > 0,
-        updates=numbers[UPDATES],
+        updates=_count(numbers[UPDATES]),
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
     )
+
+
+def _warmup(number: int) -> Warmup:
+    return Warmup(number) if number in tuple(Warmup) else Warmup.NOT_BEGUN
+
+
+def _count(number: int) -> int:
+    return number if abs(number) <= _MOST_STEPS else 0
 
 
 def _collectives(enqueued: int, completed: int) -> tuple[int, int | None] | None:

@@ -1,0 +1,56 @@
+"""A rank's page of progress, whatever is written over it: agents and `status` read it all the time."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclops.record import progress
+from ncclops.record.paths import RunPaths
+from ncclops.record.progress import ProgressPage, Warmup
+from ncclops.record.stop_point import Clock, StopPage
+
+_EDGES = st.sampled_from([2**63 - 1, -(2**63), 1 << 62, -1, 0, 121])
+_NUMBERS = st.one_of(_EDGES, st.integers(-(2**63), 2**63 - 1))
+_POSITIONS = st.integers(progress.PID, progress.LEFT_NS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(_POSITIONS, _NUMBERS, max_size=21), st.binary(max_size=128))
+def test_what_is_written_over_a_page_is_read_and_a_stop_is_agreed_upon(
+    run: Path, numbers: dict[int, int], name: bytes
+) -> None:
+    path = RunPaths(run).rank(0).progress
+    page = ProgressPage.create(path)
+    for position, number in numbers.items():
+        page.numbers[position] = number
+    page.set_phase(name.decode(errors="surrogateescape"), 1, 1)
+    seen = progress.read(path)
+    assert seen is not None
+    assert seen.warmup in Warmup
+    for clock in Clock:
+        stop = StopPage.create(run).by(clock)
+        assert stop.ends_here(stop.agree([path]))
+
+
+def test_a_phase_that_nobody_has_written_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    page = ProgressPage.create(path)
+    page.numbers[progress.STEP] = 5
+    page.numbers[progress.WARMUP] = Warmup.OVER
+    content = bytearray(path.read_bytes())
+    struct.pack_into("q", content, 8 * progress.WARMUP, 121)
+    path.unlink()
+    path.write_bytes(content)
+    seen = progress.read(path)
+    assert seen is not None
+    assert (seen.step, seen.warmup) == (4, Warmup.NOT_BEGUN)
