@@ -1,4 +1,4 @@
-"""A rank's page of progress, whatever is written over it: agents and `status` read it all the time."""
+"""A rank's page of progress, whatever is written over it: agents and `status` read it."""
 
 from __future__ import annotations
 

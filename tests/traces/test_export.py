@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -246,7 +248,7 @@ def test_times_and_numbers_of_any_size_can_be_sent(collector: Collector, run_dir
     assert any(each.events for each in collector.next().spans)
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 500])
+@pytest.mark.parametrize("code", [307, 400, 401, 404, 500])
 def test_a_refusal_is_one_line(
     ncclops_in_process: Export, collector: Collector, run_dir: Path, code: int
 ) -> None:
@@ -267,6 +269,50 @@ def test_a_collector_that_is_not_there_is_one_line(
     done = ncclops_in_process("export-traces", run_dir, "--endpoint", url, env=environ)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"taken the trace: 127.0.0.1:{port}: Connection refused: name its port" in done.stderr
+
+
+@contextmanager
+def answering(*pieces: bytes) -> Iterator[str]:
+    """A collector that sends the last of ``pieces`` again and again: its URL."""
+    *first, last = pieces
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.recv(1 << 16)
+            client.sendall(b"".join(first))
+            while not over.wait(0.02):
+                client.sendall(last)
+
+    over, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    over.set()
+    thread.join(LIMIT_S)
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "code", "expected"),
+    [
+        ((b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536), 0, "spans sent: trace"),
+        ((b"HTTP/1.1 200 OK\r\nA: ", b"x"), 1, "no whole answer in time: name its port"),
+    ],
+    ids=["endless body", "endless head"],
+)
+def test_an_answer_without_an_end_is_not_waited_for(
+    ncclops_in_process: Export,
+    run_dir: Path,
+    pieces: tuple[bytes, ...],
+    code: int,
+    expected: str,
+) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.5", "NO_PROXY": "127.0.0.1"}
+    with answering(*pieces) as url:
+        done = ncclops_in_process("export-traces", run_dir, "--endpoint", url, env=environ)
+    assert done.returncode == code, done.stderr
+    assert expected in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

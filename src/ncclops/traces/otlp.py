@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,10 +22,13 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from ncclops._version import __version__
 from ncclops.errors import NcclopsError, UsageError
+from ncclops.record.answer import Answer
 from ncclops.traces.model import Trace
 
 _PATH = "/v1/traces"
 _AT_ONCE = 500  # spans in a request: a collector takes a few MiB
+_REQUEST_LIMIT_S = 10.0  # where the exporter asks for none
+_REDIRECTS = 300  # this number, and what is above it, took nothing
 _LATEST_NS = 2**64 - 1
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -87,19 +92,33 @@ def _check_variables() -> None:
 
 
 class _Session(requests.Session):
-    """Knows what was wrong with its last request: the exporter says that it has given up."""
+    """Knows what was wrong with its last request: the exporter says that it has given up.
+
+    Of an answer it takes the number and the head, all of it within the time for the request:
+    requests itself would wait for so long for each byte, and read a body without end.
+    """
 
     problem = ""
 
     def request(self, method: Any, url: Any, *args: Any, **more: Any) -> Any:
         self.problem = ""
+        more["stream"] = True
+        ask = partial(super().request, method, url, *args, **more)
         try:
-            response = super().request(method, url, *args, **more)
+            response = Answer(ask).get(more.get("timeout") or _REQUEST_LIMIT_S)
+        except TimeoutError as error:
+            self.problem = f"{_where(url)}: no whole answer in time"
+            raise requests.Timeout(self.problem) from error
         except (requests.RequestException, OSError) as error:
             self.problem = f"{_where(url)}: {_innermost(error)}"
             raise
-        if not response.ok:
+        response.close()
+        response.raw = io.BytesIO()
+        if not (response.ok and response.status_code < _REDIRECTS):
             self.problem = f"{_where(url)} answers {response.status_code} {response.reason}"
+        if response.ok and self.problem:
+            # The exporter takes it for success; it follows none, and neither do we.
+            raise requests.RequestException(self.problem)
         return response
 
 
