@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclops.record import progress
+from ncclops.record import progress, shared_page, stop_point
 from ncclops.record.paths import RunPaths
 from ncclops.record.progress import ProgressPage, Warmup
 from ncclops.record.stop_point import Clock, StopPage
@@ -20,8 +21,11 @@ _POSITIONS = st.integers(progress.PID, progress.LEFT_NS)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("run")
+    yield directory
+    shared_page.settle(RunPaths(directory).rank(0).progress)
+    stop_point.settle(directory)
 
 
 @settings(max_examples=50)
@@ -47,9 +51,9 @@ def test_a_phase_that_nobody_has_written_is_none(tmp_path: Path) -> None:
     page = ProgressPage.create(path)
     page.numbers[progress.STEP] = 5
     page.numbers[progress.WARMUP] = Warmup.OVER
+    shared_page.settle(path)
     content = bytearray(path.read_bytes())
     struct.pack_into("q", content, 8 * progress.WARMUP, 121)
-    path.unlink()
     path.write_bytes(content)
     seen = progress.read(path)
     assert seen is not None
