@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from ncclops.record.regular_file import read_regular
 MOST_BYTES = 1 << 20
 # In one key, tomllib goes through all levels for each one.
 _MOST_DOTS = 300
+
+
+def user_directory(kind: str) -> Path:
+    """Where a user keeps ``kind`` for every command: profiles, signatures. It need not exist."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return config / "ncclops" / kind
 
 
 def load_toml(path: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,7 @@ from ncclops.classify.model import (
     Signature,
 )
 from ncclops.errors import UsageError
-from ncclops.toml_files import load_toml
+from ncclops.toml_files import load_toml, user_directory
 
 log = logging.getLogger("ncclops.classify")
 
@@ -132,8 +131,7 @@ def load_signatures(*directories: Path, cache: Cache = NO_CACHE) -> SignatureSet
 def standing_directories() -> list[Path]:
     """Where a site and a user keep signatures for every command; those that hold any, the user's
     last, as a later one replaces its namesake."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [each for each in (SITE, config / "ncclops" / "signatures") if any(each.glob("*.toml"))]
+    return [each for each in (SITE, user_directory("signatures")) if any(each.glob("*.toml"))]
 
 
 def standing_signatures() -> SignatureSet:

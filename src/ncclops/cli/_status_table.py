@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ncclops.live_view.order import SLOW, is_silent
 from ncclops.live_view.words import duration, short
 from ncclops.rank_lists import ranks_named
 from ncclops.status.model import LastEvent, RankStatus, RunStatus
@@ -24,11 +25,6 @@ _STYLES = {
 # Lines around the table: the run's, the table's head, the line about ranks left out, the cursor's.
 _AROUND = 14
 _LEAST_ROWS = 3
-# Since the last step, in seconds and in median steps; less is said of no job.
-_LATE_S = 10.0
-_LATE_STEPS = 10
-# A share of the median step time above which it is shown as slow.
-_SLOW = 1.05
 
 
 def draw(status: RunStatus, *, height: int | None = None) -> RenderableType:
@@ -66,8 +62,7 @@ def _without_step(status: RunStatus) -> str | None:
         for rank in status.ranks
         if rank.phase == "training" and rank.step_age_s is not None
     }
-    limit = max(_LATE_S, _LATE_STEPS * (status.median_step_s or 0.0))
-    late = {rank: age for rank, age in ages.items() if age > limit}
+    late = {rank.rank: ages[rank.rank] for rank in status.ranks if is_silent(rank, status)}
     if not late:
         return None
     where = "" if len(late) == len(ages) else f" on {ranks_named(sorted(late))}"
@@ -119,7 +114,7 @@ def _table(ranks: Sequence[RankStatus], status: RunStatus) -> Table:
 
 
 def _row(rank: RankStatus, status: RunStatus, *, on_gpu: bool) -> list[Text]:
-    slow = rank.step_ratio is not None and rank.step_ratio > _SLOW
+    slow = rank.step_ratio is not None and rank.step_ratio > SLOW
     return [
         Text(str(rank.rank)),
         Text(rank.host),

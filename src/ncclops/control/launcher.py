@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from ncclops.errors import UsageError
 from ncclops.host import process_identity, process_view
 from ncclops.host.process_identity import ProcessIdentity
@@ -45,4 +43,4 @@ def _recorded(run_dir: Path) -> ProcessIdentity | None:
         return None
     if record is None or record.launcher is None:
         return None
-    return ProcessIdentity(**msgspec.structs.asdict(record.launcher))
+    return ProcessIdentity.of(record.launcher)

@@ -228,8 +228,7 @@ def _incident(run: Path, notes: list[str]) -> IncidentReport | None:
 def _is_under_way(run: Path, started: RunRecord | None) -> bool:
     live = runs.is_live(run)
     if live is None and started is not None and started.launcher is not None:
-        launcher = ProcessIdentity(**msgspec.structs.asdict(started.launcher))
-        live = process_identity.is_alive(launcher)
+        live = process_identity.is_alive(ProcessIdentity.of(started.launcher))
     return bool(live)
 
 

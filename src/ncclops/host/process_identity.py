@@ -7,8 +7,9 @@ namespace has numbers of its own. So a recorded process is believed together wit
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ncclops.host import process_view
 from ncclops.host_name import host_name
@@ -23,6 +24,11 @@ class ProcessIdentity:
     started_ticks: int
     boot_id: str
     pid_namespace: int
+
+    @classmethod
+    def of(cls, recorded: Any) -> ProcessIdentity:
+        """The process that ``recorded`` has the same fields of."""
+        return cls(**{field.name: getattr(recorded, field.name) for field in fields(cls)})
 
 
 def current() -> ProcessIdentity:

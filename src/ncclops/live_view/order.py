@@ -23,16 +23,20 @@ class Concern(IntEnum):
     NONE = 3
 
 
+def is_silent(rank: RankStatus, status: RunStatus) -> bool:
+    """Whether ``rank`` trains, and has ended no step for long, as far as steps are seen."""
+    limit_s = max(_SILENT_S, _SILENT_STEPS * (status.median_step_s or 0.0))
+    return rank.phase == "training" and rank.step_age_s is not None and rank.step_age_s > limit_s
+
+
 def concern(rank: RankStatus, status: RunStatus, stragglers: Collection[int]) -> Concern:
     """What there is to see of ``rank``; ``stragglers`` are those that the status names."""
     if rank.phase == "failed":
         return Concern.FAILED
     if status.phase in ("ended", "lost"):
         return Concern.NONE
-    if rank.phase == "training" and rank.step_age_s is not None:
-        usual = status.median_step_s or 0.0
-        if rank.step_age_s > max(_SILENT_S, _SILENT_STEPS * usual):
-            return Concern.SILENT
+    if is_silent(rank, status):
+        return Concern.SILENT
     if rank.rank in stragglers or (rank.step_ratio is not None and rank.step_ratio > SLOW):
         return Concern.SLOW
     return Concern.NONE

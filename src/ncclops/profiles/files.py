@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from ncclops.errors import ProfileError
 from ncclops.profiles.messages import describe, nearest
 from ncclops.profiles.schema import ProfileFile
-from ncclops.toml_files import load_toml
+from ncclops.toml_files import load_toml, user_directory
 
 # What the administrators of a machine have put there for all its users.
 SITE = Path("/etc/ncclops/profiles")
@@ -35,11 +34,10 @@ def shipped_dir() -> Path:
 
 def search_path(cwd: Path | None = None) -> list[tuple[str, Path]]:
     """``(origin, directory)`` in the order of lookup; the first file of a name wins."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     project, shipped = (cwd or Path.cwd()) / "profiles", shipped_dir()
     own = [] if project == shipped else [("project", project)]
-    user = ("user", config / "ncclops" / "profiles")
-    return [*own, user, ("site", SITE), ("shipped", shipped)]
+    user = user_directory("profiles")
+    return [*own, ("user", user), ("site", SITE), ("shipped", shipped)]
 
 
 def profile_files(cwd: Path | None = None) -> Iterator[tuple[str, Path]]:

@@ -245,7 +245,7 @@ def _without_verdict(path: Path, run: _Run) -> tuple[State, float | None]:
     began = run.started
     live = runs.is_live(path)
     if live is None and run.launcher is not None:
-        live = process_identity.is_alive(ProcessIdentity(**msgspec.structs.asdict(run.launcher)))
+        live = process_identity.is_alive(ProcessIdentity.of(run.launcher))
     if live:
         return "running", None if began is None else max(0.0, time.time() - began)
     try:
