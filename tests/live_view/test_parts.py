@@ -45,6 +45,8 @@ def test_a_long_line_goes_on_below() -> None:
     rows = line("one two three four").wrapped(9, indent=2)
     assert [row.text for row in rows] == ["one two ", "  three ", "  four"]
     assert [row.text for row in line("x" * 20).wrapped(8)] == ["x" * 8, "x" * 8, "x" * 4]
+    rows = line("rank 0: /home/someone/train.py:15 in f").wrapped(26)
+    assert [row.text for row in rows] == ["rank 0: /home/someone/", "train.py:15 in f"]
     assert len(line("漢" * 10).wrapped(5)) == 5
     assert [row.text for row in line("abc").wrapped(1)] == ["abc"]
 

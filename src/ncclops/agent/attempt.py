@@ -42,7 +42,7 @@ from ncclops.exhausted import advice, described
 from ncclops.host import process_tree, process_view
 from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
-from ncclops.record import shared_page
+from ncclops.record import progress, shared_page
 from ncclops.record.answer import Answer
 from ncclops.record.environment_record import ENVIRONMENT
 from ncclops.record.error_file import read_error
@@ -147,6 +147,7 @@ class RunningAttempt:
             refused=self._is_not_to_be_replaced,
             start=self._replace,
             lost=self._lose,
+            furthest=partial(progress.highest_step, self._run.paths),
             say=context.say,
         )
         self.hang_watch = HangWatch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,17 +13,46 @@ from ncclops.agent.team import Team
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import described
 
-# A rank whose processes end one soon after the other has a cause that a new one does not remove,
-# and each costs all ranks a restart.
+# A rank whose processes end one soon after the other, or at the same step, has a cause that a new
+# one does not remove, and each costs all ranks a restart.
 _MOST_IN_A_ROW = 3
 _STAYED_S = 600.0
+
+
+class Series:
+    """The processes of one rank that were replaced one after the other, and did not help."""
+
+    def __init__(self) -> None:
+        self._made_at = 0.0  # the last one
+        self._made = 0
+        self._furthest: int | None = None
+
+    def refuses(self, now: float, furthest: int | None) -> str | None:
+        """Why no further process is to be started; None, and it counts as started now.
+
+        ``now`` in monotonic seconds; ``furthest`` is the highest step of any rank, if known.
+        """
+        stayed = now - self._made_at > _STAYED_S
+        came_further = furthest is None or self._furthest is None or furthest > self._furthest
+        if stayed and came_further:
+            self._made = 0
+        if self._made >= _MOST_IN_A_ROW:
+            if stayed:
+                return f"{_MOST_IN_A_ROW} have ended, and no rank has done a new step since"
+            return f"{_MOST_IN_A_ROW} have ended within {_STAYED_S / 60:g} minutes of their start"
+        self._made_at = now
+        self._made += 1
+        if furthest is not None:
+            self._furthest = max(furthest, self._furthest or 0)
+        return None
 
 
 class Replacements:
     """Of one attempt on this node, in the agent's event loop.
 
     ``refused`` says why a rank is not to be replaced, or None; ``start`` starts its new process;
-    ``lost`` is called with a rank where that has failed.
+    ``lost`` is called with a rank where that has failed;
+    ``furthest`` returns the highest step of any rank, if one is known.
     """
 
     def __init__(
@@ -34,6 +64,7 @@ class Replacements:
         refused: Callable[[int], str | None],
         start: Callable[[int], Coroutine[Any, Any, None]],
         lost: Callable[[int], None],
+        furthest: Callable[[], int | None],
         say: Callable[[str], None],
     ) -> None:
         self._team = team
@@ -42,8 +73,9 @@ class Replacements:
         self._refused = refused
         self._start = start
         self._lost = lost
+        self._furthest = furthest
         self._say = say
-        self._made: dict[int, list[float]] = {}  # when, by rank; of those that followed each other
+        self._series: dict[int, Series] = defaultdict(Series)  # by rank
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, rank: int) -> bool:
@@ -55,7 +87,9 @@ class Replacements:
         is_over = team.ending or team.escalation or team.finished or self._stop.asked
         if not self._enabled or is_over or not team.goes_on():
             return False
-        if (why := self._refused(rank) or self._too_often(rank)) is not None:
+        series = self._series[rank]
+        why = self._refused(rank) or series.refuses(time.monotonic(), self._furthest())
+        if why is not None:
             self._say(f"rank {rank}: no new process takes its place: {why}")
             return False
         team.returning.add(rank)
@@ -69,16 +103,6 @@ class Replacements:
         self._enabled = False
         for task in self._tasks:
             task.cancel()
-
-    def _too_often(self, rank: int) -> str | None:
-        now = time.monotonic()
-        made = self._made.setdefault(rank, [])
-        if made and now - made[-1] > _STAYED_S:
-            made.clear()
-        if len(made) >= _MOST_IN_A_ROW:
-            return f"{_MOST_IN_A_ROW} have ended within {_STAYED_S / 60:g} minutes of their start"
-        made.append(now)
-        return None
 
     async def _replace(self, rank: int) -> None:
         try:

@@ -125,15 +125,15 @@ def encode(shown: Line, *, colour: bool, encoding: str) -> bytes:
 
 
 def _split(text: str, columns: int) -> tuple[str, str]:
-    """``text`` in two, the first in ``columns`` at most: at a space if one is near."""
+    """``text`` in two, the first in ``columns`` at most: after a space or a `/` if one is near."""
     if cell_len(text) <= columns:
         return text, ""
     cut, taken = 0, 0
     while cut < len(text) and (taken := taken + cell_len(text[cut])) <= columns:
         cut += 1
-    space = text.rfind(" ", 0, cut)
-    if space > cut // 2:
-        cut = space + 1
+    near = max(text.rfind(" ", 0, cut), text.rfind("/", 0, cut))
+    if near > cut // 2:
+        cut = near + 1
     cut = max(cut, 1)
     return text[:cut], text[cut:]
 

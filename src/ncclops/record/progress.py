@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ncclops.record import shared_page
+from ncclops.record.paths import RunPaths
 
 _MAGIC = 0x3154_5049_4543_4552  # "RECEIPT1"
 _NAME_AT = 256  # the phase's name starts at this byte
@@ -138,6 +139,12 @@ def read(path: Path) -> Progress | None:
         stop_callbacks=numbers[STOP_CALLBACKS],
         collectives=_collectives(numbers[ENQUEUED], numbers[COMPLETED]),
     )
+
+
+def highest_step(paths: RunPaths) -> int | None:
+    """The highest step that a rank of this host is at, as far as any reports its steps."""
+    pages = (read(paths.rank(each).progress) for each in paths.rank_numbers())
+    return max((page.step for page in pages if page and page.step is not None), default=None)
 
 
 def _warmup(number: int) -> Warmup:

@@ -364,13 +364,11 @@ def _furthest(rank: int) -> int | None:
     """The highest step that a rank of this host has reached, as far as any reports its steps; else
     the updates of the optimizer of ``rank`` since the script was started."""
     paths = RunPaths(Path(os.environ[RUN_DIR]))
-    pages = {each: progress.read(paths.rank(each).progress) for each in paths.rank_numbers()}
-    steps = [page.step for page in pages.values() if page is not None and page.step is not None]
-    if (own := recorder.current().highest_step) is not None:
-        steps.append(own)
-    if steps:
-        return max(steps)
-    own_page = pages.get(rank)
+    steps = (progress.highest_step(paths), recorder.current().highest_step)
+    known = [step for step in steps if step is not None]
+    if known:
+        return max(known)
+    own_page = progress.read(paths.rank(rank).progress)
     return None if own_page is None else own_page.updates or None
 
 
