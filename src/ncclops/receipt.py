@@ -107,6 +107,7 @@ def step(
     When a stop was agreed upon for this step, runs what :func:`on_stop` was given and raises
     ``SystemExit(0)``. With ``ends=False`` it returns True then, for a training loop that saves by
     itself and calls :func:`stop` afterwards; False in any other case.
+    Raises ``ValueError`` under ``launch`` if ``n`` is no number of a step (an integer of 63 bits).
     """
     return current().step(n, tokens, loss, busy, ends=ends)
 

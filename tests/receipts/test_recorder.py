@@ -55,6 +55,23 @@ def test_a_script_with_receipts_is_healthy(report: Report, rank0: Rank) -> None:
     assert memory["source"] == "rss"
 
 
+def test_what_is_no_number_of_a_step_is_refused_by_name(report: Report, rank0: Rank) -> None:
+    done = report("""
+from ncclops import receipt
+for n in ("x", None, 2**63 - 1, 2**80, float("nan")):
+    try:
+        receipt.step(n)
+    except ValueError as error:
+        print(error)
+receipt.step(0)
+""")
+    said = [f"receipt.step(n): n is the number of a step, not {what}" for what in (
+        "'x'", "None", str(2**63 - 1), str(2**80), "nan"
+    )]  # fmt: skip
+    assert done.stdout.splitlines() == said, done.stderr
+    assert [record["step"] for record in rank0.named("step")] == [0]
+
+
 @pytest.mark.slow
 def test_outside_launch_the_calls_do_nothing(tmp_path: Path) -> None:
     source = (

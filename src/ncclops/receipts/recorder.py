@@ -117,12 +117,16 @@ class Recorder(Silent):
         Without ``ends`` it returns whether one was, and the caller ends the process by ``stop``.
         """
         now = time.monotonic_ns()
-        n = int(n)
-        self._steps += 1
         numbers = self._numbers
+        try:
+            n = int(n)
+            numbers[progress.STEP] = n + 1
+        except (TypeError, ValueError, OverflowError):
+            what = repr(n)[:80]
+            raise ValueError(f"receipt.step(n): n is the number of a step, not {what}") from None
+        self._steps += 1
         numbers[progress.STEP_NS] = now
         numbers[progress.STEPS] = self._steps
-        numbers[progress.STEP] = n + 1
         if self._highest_step is None or n > self._highest_step:
             self._highest_step = n
         record: dict[str, Any] = {

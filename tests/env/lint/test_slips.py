@@ -195,3 +195,15 @@ def test_what_a_script_writes_for_workers_of_ray_is_read() -> None:
     text = 'cat > "$D/runtime_env.json" <<EOF\n{"env_vars":\n{"NCLL_DEBUG": "1", "A": "$B"}}\nEOF\n'
     assert [f.line for f in found(text) if f.rule == "unknown-name"] == [3]
     assert ids(text.replace("runtime_env", "model")) == set()
+
+
+def test_python_that_cannot_be_read_is_told_of() -> None:
+    text = 'import os\nos.environ["NCCL_DEBUG"] = "LOUD"\nprint "x"\n'
+    noted = {finding.rule: finding for finding in found(text, "python")}
+    assert noted["unread-python"].line == 3
+    assert noted["unread-python"].level == "note"
+    assert noted.keys() > {"unread-python"}, "what stands in plain lines is found all the same"
+    # What a script writes has names in it that are filled in first.
+    assert "unread-python" not in ids("cat > t.py <<EOF\n$SETUP\nprint x y\nEOF\n")
+    assert "unread-python" not in ids("\0", "shell")
+    assert "unread-python" in ids("\0", "python")

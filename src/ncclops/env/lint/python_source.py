@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from ncclops.env.lint import slips
 from ncclops.env.lint.environments import Found, Scope, is_setting_of_interest
 from ncclops.env.lint.model import Setting
 from ncclops.env.lint.passing import passed
@@ -35,7 +36,9 @@ def read_python(text: str, found: Found, line: int = 1) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if line == 1:  # else a text that a script writes, in which something is to be filled in
+            found.slips.append(slips.of_python(error))
         for number, row in enumerate(text.splitlines(), start=line):
             if match := _BY_LINE.match(row):
                 value = None if is_open(match[2]) else match[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from ncclops.env.lint.environments import is_setting_of_interest
@@ -17,6 +18,7 @@ SLIP_IDS = (
     "export-overwritten",
     "set-after-job",
     "split-assignment",
+    "unread-python",
 )
 # Variables whose values are lists, and what an entry of one looks like.
 _LISTS = re.compile(r".*(?:_HCA|_IFNAME|_TLS|_NET_DEVICES|_VISIBLE_DEVICES|_ALGO|_PROTO|_SUBSYS)")
@@ -24,6 +26,22 @@ _ENTRY = re.compile(r"[\w.:^-]*[a-z0-9][\w.:-]*,?")
 _BASH = "POSIX shell"
 _APPTAINER = "Apptainer user guide, environment and metadata"
 _SLURM = "Slurm, sbatch and srun --export"
+
+
+def of_python(error: Exception) -> LintFinding:
+    """A file of which this interpreter makes nothing but lines."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    version = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    what = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+    return LintFinding(
+        "unread-python",
+        "note",
+        (),
+        f"this is nothing that {version} reads ({what}): only lines such as"
+        " os.environ['NAME'] = 'value' were looked at",
+        "run `ncclops env lint` with the Python that runs the file",
+        line=line or 0,
+    )
 
 
 def of_export(words: Sequence[Word]) -> Iterator[LintFinding]:
