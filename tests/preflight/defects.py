@@ -38,6 +38,18 @@ def _missing_gpu(machine: Machine, chance: random.Random) -> str:
     return "host"
 
 
+def _no_driver(machine: Machine, chance: random.Random) -> str:
+    """As after an update of the kernel, for which no module was built."""
+    machine.gpus.clear()
+    machine.driver = {"problem": "NVML Shared Library Not Found", "error": 12}
+    machine.needs = replace(machine.needs, gpus=8)
+    for path in list(machine.files):
+        is_of_driver = path.startswith(("proc/driver/nvidia/", "sys/module/nvidia", "dev/nvidia"))
+        if is_of_driver or machine.files[path] == "/sys/bus/pci/drivers/nvidia":
+            del machine.files[path]
+    return "host"
+
+
 def _links_down(machine: Machine, chance: random.Random) -> str:
     index = chance.randrange(len(machine.gpus))
     links = [True] * 18
@@ -376,6 +388,7 @@ DEFECTS = (
     Defect("CPUs of the other socket", "host.numa", (*MELLANOX, "efa"), _bound_elsewhere, WARN),
     Defect("a lost GPU", "gpu.lost", WITH_GPUS, _lost_gpu),
     Defect("a GPU that is not there", "gpu.count", METAL, _missing_gpu),
+    Defect("no driver", "gpu.count", (*METAL, "cloud-vm", "cpu"), _no_driver),
     Defect("the driver asks for a reset", "gpu.recovery", WITH_GPUS, gpu_with(recovery_action=1)),
     Defect("an uncorrected error", "gpu.ecc", WITH_GPUS, gpu_with(ecc_uncorrected=2)),
     Defect("an uncorrected error in SRAM", "gpu.ecc", WITH_GPUS, gpu_with(sram_uncorrected=1)),

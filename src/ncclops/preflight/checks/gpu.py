@@ -76,7 +76,12 @@ def count(check: Check, node: Node) -> Iterator[Finding]:
     lost = f", {listed} in the driver's list" if listed else ""
     if found is None:
         if wanted and node.driver.problem is not None and not listed:
-            yield check.unknown(HOST, f"no NVML, and the lane needs {wanted}")
+            if node.driver.error in check.numbers("errors") and _has_no_driver(node):
+                on_bus = _on_bus(node)
+                why = f"no NVIDIA driver is loaded, and the lane needs {wanted}; PCI shows {on_bus}"
+                yield check.bad(HOST, why)
+            else:
+                yield check.unknown(HOST, f"no NVML, and the lane needs {wanted}")
         return
     if wanted is not None and found < wanted:
         yield check.bad(HOST, f"{found}{lost}, and the lane needs {wanted}")
@@ -451,6 +456,25 @@ def _bound(node: Node) -> bool:
     """Whether a PCI function is in the driver's hands."""
     found = node.files.matching(r"sys/bus/pci/devices/[^/]+/driver")
     return any((text or "").endswith("/nvidia") for _, text in found)
+
+
+def _has_no_driver(node: Node) -> bool:
+    """Whether nothing shows a driver where one would show: its module, devices, PCI functions.
+
+    Without NVML alone a job may find its GPUs: a container can be given CUDA's library only.
+    """
+    shown = node.files.matching(r"dev/(?:nvidia.*|dxg)")  # dxg: Linux within Windows
+    is_read = "proc/meminfo" in node.files
+    return is_read and _loaded_version(node) is None and not _bound(node) and not any(shown)
+
+
+def _on_bus(node: Node) -> str:
+    """How many GPUs of NVIDIA PCI has."""
+    vendors = node.files.matching(r"sys/bus/pci/devices/[^/]+/vendor")
+    of_nvidia = [path.removesuffix("vendor") for path, text in vendors if text == "0x10de"]
+    classes = [node.files.text(f"{path}class") or "" for path in of_nvidia]
+    count = sum(each.startswith(("0x0300", "0x0302")) for each in classes)
+    return f"{count or 'no'} NVIDIA GPU{'' if count == 1 else 's'}"
 
 
 def _is_given_some(node: Node) -> bool:

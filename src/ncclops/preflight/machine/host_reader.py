@@ -36,7 +36,7 @@ _PATTERNS = (
     "sys/class/infiniband/*",
     "sys/kernel/mm/hugepages/*/nr_hugepages", "sys/kernel/mm/hugepages/*/free_hugepages",
     "run/systemd/timesync/synchronized", "run/systemd/system", "run/systemd/container",
-    "dev/nvidia*", "dev/nvidia-caps-imex-channels/channel*", "dev/shm", "dev/shm/nccl-*",
+    "dev/nvidia*", "dev/dxg", "dev/nvidia-caps-imex-channels/channel*", "dev/shm", "dev/shm/nccl-*",
     ".dockerenv", "run/.containerenv", "usr/local/cuda*/compat/libcuda.so*",
 )  # fmt: skip
 # Of the machine's processors one is enough; nodes have hundreds.
