@@ -19,7 +19,7 @@ Ncclops = Callable[..., CompletedText]
 Profile = Callable[..., Path]
 
 RANKS = 4
-ON_BOTH = lanes("gloo", "mixed")
+ON_BOTH = lanes("mixed", extended=("gloo",))
 # One after the other in one job, each after the restart in place that the one before has led to. A
 # rank that is lost is the last one, so that the others keep their numbers.
 FAULTS = ("raise:1", "hang:2", "crash:3", "gil:2", "kill:0")

@@ -132,7 +132,9 @@ def test_a_rank_that_exits_0_in_the_middle_of_the_script_is_lost(
     assert "internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize(
+    "leave", [pytest.param("sys.exit(0)", marks=pytest.mark.extended), "os._exit(0)"]
+)
 def test_a_script_that_ends_on_one_rank_while_the_others_need_it_is_started_again(
     ncclops: Ncclops, script: Script, tmp_path: Path, leave: str
 ) -> None:

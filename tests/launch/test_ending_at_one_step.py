@@ -113,7 +113,7 @@ def start_training(
         ("gloo", "in-process", "reports"),
         ("gloo", "none", "reports"),
         pytest.param("gloo", "process", "reports", marks=pytest.mark.extended),
-        ("gloo", "in-process", "silent"),
+        pytest.param("gloo", "in-process", "silent", marks=pytest.mark.extended),
         pytest.param("gloo", "none", "silent", marks=pytest.mark.extended),
         ("nccl", "in-process", "reports"),
         pytest.param("nccl", "none", "silent", marks=pytest.mark.extended),
@@ -183,7 +183,7 @@ for n in range(10**9):
     assert run.stdout(0) == "saved 16.0\n"
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.parametrize(
     ("each_time", "grace", "reason"),
     [

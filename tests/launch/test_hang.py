@@ -85,7 +85,7 @@ def train(
 Train = Callable[..., tuple[CompletedText, Run]]
 
 
-@lanes("gloo", "nccl")
+@lanes("nccl", extended=("gloo",))
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_interrupted_and_comes_along(train: Train) -> None:
     done, run = train("time.sleep(600)")
@@ -193,7 +193,7 @@ def test_a_rank_that_was_stopped_gets_sigcont_and_goes_on(train: Train) -> None:
     assert [run.stdout(rank) for rank in range(2)] == ["ended 2\n"] * 2
 
 
-@lanes("gloo", "nccl-eager")
+@lanes("nccl-eager", extended=("gloo",))
 @pytest.mark.slow
 def test_without_restart_in_place_the_attempt_has_failed_and_the_policy_decides(
     train: Train,

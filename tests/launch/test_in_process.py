@@ -71,7 +71,10 @@ def test_an_exception_restarts_all_ranks_in_their_processes(
 
 
 @lanes("nccl", extended=("gloo",))
-@pytest.mark.parametrize(("fault", "how"), [("kill:0", "SIGKILL"), ("exit:1", "code 5")])
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [("kill:0", "SIGKILL"), pytest.param("exit:1", "code 5", marks=pytest.mark.extended)],
+)
 def test_a_rank_that_is_lost_does_not_end_the_job(
     fault: str, how: str, ncclops: Ncclops, script: Script, only_run: OnlyRun
 ) -> None:

@@ -134,7 +134,7 @@ def test_a_signal_ends_everything_and_leaves_a_verdict(
     assert run.named("stop-requested")[0]["signal"] == signum.name
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("stubborn", [pytest.param(False, marks=pytest.mark.extended), True])
 def test_sigkill_of_the_launcher_leaves_no_process(
     stubborn: bool, busy_run: Callable[..., Background], of_this_test: Processes, tmp_path: Path
 ) -> None:

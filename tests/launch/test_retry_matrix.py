@@ -109,7 +109,9 @@ KINDS = [
 SOME = [KINDS[2], KINDS[5]]
 MORE = [pytest.param(kind, marks=pytest.mark.extended) for kind in KINDS if kind not in SOME]
 each_kind = pytest.mark.parametrize("kind", [*SOME, *MORE], ids=str)
-some_kinds = pytest.mark.parametrize("kind", SOME, ids=str)
+one_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(SOME[0], marks=pytest.mark.extended), SOME[1]], ids=str
+)
 
 
 class Job:
@@ -186,7 +188,7 @@ def test_a_known_start_up_error_is_retried_lazily(job: Job, kind: Kind) -> None:
     assert retry["row"] == "startup-error"
 
 
-@some_kinds
+@one_kind
 def test_and_only_once(job: Job, kind: Kind) -> None:
     done = job.launch(kind, "refused", again=True)
     assert done.returncode == 1
@@ -200,7 +202,12 @@ def test_and_only_once(job: Job, kind: Kind) -> None:
     [
         *(pytest.param(kind, "generic", id=f"{kind}") for kind in SOME),
         # This row differs from the one of a start-up error by what it is for.
-        pytest.param(KINDS[2], "expert-parallel", id=f"{KINDS[2]} expert-parallel"),
+        pytest.param(
+            KINDS[2],
+            "expert-parallel",
+            id=f"{KINDS[2]} expert-parallel",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_another_failure_is_retried_as_the_lane_says(job: Job, kind: Kind, lane: str) -> None:
@@ -216,7 +223,7 @@ def test_another_failure_is_retried_as_the_lane_says(job: Job, kind: Kind, lane:
     assert retry["row"] == lane
 
 
-@some_kinds
+@one_kind
 def test_what_no_new_start_changes_is_started_once(job: Job, kind: Kind) -> None:
     done = job.launch(kind, "usage")
     assert done.returncode == 1

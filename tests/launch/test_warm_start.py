@@ -152,7 +152,11 @@ Finalize(None, lambda: print(own.exists() and '"exiting"' in own.read_text()), e
             "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
             "its imports hang, or it was stopped",
         ),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "it has ended"),
+        pytest.param(
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+            "it has ended",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_where_a_fork_is_not_safe_workers_are_started_afresh(

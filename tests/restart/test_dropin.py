@@ -142,7 +142,9 @@ def test_calls_stand_by_themselves_and_a_rank_may_abort(job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "mp.spawn"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("mp.spawn", marks=pytest.mark.extended)]
+)
 def test_the_example_script_under_the_usual_launchers(launcher: str) -> None:
     script = str(Path(__file__).with_name("dropin_example.py"))
     python = [sys.executable, "-W", "ignore"]

@@ -70,7 +70,9 @@ def death(rank: int, iteration: int = 0) -> Fault:
     return Fault(FaultKind.DIED, rank, rank, iteration, time.time(), summary, gone=True)
 
 
-@pytest.mark.parametrize("renumber", [ShiftRanks, FillGaps])
+@pytest.mark.parametrize(
+    "renumber", [pytest.param(ShiftRanks, marks=pytest.mark.extended), FillGaps]
+)
 def test_a_death_costs_a_megabyte_beyond_what_each_rank_needs_for_itself(renumber: Any) -> None:
     store = Counted()
     planner = PlannedAssigner(Compose(ActivateAllRanks(), renumber())).planner
