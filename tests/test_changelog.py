@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.scripts_of_repository import load_script
 
-_spec = importlib.util.spec_from_file_location("changelog", REPOSITORY / "scripts/changelog.py")
-assert _spec is not None
-assert _spec.loader is not None
-changelog = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(changelog)
+changelog = load_script("changelog")
 
 BEFORE = "# Changelog\n\n## Unreleased\n\n- Older.\n\n## 0.1.0 (2026-01-01)\n\n- First.\n"
 Tree = Callable[..., Path]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from ncclops.classify import load_signatures
+from tests.scripts_of_repository import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT.parent / "shared" / "corpus" / "dev.jsonl"
@@ -20,21 +19,12 @@ CORPUS = ROOT.parent / "shared" / "corpus" / "dev.jsonl"
 
 @pytest.fixture(scope="module")
 def scoring() -> ModuleType:
-    return script("score_classify")
+    return load_script("score_classify")
 
 
 @pytest.fixture(scope="module")
 def merging() -> ModuleType:
-    return script("score_first_failure")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+    return load_script("score_first_failure")
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason=f"no labelled excerpts at {CORPUS}")

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 
 from ncclops.cli._commands import COMMANDS
 from tests.conftest import LIMIT_S, REPOSITORY
+from tests.scripts_of_repository import load_script
 
 MAN_PAGE = REPOSITORY / "docs" / "man" / "ncclops.1"
 
 
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"scripts/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_is_what_the_help_texts_give() -> None:
     written = (REPOSITORY / "docs" / "cli.md").read_text()
-    assert written == script("cli_page").page(), "run scripts/cli_page.py"
+    assert written == load_script("cli_page").page(), "run scripts/cli_page.py"
 
 
 def test_the_man_page_is_what_the_help_texts_give() -> None:
-    assert MAN_PAGE.read_text() == script("man_page").page(), "run scripts/man_page.py"
+    assert MAN_PAGE.read_text() == load_script("man_page").page(), "run scripts/man_page.py"
 
 
 def test_the_man_page_has_every_command_and_text_that_roff_would_take_for_its_own() -> None:
@@ -39,7 +29,7 @@ def test_the_man_page_has_every_command_and_text_that_roff_would_take_for_its_ow
     sections = re.findall(r'^\.SS "ncclops ([\w\\-]+)', page, re.MULTILINE)
     named = {each.name for each in COMMANDS if not each.old_name}
     assert {each.replace("\\-", "-") for each in sections} == named
-    text = script("man_page")._text
+    text = load_script("man_page")._text
     assert text(".TH is 'no' \"macro\"\\n --x") == (
         "\\&.TH is \\(aqno\\(aq \\(dqmacro\\(dq\\en \\-\\-x"
     )

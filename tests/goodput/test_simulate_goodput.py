@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import random
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -14,20 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.scripts_of_repository import load_script
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DAY_S = 86400.0
 
 
 @pytest.fixture(scope="module")
 def simulation() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "simulate_goodput", SCRIPTS / "simulate_goodput.py"
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+    return load_script("simulate_goodput")
 
 
 @pytest.fixture(scope="module")

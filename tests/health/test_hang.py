@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from ncclops.health.evidence import WARMUP_PHASE, Kind, Reading, Sample, Tracker
 from ncclops.health.hang import HangFinding, HangLimits, HangVerdict, assess, judge
 from tests.conftest import LIMIT_S, REPOSITORY, clean_environ
+from tests.scripts_of_repository import load_script
 
 LIMITS = HangLimits()
 FRESH, STALE, VERY_STALE = timedelta(seconds=5), timedelta(minutes=11), timedelta(minutes=31)
@@ -308,13 +308,7 @@ def test_inside_a_collective_means_more_enqueued_than_completed() -> None:
 
 @pytest.fixture(scope="module")
 def simulation() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulate_hangs", SIMULATION)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["simulate_hangs"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("simulate_hangs")
 
 
 @pytest.mark.slow

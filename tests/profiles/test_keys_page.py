@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from ncclops.profiles.schema import json_schema
 from tests.conftest import REPOSITORY, CompletedText
+from tests.scripts_of_repository import load_script
 
 SHIPPED = sorted((REPOSITORY / "profiles").glob("*.toml"))
 HEAD = 'description = "d"\n'
@@ -25,12 +25,7 @@ def mistakes(text: str) -> list[str]:
 
 
 def test_the_page_is_what_the_schema_gives() -> None:
-    path = REPOSITORY / "scripts" / "profile_keys_page.py"
-    spec = importlib.util.spec_from_file_location("profile_keys_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("profile_keys_page")
     page = (REPOSITORY / "docs" / "profile-keys.md").read_text()
     assert page == script.page(), "run scripts/profile_keys_page.py"
 

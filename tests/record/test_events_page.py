@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
 from ncclops.record.events import TYPES, Event
 from tests.conftest import REPOSITORY
+from tests.scripts_of_repository import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "events_page", REPOSITORY / "scripts" / "events_page.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("events_page")
 
 
 def test_the_page_is_what_the_types_give(script: ModuleType) -> None:
