@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from ncclops.classify import classify_bytes, in_place, load_signatures
+from ncclops.classify import classify_bytes, in_place
+from ncclops.classify.loader import shipped_signatures
 from tests.conftest import clean_environ
 
 DATA = in_place.data()
@@ -48,7 +49,7 @@ def test_a_communicator_that_did_not_come_up_is_told_from_other_errors() -> None
 @pytest.mark.parametrize("example", [*CORRUPTED["examples"], *FAILED_START["examples"]])
 def test_the_signatures_know_these_failures_too(example: str) -> None:
     """What the workers leave for is explained at the end of the run."""
-    assert load_signatures().match_line(" ".join(example.split())), example
+    assert shipped_signatures().match_line(" ".join(example.split())), example
     verdict = classify_bytes(example.encode()).verdict
     expected = ("cuda-error", "gpu-hardware") if example in CORRUPTED["examples"] else None
     assert expected is None or verdict.class_ in expected
@@ -76,7 +77,7 @@ def test_what_may_pass_is_not_final(text: str) -> None:
 
 
 def test_the_names_of_the_table_exist_and_say_something() -> None:
-    by_id = load_signatures().by_id
+    by_id = shipped_signatures().by_id
     for name in FINAL["signatures_that_may_pass"]:
         assert by_id[name].class_ in FINAL["classes"]
         assert by_id[name].retry in ("fix-config", "fix-code")

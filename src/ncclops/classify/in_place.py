@@ -98,11 +98,10 @@ def _first_line(quoted: re.Match[str]) -> str:
     return quoted[1]
 
 
-@functools.cache
 def _signatures() -> tuple[Signature, ...]:
-    from ncclops.classify.loader import load_signatures
+    from ncclops.classify.loader import shipped_signatures
 
-    return load_signatures().signatures
+    return shipped_signatures().signatures
 
 
 @functools.cache
