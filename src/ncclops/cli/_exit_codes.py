@@ -49,14 +49,14 @@ TABLE = (
         "`preflight`",
         "no check fails; warnings do not count without `--strict`",
         "",
-        "unknown profile, check or root",
+        "unknown profile, check or root; a check of a site that is wrong",
         f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
     ),
     ExitCodes(
         "`self-check`",
         "no check fails; warnings do not count without `--strict`",
         "",
-        "",
+        "a check of a site that is wrong",
         f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
     ),
     ExitCodes(
