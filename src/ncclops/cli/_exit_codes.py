@@ -105,6 +105,12 @@ TABLE = (
         "no such run; OpenTelemetry is not installed; settings that cannot be followed",
     ),
     ExitCodes(
+        "`notify test`",
+        "all messages were sent",
+        "one was not sent",
+        "unknown profile or channel, or there is none",
+    ),
+    ExitCodes(
         "`stop`",
         "the agent does it",
         "it has ended, its agent is not there or refuses",
