@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_NUMBER = re.compile(r"\d[\d,.]*")
+# What may differ, and what it stands for: anything, the ends of run ids, numbers, spaces.
+_VARIES = re.compile(r"(…)|((?<!\w)(?=[0-9a-f]*\d)[0-9a-f]{6,}(?!\w))|(\d[\d,.]*)|(\s+)")
+_STANDS_FOR = {1: ".*?", 2: "[0-9a-f]+", 3: r"\d[\d,.]*", 4: r"\s+"}
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """What ``line`` stands for: any numbers, spaces and, where it says "…", anything."""
-    parts = re.split(r"(…|\d[\d,.]*|\s+)", line.strip())
-    made = [
-        ".*?" if part == "…" else r"\s+" if part.isspace() else re.escape(part)
-        for part in (_NUMBER.sub("\0", each) for each in parts)
-    ]
-    return re.compile("".join(made).replace("\\\0", "\0").replace("\0", _NUMBER.pattern))
+    """What ``line`` stands for: any numbers, ids, spaces and, where it says "…", anything."""
+    text, made, end = line.strip(), "", 0
+    for found in _VARIES.finditer(text):
+        made += re.escape(text[end : found.start()]) + _STANDS_FOR[found.lastindex or 0]
+        end = found.end()
+    return re.compile(made + re.escape(text[end:]))
 
 
 def first_that_differs(shown: Iterable[str], printed: str) -> str | None:

@@ -37,7 +37,7 @@ def test_each_command_says_what_is_shown(tmp_path: Path, page: str) -> None:
     environ = clean_environ() | {"PATH": path, "COLUMNS": "120"}
     # What the cookbook has typed first.
     environ["XDG_CONFIG_HOME"] = str(tmp_path / "etc")
-    for each in ("profiles", "signatures"):
+    for each in ("profiles", "signatures", "checks"):
         (tmp_path / "etc" / "ncclops" / each).mkdir(parents=True)
     for command, shown in steps(page):
         done = subprocess.run(

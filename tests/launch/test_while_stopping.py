@@ -107,6 +107,48 @@ def test_a_fault_on_one_node_while_the_job_is_stopped_on_another_starts_nothing_
     assert runs[0].verdict["workers"][0]["exit_code"] == 0
 
 
+def test_a_rank_that_hangs_is_named_and_not_waited_for_until_the_grace_time_is_over(
+    background: Start, script: Script, tmp_path: Path
+) -> None:
+    """Which is an hour here: the watch goes on, by its own limits."""
+    profile = tmp_path / "patient.toml"
+    profile.write_text(
+        f'description = "x"\nextends = "{GLOO.profile}"\n'
+        '[timeouts]\nstop_grace = "1h"\n[watch]\nhang = "14s"\nquiet = "15s"\n'
+    )
+    source = f"""{IN_SCRIPT}
+import time
+import torch.distributed as dist
+from ncclops import receipt
+dist.init_process_group(**lane)
+for n in range(10**9):
+    if n == 15 and dist.get_rank() == 1:
+        open("hangs", "w").close()
+        time.sleep(10000)
+    dist.all_reduce(torch.ones(100, device=device))
+    receipt.step(n)
+"""
+    with (tmp_path / "said").open("wb") as said:
+        launcher = background(
+            *("launch", "--profile", str(profile), "--nproc-per-node", "2", "--run-dir", "run"),
+            script(source),
+            stderr=said,
+        )
+    wait_for(tmp_path / "hangs")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(LIMIT_S) == 128 + signal.SIGTERM
+    run = Run(tmp_path / "run")
+    (hang,) = run.named("hang")
+    assert (hang["culprits"], hang["action"]) == ([1], "end the run")
+    (forced,) = run.named("stop-forced")
+    assert forced["reason"] == "rank 1 hangs"
+    assert run.named("restart") == []
+    assert run.verdict["outcome"] == "interrupted"
+    told = (tmp_path / "said").read_text()
+    assert "ranks 0, 1 have not come to step 15: waiting for " in told
+    assert "`ncclops stop run --grace 5s` shortens that" in told
+
+
 @pytest.mark.parametrize(
     ("lane", "restart"), [("gloo", "process"), ("nccl", "none")], indirect=["lane"]
 )

@@ -39,6 +39,7 @@ from ncclops.diagnose.agent_incident import LIMIT, ProcessEnd, record_end
 from ncclops.env import snapshot
 from ncclops.errors import NcclopsError
 from ncclops.exhausted import advice, described
+from ncclops.health.hang import HangVerdict
 from ncclops.host import process_tree, process_view
 from ncclops.host.nvml import GpuName
 from ncclops.receipts.log_receipts import PrintedReceipts
@@ -156,8 +157,9 @@ class RunningAttempt:
             self.team,
             self.watching.steps_printed,
             context.coordinator,
-            self._hang_action.on_hung,
+            self._on_hung,
         )
+        self._team_stop: TeamStop | None = None  # once the workers are being stopped
 
     # --- phases -----------------------------------------------------------------------------
 
@@ -200,7 +202,6 @@ class RunningAttempt:
             )
         )
         self._replacements.close()
-        self.hang_watch.close()
         self._hang_action.close()
 
     def failure(self) -> tuple[int, str] | None:
@@ -220,6 +221,12 @@ class RunningAttempt:
 
     async def stop_workers(self) -> None:
         """End the workers that still run: at one point if a stop was requested, else by signals."""
+        try:
+            await self._stop_workers()
+        finally:
+            self.hang_watch.close()
+
+    async def _stop_workers(self) -> None:
         team, context = self.team, self._context
         if team.escalation is not None and not context.stop.asked:
             # All of them are leaving by themselves and report why; most need no signal.
@@ -246,6 +253,7 @@ class RunningAttempt:
             await self._collect_snapshots()
             await stop.force(f"rank {self.hang.ranks[0]} hangs")
         elif asked and team.final_failure() is None:
+            self._team_stop = stop
             await stop.run()
         else:
             await self._collect_snapshots()
@@ -421,6 +429,14 @@ class RunningAttempt:
                     f" within {after_s:g} s: SIGKILL"
                 )
                 worker.send(signal.SIGKILL)
+
+    def _on_hung(self, verdict: HangVerdict) -> None:
+        stop = self._team_stop
+        if stop is None:
+            self._hang_action.on_hung(verdict)
+        elif stop.waits:  # for a point that this rank will not come to
+            self._hang_action.tell(verdict)
+            stop.give_up(f"rank {verdict.culprits[0]} hangs")
 
     def _on_hang(self, hang: Hang) -> None:
         log.info("hang of ranks %s ends the attempt: %s", hang.ranks, hang.reason)

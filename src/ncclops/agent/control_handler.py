@@ -49,11 +49,15 @@ class ControlHandler:
     def stop(self, *, reason: str, by: str, grace: timedelta | None = None) -> str:
         """As SIGTERM does, with ``reason`` in place of the signal; SIGKILL after ``grace``."""
         if self._stop.first is not None and grace is None:  # a grace may shorten the time
-            raise ControlRefused(f"it is being stopped already: {self._stop.first.reason}")
+            raise ControlRefused(
+                f"it is being stopped already: {self._stop.first.reason}; another stop with"
+                " --grace DURATION shortens the time"
+            )
         self._record("stop", reason, by)
+        shorter = " (--grace DURATION shortens that)" if grace is None else ""
         grace = max(STOP_GRACE, self._job.stop_grace) if grace is None else grace
         self._stop.add(StopRequest(reason=f"{reason} ({by})", grace=grace))
-        return f"stopping gracefully; SIGKILL after {format_duration(grace)}"
+        return f"stopping gracefully; SIGKILL after {format_duration(grace)}{shorter}"
 
     def restart(self, *, reason: str, by: str) -> str:
         """In place, on all ranks: a command to one of them is enough."""

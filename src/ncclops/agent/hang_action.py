@@ -59,7 +59,7 @@ class HangAction:
 
     def on_hung(self, verdict: HangVerdict) -> None:
         """The hang of ``verdict`` was found; called repeatedly while it lasts."""
-        if self._loop.time() < self._not_before:
+        if self._closed or self._loop.time() < self._not_before:
             return
         self._not_before = self._loop.time() + self._job.hang.hang.total_seconds() + _WAKE_S
         if staying := self._staying(verdict):
@@ -126,6 +126,10 @@ class HangAction:
         page = self._page(rank)
         # One that has left waits for the others, and has the limits of the restart core.
         return page is not None and page.iteration == iteration and not page.left
+
+    def tell(self, verdict: HangVerdict) -> None:
+        """Record the hang of ``verdict``, for which a run that is stopping is ended at once."""
+        self._record(verdict, "end the run")
 
     def close(self) -> None:
         """The attempt is over: actions that are still scheduled do nothing."""

@@ -10,7 +10,9 @@ the communicator with it. So the workers are to end at one point of the script:
 
 Before the first step and update either may still come, so both are waited for, unless ranks have
 printed steps: then neither will. Where there is no point, or it does not come within the grace
-time, a line says so; then all groups are aborted, and after that the processes are signalled.
+time, a line says so; then all groups are aborted, and after that the processes are signalled. So
+they are at once where a rank is found to hang meanwhile. Ranks that do not move are named after a
+few seconds, with what shortens the time.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ncclops.agent.stop_requests import StopRequests
 from ncclops.agent.team import Team
 from ncclops.durations import format_duration
 from ncclops.host import process_tree
+from ncclops.rank_lists import ranks_named
 from ncclops.record import progress
 from ncclops.record.events import StopAgreedEvent, StopForcedEvent, StopRequestedEvent
 from ncclops.record.progress import INPUT_PHASE, WARM_AFTER_STEPS, Progress
@@ -50,6 +53,8 @@ _ABORT_LIMIT = timedelta(seconds=5)
 _LEAVE_WITHIN = timedelta(seconds=2)
 
 _NO_CLOCK = "no rank has reported a step or updated an optimizer"
+# So long none of the ranks has come further before a line says who is waited for.
+_TOLD_AFTER = timedelta(seconds=10)
 _REMEDY = "`ncclops.receipt.step(n)` in its loop a script ends after a step"
 
 
@@ -124,11 +129,21 @@ class TeamStop:
         self._steps_printed = steps_printed
         self._others, self._spare = others, spare
         self._point: str | None = None  # where all are to end, once that is agreed
+        self._agreed: int | None = None  # the same, on its clock
+        self._hung: str | None = None  # why the point will not come
+        self.waits = False  # for ranks to end at one point
+
+    def give_up(self, why: str) -> None:
+        """Do not wait for the point any longer: ``why`` says why it will not come."""
+        self._hung = why
+        self._condition.notify()
 
     async def run(self) -> None:
         """Stop the team; when this returns, none of it is left that SIGKILL could end."""
         others = self._others
+        self.waits = True
         way = await (self._end_together() if others is None else self._end_with(others))
+        self.waits = False
         if not self._team.running():
             return
         limit = self._job.stop_grace
@@ -179,7 +194,7 @@ class TeamStop:
                     self._agree(clock)
                 if way is Way.EITHER:
                     return await self._until_first()
-                await self._until_over()
+                await self._until_over(clocks[0])
                 return way
             await asyncio.sleep(_LOOK_EVERY_S)
         return Way.UNSETTLED
@@ -217,7 +232,7 @@ class TeamStop:
             if proposal is not None and others.agreed and proposal.number == number:
                 page.by(clock).confirm()
                 self._report_agreed(clock, proposal.point)
-                await self._until_over()
+                await self._until_over(clock)
                 return way
             if proposal is not None and proposal.number != number:
                 number = proposal.number
@@ -260,12 +275,40 @@ class TeamStop:
         changed = (others.proposal, others.agreed) != known
         return changed or self._is_over() or others.by_signals
 
-    async def _until_over(self) -> None:
+    async def _until_over(self, clock: Clock) -> None:
+        readings, told = self._readings(clock), False
         while not self._is_over():
             # A later request may leave less time than the first one.
             known = self._stop.deadline
             changed = partial(lambda known: self._is_over() or self._stop.deadline < known, known)
-            await self._condition.until(changed, self._left())
+            limit = self._left() if told else min(self._left(), _TOLD_AFTER)
+            if await self._condition.until(changed, limit) or told:
+                continue
+            before, readings = readings, self._readings(clock)
+            if told := readings == before and not self._is_over():
+                self._tell_who_is_late(readings)
+
+    def _readings(self, clock: Clock) -> dict[int, int | None]:
+        """How far each rank that is left has come."""
+        seen = {each.rank: progress.read(self._page_of(each.rank)) for each in self._team.running()}
+        return {rank: None if p is None else clock.reading(p) for rank, p in seen.items()}
+
+    def _tell_who_is_late(self, readings: dict[int, int | None]) -> None:
+        if self._agreed is None or self._left() < _TOLD_AFTER:
+            return  # it is over soon
+        late = [rank for rank, at in readings.items() if at is None or at < self._agreed]
+        ranks = late or list(readings)
+        has = "has" if len(ranks) == 1 else "have"
+        what = (
+            f"{has} not come to {self._point}" if late else f"{has} ended {self._point}, and go on"
+        )
+        left = timedelta(seconds=math.ceil(self._left().total_seconds()))
+        run = self._job.run.shown()
+        self._say(
+            f"{ranks_named(ranks)} {what}: waiting for {format_duration(left)} more;"
+            f" `ncclops stop {run} --grace 5s` shortens that, `ncclops stacks {run}` shows where"
+            " they are"
+        )
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.0, self._stop.deadline - time.monotonic()))
@@ -298,7 +341,7 @@ class TeamStop:
             name, agreed = f"update {point}{since}", StopAgreedEvent(update=point, ranks=ranks)
         self._job.run.add(agreed)
         if point:  # 0: the first, which may never come
-            self._point = name
+            self._point, self._agreed = name, point
             self._note(f"all ranks are to end after {name}")
 
     def _page_of(self, rank: int) -> Path:
@@ -306,7 +349,7 @@ class TeamStop:
 
     def _is_over(self) -> bool:
         team, stop = self._team, self._stop
-        late = time.monotonic() >= stop.deadline
+        late = time.monotonic() >= stop.deadline or self._hung is not None
         return not team.running() or late or stop.hurry or team.final_failure() is not None
 
     # --- by force -------------------------------------------------------------------------------
@@ -315,6 +358,8 @@ class TeamStop:
         failed = self._team.final_failure()
         if failed is not None:
             return f"rank {failed.rank} has failed meanwhile"
+        if self._hung is not None:
+            return self._hung
         if way is Way.NONE and self._at_input():
             return "a rank waits for input"
         if way is Way.NONE:

@@ -51,6 +51,7 @@ COMMANDS = (
     Command("status", RUN, "Show the phase, steps and memory of a run; --watch.", "status:status"),
     Command("runs", RUN, "List runs: outcome, duration, goodput, cause.", "runs:runs"),
     Command("stop", RUN, "Ask a run to stop, after the same step on all ranks.", "stop:stop"),
+    Command("notify", RUN, "Try the channels that are told of a run.", "notify:app"),
     Command("store", RUN, "Serve the store in which nodes meet.", "store:app"),
     Command("diagnose", DIAGNOSE, "What happened to a run, on one page.", "diagnose:diagnose"),
     Command("stacks", DIAGNOSE, "Stacks of all ranks of a running job.", "stacks:stacks"),

@@ -49,14 +49,14 @@ TABLE = (
         "`preflight`",
         "no check fails; warnings do not count without `--strict`",
         "",
-        "unknown profile, check or root",
+        "unknown profile, check or root; a check of a site that is wrong",
         f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
     ),
     ExitCodes(
         "`self-check`",
         "no check fails; warnings do not count without `--strict`",
         "",
-        "",
+        "a check of a site that is wrong",
         f"{PreflightRefused.exit_code} a check fails; not with `--no-exit-code`",
     ),
     ExitCodes(
@@ -103,6 +103,12 @@ TABLE = (
         "sent",
         "no collector answers, or it refuses",
         "no such run; OpenTelemetry is not installed; settings that cannot be followed",
+    ),
+    ExitCodes(
+        "`notify test`",
+        "all messages were sent",
+        "one was not sent",
+        "unknown profile or channel, or there is none",
     ),
     ExitCodes(
         "`stop`",

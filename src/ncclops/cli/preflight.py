@@ -15,10 +15,12 @@ from ncclops.cli._output import echo, note, print_json
 from ncclops.errors import PreflightRefused, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from ncclops.preflight.edges.model import Verdict
     from ncclops.preflight.model import NodeReport
+    from ncclops.preflight.site_checks import SiteCheck
     from ncclops.profiles.model import PreflightNeeds
 
 _NODE = "What is checked"
@@ -171,7 +173,7 @@ def preflight(
         master_port=master_port,
     )
     met = several.where(options)
-    needs = _needs(profile, param, skip)
+    needs, site = _needs(profile, param, skip)
     if collectives and root != Path("/"):
         raise UsageError("--collectives uses the GPUs of this machine: it takes no --root")
     report = _report(
@@ -182,6 +184,7 @@ def preflight(
         _time("--limit", limit),
         node_name,
         collectives=collectives,
+        site=site,
     )
     bad = (Status.FAIL, Status.WARN) if strict else (Status.FAIL,)
     convicted = {report.host: report.status in bad}
@@ -238,29 +241,32 @@ def _write_page(path: Path, report: NodeReport, verdict: Verdict | None) -> None
 
 def _needs(
     profile: list[str] | None, param: list[str] | None, skip: list[str] | None
-) -> PreflightNeeds:
+) -> tuple[PreflightNeeds, Sequence[SiteCheck]]:
     from dataclasses import replace
 
     from ncclops.preflight.catalogue import catalogue
+    from ncclops.preflight.site_checks import concerning, standing_checks
     from ncclops.profiles.model import PreflightNeeds
 
-    needs = PreflightNeeds()
+    needs, sources, site = PreflightNeeds(), tuple[str, ...](), standing_checks()
     if profile:
         from ncclops.env.request import resolve_profile
         from ncclops.profiles.parameters import parse_parameters
 
         found = resolve_profile(profile, parameters=parse_parameters(param), say=note)
-        needs = found.preflight
+        needs, sources = found.preflight, found.sources
     elif param:
         raise UsageError("--param sets a parameter of a profile: name it with --profile")
+    known = {*catalogue(), *(check.id for check in site)}
     for name in (*needs.ignore, *(skip or ())):
-        if name not in catalogue():
+        if name not in known:
             from difflib import get_close_matches
 
-            close = get_close_matches(name, catalogue(), n=1)
+            close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "docs/preflight.md lists all"
             raise UsageError(f"there is no check {name!r}: {hint}")
-    return replace(needs, ignore=(*needs.ignore, *(skip or ())))
+    needs = replace(needs, ignore=(*needs.ignore, *(skip or ())))
+    return needs, concerning(site, sources)
 
 
 def _report(
@@ -272,6 +278,7 @@ def _report(
     name: str | None,
     *,
     collectives: bool,
+    site: Sequence[SiteCheck],
 ) -> NodeReport:
     from ncclops.preflight.node import check_node
 
@@ -289,6 +296,7 @@ def _report(
         window=window,
         limit=limit,
         collectives=collectives,
+        site=site,
     )
     by_scheduler = os.environ.get("SLURMD_NODENAME") or os.environ.get("NODE_NAME")
     return report.named(name or by_scheduler or report.host, time.monotonic() - began)

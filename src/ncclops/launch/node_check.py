@@ -16,6 +16,7 @@ from ncclops.preflight import hand_over, table
 from ncclops.preflight.model import NodeReport, Status
 from ncclops.preflight.node import check_node
 from ncclops.preflight.part import NodeCheck
+from ncclops.preflight.site_checks import concerning, standing_checks
 from ncclops.profiles.model import RUN_PLACEHOLDERS, PreflightNeeds
 from ncclops.record.documents import encode, write_whole
 from ncclops.record.events import PreflightEvent
@@ -31,7 +32,7 @@ def require_fit_node(
     Judged by what the lane needs, in the environment that the workers will have, so that
     ``NCCL_IB_HCA`` of a profile counts. ``say`` gets the table where a check fails, ``note`` the
     warnings. Raises ``NodeUnfit``; not where all nodes are checked together later, which
-    then learn it from each other.
+    then learn it from each other. Raises ``UsageError`` for a site's check that is wrong.
     """
     check = how(prepared)
     report = check_node(
@@ -39,6 +40,7 @@ def require_fit_node(
         environ=check.environ,
         spaces=check.spaces,
         collectives=check.collectives,
+        site=check.site,
     )
     check = msgspec.structs.replace(check, report=report)
     judge(report, say=say, note=note, refuses=not check.edges)
@@ -55,7 +57,7 @@ def record(run: RunDirectory, check: NodeCheck) -> None:
 
 
 def how(prepared: Prepared) -> NodeCheck:
-    """How this node is checked; not done yet."""
+    """How this node is checked; not done yet. Raises ``UsageError``."""
     request = prepared.request
     environ = prepared.plan.apply(os.environ, dict.fromkeys(RUN_PLACEHOLDERS, ""))
     place = request.run_dir or request.log_dir or "runs"
@@ -65,12 +67,13 @@ def how(prepared: Prepared) -> NodeCheck:
         needs=needs_of(prepared),
         environ=dict(environ),
         spaces=(str(place),),
+        site=concerning(standing_checks(), request.profile.sources),
     )
 
 
 def again(check: NodeCheck) -> Fitness:
     """The node, which has failed since it was checked. Takes a few seconds; any thread."""
-    report = check_node(check.needs, environ=check.environ, spaces=check.spaces)
+    report = check_node(check.needs, environ=check.environ, spaces=check.spaces, site=check.site)
     head, *rows = table.lines(report)
     why = refusal(report) if report.status is Status.FAIL else None
     return Fitness(lines=[f"preflight: {head}", *rows], refusal=why)

@@ -44,7 +44,9 @@ def as_json(notice: Notice, origin: Origin, ts: float) -> dict[str, Any]:
 def as_slack(notice: Notice, origin: Origin) -> dict[str, Any]:
     """An incoming webhook of Slack, and of what imitates it (Mattermost, Discord's /slack)."""
     held = f" ({notice.held_back} more of these since the last one)" if notice.held_back else ""
-    text = f"*{notice.severity}* run {origin.run_id}: {_line(notice)}{held}\n{origin.run_dir}"
+    text = (
+        f"*{notice.severity}* run {origin.run_id}: {_line(notice)}{held}\n{origin.run_dir}".rstrip()
+    )
     # Slack's own marks for links and mentions.
     return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
 

@@ -44,7 +44,9 @@ from ncclops.record.events import (
 )
 
 Severity = Literal["critical", "error", "warning", "info"]
-SEVERITIES: Mapping[Rule, Severity] = {
+# A rule, or the message by which somebody tries a channel.
+Told = Rule | Literal["test"]
+SEVERITIES: Mapping[Told, Severity] = {
     "failed": "critical",
     "restart-storm": "error",
     "no-progress": "error",
@@ -52,6 +54,7 @@ SEVERITIES: Mapping[Rule, Severity] = {
     "spare-used": "warning",
     "node-suspected": "warning",
     "goodput-below": "warning",
+    "test": "info",
 }
 # Goodput changes slowly.
 _MEASURED_EVERY_S = 60.0
@@ -62,7 +65,7 @@ class Notice:
     """One notification: ``summary`` in a line, ``subject`` what it is about (a rank, a node) where
     that is not the run, ``held_back`` how many of the same the cooldown has kept back before it."""
 
-    rule: Rule
+    rule: Told
     summary: str
     subject: str = ""
     held_back: int = 0
@@ -93,8 +96,8 @@ class Rules:
 
     def __init__(self, settings: NotifySettings, *, node: str) -> None:
         self._settings, self._node = settings, node
-        self._told: dict[tuple[Rule, str], float] = {}
-        self._held_back: dict[tuple[Rule, str], int] = {}
+        self._told: dict[tuple[Told, str], float] = {}
+        self._held_back: dict[tuple[Told, str], int] = {}
         self._spans = SpansSoFar()
         self._measured_at: float | None = None
         self._began_at: float | None = None

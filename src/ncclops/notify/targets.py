@@ -61,7 +61,7 @@ class NotifyPlan:
 def settle(settings: NotifySettings, environ: Mapping[str, str]) -> NotifyPlan:
     """``settings`` with the secrets that they name. Raises ``UsageError``, of one line, where one
     is not there or cannot be used."""
-    targets = [_target(name, channel, environ) for name, channel in settings.to.items()]
+    targets = [target_of(name, channel, environ) for name, channel in settings.to.items()]
     if url := environ.get(KUBEFLOW_URL):
         targets.append(
             Target(
@@ -77,7 +77,8 @@ def settle(settings: NotifySettings, environ: Mapping[str, str]) -> NotifyPlan:
     return NotifyPlan(settings=settings, targets=tuple(targets))
 
 
-def _target(name: str, channel: Channel, environ: Mapping[str, str]) -> Target:
+def target_of(name: str, channel: Channel, environ: Mapping[str, str]) -> Target:
+    """One channel, with the secrets that it names. Raises ``UsageError``."""
     where = f"notify.to.{name}"
     url = _value(f"{where}.url", channel.url, environ)
     key = _value(f"{where}.key", channel.key, environ)

@@ -5,6 +5,7 @@
     machine     what this machine says of itself, read under a root, with deadlines
     readings    the same as values: what checks look at, and what tests make up
     checks      from readings to findings; pure
+    site_checks a site's own checks, a command each, from files of theirs
     node        all of it for one node
     table       a report as people read it
     edges       the edges between hosts: probes from each to each, and the smallest cause

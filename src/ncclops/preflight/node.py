@@ -12,10 +12,11 @@ import msgspec
 from ncclops.preflight.catalogue import catalogue
 from ncclops.preflight.checks import collective, gpu, host, nic, software
 from ncclops.preflight.checks.look import Rule
-from ncclops.preflight.machine import reading
+from ncclops.preflight.machine import commands, reading
 from ncclops.preflight.machine.collective import measure
 from ncclops.preflight.model import Finding, NodeReport
 from ncclops.preflight.readings import Node
+from ncclops.preflight.site_checks import ELSEWHERE, SiteCheck
 from ncclops.profiles.model import PreflightNeeds
 from ncclops.whole_numbers import whole_number
 
@@ -49,18 +50,28 @@ def check_node(
     window: timedelta = reading.WINDOW,
     limit: timedelta = reading.LIMIT,
     collectives: bool = False,
+    site: Sequence[SiteCheck] = (),
 ) -> NodeReport:
     """Read the machine below ``root`` and judge it. Takes ``window`` and some seconds.
 
     ``environ`` is the job's environment, for the variables of NCCL that say which devices it uses.
-    Starts processes; any thread may call. Never waits longer than a few times ``limit``; with
-    ``collectives``, an all_reduce between the GPUs of this machine, two minutes more.
+    Starts processes; any thread may call. Never waits longer than a few times ``limit``; for the
+    checks ``site``, as long as the slowest may take more; with ``collectives``, an all_reduce
+    between the GPUs of this machine, two minutes more.
     """
     node = read(needs, root=root, environ=environ, spaces=spaces, window=window, limit=limit)
+    # After the readings: a command that uses a GPU is nobody who has it.
+    of_site = _of_site([check for check in site if check.id not in needs.ignore], node)
     if collectives and node.real and node.gpus:
         measured = measure(node.gpus, node.environ)
         node = msgspec.structs.replace(node, collective=measured)
-    return report(node, judge(node))
+    return report(node, (*judge(node), *of_site))
+
+
+def _of_site(checks: Sequence[SiteCheck], node: Node) -> tuple[Finding, ...]:
+    # Below another root, which another machine's may be, a command would be about this one.
+    ended = commands.run(checks, node.environ) if node.real else [ELSEWHERE] * len(checks)
+    return tuple(check.judge(how) for check, how in zip(checks, ended, strict=True))
 
 
 def read(

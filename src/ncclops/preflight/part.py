@@ -22,6 +22,7 @@ from ncclops.preflight.edges.run import Limits, Unmet, Where, run
 from ncclops.preflight.machine import collective
 from ncclops.preflight.model import Finding, NodeReport, Status
 from ncclops.preflight.node import check_node
+from ncclops.preflight.site_checks import SiteCheck
 from ncclops.profiles.model import PreflightNeeds
 
 # Until all processes of this kind have come up, and those of suspects have checked their nodes.
@@ -34,7 +35,7 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     ``edges``: the edges between the nodes are to be checked as well. ``collectives``: an all_reduce
     is run, too. ``environ`` is what NCCL will be given; ``spaces`` are the directories that need
-    space.
+    space; ``site`` are the site's own checks.
     """
 
     edges: bool
@@ -42,6 +43,7 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     needs: PreflightNeeds = PreflightNeeds()
     environ: dict[str, str] = {}
     spaces: tuple[str, ...] = ()
+    site: tuple[SiteCheck, ...] = ()
     report: NodeReport | None = None
 
 
@@ -130,6 +132,7 @@ def take_part(part: Part) -> Result:
             environ=check.environ,
             spaces=check.spaces,
             collectives=check.collectives,
+            site=check.site,
         )
         report = msgspec.structs.replace(report, host=part.name)
     findings: tuple[Finding, ...] = ()

@@ -16,6 +16,7 @@ from ncclops.host.software import installed_torch
 from ncclops.preflight.catalogue import Check, checks_of
 from ncclops.preflight.model import Finding, NodeReport, Status
 from ncclops.preflight.node import check_node
+from ncclops.preflight.site_checks import concerning, standing_checks
 from ncclops.profiles.model import PreflightNeeds
 from ncclops.self_check import checks, job
 
@@ -41,10 +42,12 @@ def self_check(log_dir: Path, *, environ: Mapping[str, str] = os.environ) -> Nod
     """Try what works here; some ten seconds. ``log_dir`` is where runs are to be recorded.
 
     Starts processes, writes into ``log_dir`` and the directory for temporary files, and leaves
-    nothing unless the job fails. Any thread.
+    nothing unless the job fails. Any thread. Raises ``UsageError`` for a check of a site
+    that is wrong.
     """
     began = time.monotonic()
-    of_node = check_node(PreflightNeeds(), environ=environ, window=_WINDOW)
+    site = concerning(standing_checks(), ())
+    of_node = check_node(PreflightNeeds(), environ=environ, window=_WINDOW, site=site)
     findings = (*_own(log_dir, environ), *of_node.findings)
     report = msgspec.structs.replace(of_node, findings=findings)
     return report.named(report.host, time.monotonic() - began)

@@ -1,0 +1,189 @@
+"""Checks of a site's own: a command each, with how its answer is judged; read from TOML.
+
+A file holds an array of tables named ``check``; docs/preflight.md describes the keys. What can be
+wrong in one is told when it is read, so that a typing error is no check that is never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ncclops.durations import format_duration, parse_duration
+from ncclops.errors import UsageError
+from ncclops.preflight.catalogue import catalogue
+from ncclops.preflight.model import Finding, Status
+from ncclops.toml_files import load_toml, user_directory
+
+# What the administrators of a machine have put there for all its users.
+SITE = Path("/etc/ncclops/checks")
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)+")
+_SHORTEST = timedelta(milliseconds=100)
+# All run side by side, and the other hosts of a job wait for each other for a minute.
+_LONGEST = timedelta(seconds=30)
+_NOT_STARTED = (126, 127)  # as a shell says it of what it was to start
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended: with ``code``, by ``signal``, or neither, as it was ``late``.
+
+    ``problem`` is why it could not be started, ``unknown`` why it is not known; ``said`` what it
+    gave as reason.
+    """
+
+    code: int | None = None
+    signal: str | None = None
+    late: bool = False
+    problem: str | None = None
+    unknown: str | None = None
+    said: str = ""
+
+
+ELSEWHERE = Ended(unknown="not run below another root")
+
+
+class SiteCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One check of a site.
+
+    ``wanted`` is what a healthy node shows, ``severity`` the gravest that it says, ``exits`` what
+    exit codes stand for: of those that it does not name, 0 is OK and any other as grave as
+    ``severity``. ``lanes`` are patterns of profile names that it is about; all, where it has none.
+    """
+
+    id: str
+    wanted: str
+    command: tuple[str, ...]
+    remedy: str
+    severity: Literal["WARN", "FAIL"] = "FAIL"
+    limit: str = "15s"
+    exits: Mapping[Status, tuple[int, ...]] = {}
+    lanes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise ValueError(problem)
+
+    @property
+    def limit_s(self) -> float:
+        """How long its command may take, in seconds."""
+        return parse_duration(self.limit).total_seconds()
+
+    def concerns(self, profiles: Collection[str]) -> bool:
+        """Whether it is about a job of ``profiles``: a lane, and what that extends."""
+        return not self.lanes or any(
+            fnmatchcase(profile, lane) for profile in profiles for lane in self.lanes
+        )
+
+    def judge(self, ended: Ended) -> Finding:
+        """What its command has shown; pure."""
+        status, read = self._judged(ended)
+        return Finding(
+            check=self.id,
+            status=status,
+            subject="host",
+            read=read,
+            wanted=self.wanted,
+            remedy=self.remedy if status in (Status.WARN, Status.FAIL) else "",
+        )
+
+    def _judged(self, ended: Ended) -> tuple[Status, str]:
+        name = self.command[0]
+        if ended.late:
+            return Status(self.severity), f"{name} has not ended within {self.limit}"
+        if ended.unknown is not None:
+            return Status.CANNOT_TELL, f"{name}: {ended.unknown}"
+        if ended.problem is not None:
+            return Status.WARN, f"{name} could not be run: {ended.problem}"
+        if ended.signal is not None:
+            return Status.CANNOT_TELL, f"{name} was ended by {ended.signal}"
+        read = ended.said or f"{name} exits with {ended.code}"
+        named = {code: status for status, codes in self.exits.items() for code in codes}
+        if ended.code in named:
+            return named[ended.code], read
+        if ended.code in _NOT_STARTED:
+            return Status.WARN, f"{name} could not be run: {read}"
+        return Status.OK if ended.code == 0 else Status(self.severity), read
+
+    def _problems(self) -> Iterator[str]:
+        if not _ID.fullmatch(self.id):
+            yield "id: write two or more words of a-z, 0-9, - and _ with dots, as in site.data"
+        if self.id in catalogue():
+            yield "id: ncclops has a check of this name: choose another, as in site.data"
+        for key in ("wanted", "remedy"):
+            if not getattr(self, key).strip():
+                yield f"{key} is empty"
+        if not self.command or not self.command[0] or any("\0" in each for each in self.command):
+            yield 'command: write the program and its arguments, as in ["test", "-d", "/data"]'
+        try:
+            limit = parse_duration(self.limit)
+        except ValueError as error:
+            yield f"limit: {error}"
+        else:
+            if not _SHORTEST <= limit <= _LONGEST:
+                most = format_duration(_LONGEST)
+                yield f"limit: {self.limit} is not between {format_duration(_SHORTEST)} and {most}"
+        codes = [code for each in self.exits.values() for code in each]
+        if any(not 0 <= code <= 255 for code in codes) or len({*codes}) != len(codes):
+            yield "exits: write exit codes from 0 to 255, each once"
+        if self.severity == "WARN" and self.exits.get(Status.FAIL):
+            yield 'exits: FAIL is graver than severity = "WARN"'
+
+
+def standing_checks() -> tuple[SiteCheck, ...]:
+    """What a site and a user have for every command; the user's replaces its namesake.
+
+    Raises ``UsageError`` that names file and entry for what is wrong.
+    """
+    merged = {
+        check.id: check
+        for directory in (SITE, user_directory("checks"))
+        for check in _of_directory(directory)
+    }
+    return tuple(merged.values())
+
+
+def concerning(checks: Sequence[SiteCheck], sources: Collection[str]) -> tuple[SiteCheck, ...]:
+    """Those of ``checks`` that are about the profile made of the files ``sources``."""
+    profiles = [Path(source).stem for source in sources]
+    return tuple(check for check in checks if check.concerns(profiles))
+
+
+def _of_directory(directory: Path) -> Iterator[SiteCheck]:
+    for file in sorted(directory.glob("*.toml")):
+        try:
+            document = load_toml(file)
+        except OSError as error:
+            raise UsageError(f"cannot read the checks in {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise UsageError(f"{file} is not valid TOML: {error}") from error
+        yield from _checks_in(document, file)
+
+
+def _checks_in(document: dict[str, Any], file: Path) -> list[SiteCheck]:
+    entries = document.get("check")
+    if document.keys() != {"check"} or not isinstance(entries, list):
+        raise UsageError(f"{file} must hold [[check]] tables and nothing else at top level")
+    checks = [_parse(entry, file) for entry in entries]
+    if len({check.id for check in checks}) != len(checks):
+        raise UsageError(f"{file}: two checks have one id: give each its own")
+    return checks
+
+
+def _parse(entry: object, file: Path) -> SiteCheck:
+    known = SiteCheck.__struct_fields__
+    if not isinstance(entry, dict):
+        raise UsageError(f"{file}: each check is a table, [[check]]")
+    name = f"{file}: check {entry.get('id', '<without id>')!r}"
+    if unknown := sorted(entry.keys() - set(known)):
+        raise UsageError(f"{name}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
+    try:
+        return msgspec.convert(entry, SiteCheck)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from None
