@@ -507,12 +507,16 @@ class RunningAttempt:
         assert self._server is not None
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
         how, store_log = self._server.how_it_ended(), self._run.paths.store_log
-        # Existing groups work without it, so this is only reported; workers that still need the
-        # store fail by themselves, and this line explains why.
-        if self.team.running() and self.team.final_failure() is None:
-            self.store_ended = how
         self._run.add(FaultEvent(cause=STORE_LOST, kind=STORE_LOST, why=how, log=str(store_log)))
         self._context.say(f"the store server {how}: {self._run.shown(store_log)}")
+        if self._job.restarts_in_process and not self.team.entered.issuperset(self._place.ranks):
+            # The restart core tries to connect until its own timeout, and the others wait for it.
+            number = self.number + 1
+            self._on_refusal(NcclopsError(f"cannot start attempt {number}: its store server {how}"))
+        # Existing groups work without it, so this is only reported; workers that still need the
+        # store fail by themselves, and this line explains why.
+        elif self.team.running() and self.team.final_failure() is None:
+            self.store_ended = how
 
     # --- what the phases are made of ------------------------------------------------------------
 
