@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,6 +98,7 @@ class AttemptContext:
     lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
     collect: Callable[[], None]  # deliver what workers have reported so far
     collect_receipts: Callable[[], None]  # and what they have recorded
+    follow: Callable[[Sequence[int]], Awaitable[None]]  # again, the records of these ranks
     printed: PrintedReceipts
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
     coordinator: Coordinator  # the agents of the other nodes, if any
@@ -573,6 +574,8 @@ class RunningAttempt:
             raise NcclopsError(why)
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
         stop = self._context.stop
+        with suppress(OSError):  # a disk that takes nothing; then nobody hears that it has come
+            await self._context.follow([rank])
         server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
         if self.team.goes_on() and not self.team.ending and not stop.asked:
             self._spawn(rank, environ, server)
