@@ -53,6 +53,7 @@ def _main_process_that_calls_exec(successor: list[Any], logfile: Path) -> None:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     process = MonitorProcess(_settings(0, logfile))
     process.page.watch = Watch.OFF  # as it makes no progress
+    process.page.group_made_in = process.page.iteration + 1
     started = process.page.monitor_tick = time.monotonic()
     process.start()
     process.send({"op": "addresses", "addresses": [successor]})

@@ -252,8 +252,12 @@ class Monitor:
         self._leave_main(message["detail"])
 
     def _has_become_another_program(self) -> bool:
-        """What takes no part in a restart any more, and would be waited for."""
-        return self._main.runs_another_program() and not self._page.finished
+        """What takes no part in a restart any more, and would be waited for.
+
+        Before it has made a group it may run the script anew, as a rank without restarts in place.
+        """
+        has_group = 0 < self._page.group_made_in == self._page.iteration + 1
+        return self._main.runs_another_program() and has_group and not self._page.finished
 
     def _leave_main(self, why: str) -> None:
         """The main process runs, and is no rank of this job any more."""
