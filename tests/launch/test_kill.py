@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -281,11 +282,7 @@ def test_losing_the_store_is_reported_and_ends_no_worker(
     options = ["--restart", "process", "--nproc-per-node", "1", "--run-dir", "run"]
     agent = background("launch", *options, path)
     wait_until((tmp_path / "ready").exists, "ready")
-    (store,) = [
-        process
-        for process in psutil.Process(agent.pid).children(recursive=True)
-        if "ncclops.agent.store_server" in process.cmdline()
-    ]
+    (store,) = _stores(agent.pid)
     store.kill()
     run = Run(tmp_path / "run")
     wait_until(lambda: bool(run.named("fault")), "the loss was reported")
@@ -297,3 +294,25 @@ def test_losing_the_store_is_reported_and_ends_no_worker(
     store_first = "the store server was killed by SIGKILL; rank 0"
     assert run.verdict["reason"] == f"{store_first} exited with code 1"
     assert run.verdict["story"]["what"].startswith(store_first)
+
+
+def test_a_store_that_is_lost_before_the_ranks_have_come_to_it_ends_the_run_at_once(
+    background: Callable[..., Background], script: Script, tmp_path: Path
+) -> None:
+    """The restart core would try to reach it for minutes."""
+    options = ["--restart", "in-process", "--nproc-per-node", "1", "--run-dir", "run"]
+    agent = background("launch", *options, script(""))
+    wait_until(lambda: bool(_stores(agent.pid)), "the store server runs")
+    _stores(agent.pid)[0].kill()
+    assert agent.wait(LIMIT_S) == 1
+    how = "cannot start attempt 1: its store server was killed by SIGKILL"
+    assert Run(tmp_path / "run").verdict["reason"] == how
+
+
+def _stores(launcher: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(launcher).children(recursive=True):
+        with suppress(psutil.Error):
+            if "ncclops.agent.store_server" in process.cmdline():
+                found.append(process)
+    return found

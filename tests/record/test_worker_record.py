@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ncclops.record import event_log, worker_record
-from ncclops.record.events import FaultEvent
+from ncclops.record.events import ExitingEvent, FaultEvent
 from ncclops.record.paths import RunPaths
 from ncclops.record.variables import RUN_DIR
 
@@ -32,3 +33,18 @@ def test_outside_a_run_and_without_its_directory_nothing_happens(
     monkeypatch.setenv(RUN_DIR, str(tmp_path / "gone"))
     worker_record.report(FaultEvent(cause="x"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_a_process_that_the_worker_has_forked_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for the end of the worker, which would be ended for not coming to it."""
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    file = RunPaths(tmp_path).rank(int(worker_record.own_rank())).worker_events
+    file.parent.mkdir(parents=True)
+    if (child := os.fork()) == 0:
+        worker_record.report(ExitingEvent())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not file.exists()

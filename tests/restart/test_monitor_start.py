@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
 import signal
 import socket
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ncclops.restart._monitor_link import Peer, receive_packet
+from ncclops.restart._monitor_link import Peer, Watch, receive_packet
 from ncclops.restart._ring import Address, Ring, RingActions
 from ncclops.restart.monitor_process import MonitorProcess, MonitorProcessSettings
 
@@ -43,6 +46,20 @@ def _main_process_that_dies_at_once(successor: list[Any], logfile: Path) -> None
     process.send({"op": "addresses", "addresses": [successor]})
     select.select([process.fileno()], [], [], 60)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main_process_that_calls_exec(successor: list[Any], logfile: Path) -> None:
+    """Run threads, as in a call of a wrapped function, then another program."""
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    process = MonitorProcess(_settings(0, logfile))
+    process.page.watch = Watch.OFF  # as it makes no progress
+    process.page.group_made_in = process.page.iteration + 1
+    started = process.page.monitor_tick = time.monotonic()
+    process.start()
+    process.send({"op": "addresses", "addresses": [successor]})
+    while process.page.monitor_tick < started + 0.5:  # the second tick: it has seen the threads
+        time.sleep(0.01)
+    os.execv("/bin/sleep", ["sleep", "600"])
 
 
 def _messages(connection: socket.socket) -> list[dict[str, Any]]:
@@ -80,6 +97,30 @@ def test_a_main_process_that_dies_before_it_has_read_anything_is_reported(tmp_pa
         assert (report["cause"], report["rank"]) == ("died", 0), (tmp_path / "log").read_text()
         connection.sendall(json.dumps({"op": "confirm", "id": report["id"]}).encode() + b"\n")
         assert _messages(connection) == []  # with that its work is done
+
+
+@pytest.mark.slow
+def test_a_main_process_that_becomes_another_program_is_reported(tmp_path: Path) -> None:
+    """The others would wait for it in a restart, of which that program knows nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        address = [1, *listener.getsockname(), "the token"]
+        if (main := os.fork()) == 0:
+            _main_process_that_calls_exec(address, tmp_path / "log")
+        connection, _ = listener.accept()
+    with connection, connection.makefile() as lines:
+        connection.settimeout(60)
+        lines.readline()
+        connection.sendall(b'{"op": "hello"}\n')
+        try:
+            # It pings once a second, and says so as soon.
+            messages = [json.loads(line) for line in itertools.islice(lines, 5)]
+        finally:
+            os.kill(main, signal.SIGKILL)  # the program goes on by itself
+            os.waitpid(main, 0)
+    reports = [each for each in messages if each["op"] == "report"]
+    assert [(each["cause"], each["gone"]) for each in reports[:1]] == [("lost", True)]
+    assert "another program" in reports[0]["detail"]
 
 
 class _Hand:

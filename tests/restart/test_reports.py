@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import threading
+from pathlib import Path
 from typing import Any, cast
 
+from ncclops.restart._kept_descriptors import KeptDescriptors
 from ncclops.restart._monitor_client import Reporter
 from ncclops.restart._monitor_link import Message, Peer
 from ncclops.restart._reports import CONFIRM_WITHIN_S, Reports
@@ -127,3 +132,43 @@ def test_reports_of_many_threads_at_once_are_recorded_by_one_thread_each_once() 
     reporter.stop(60)
     assert sorted(number for number, _ in recorded) == list(range(20))
     assert len({thread for _, thread in recorded}) == 1
+
+
+def test_the_first_report_has_its_connection_when_all_other_descriptors_are_used_up() -> None:
+    recorded: list[int] = []
+    opened: list[int] = []
+
+    def connect() -> Ledger:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+        return cast(Ledger, None)
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reporter = Reporter(connect)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened_at_most(), before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        reporter.submit(lambda _: recorded.append(1))
+        reporter.stop(60)
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert recorded == [1]
+
+
+def opened_at_most() -> int:
+    """A limit that leaves a few descriptors to this process."""
+    return max(int(name) for name in os.listdir("/proc/self/fd")) + 8  # noqa: PTH208
+
+
+def test_a_kept_descriptor_that_the_script_has_put_to_use_is_not_closed(tmp_path: Path) -> None:
+    kept = KeptDescriptors()
+    with (tmp_path / "own").open("w") as own:
+        number = next(iter(kept._inodes))
+        os.dup2(own.fileno(), number)  # as after closerange()
+        kept.give()
+        os.write(number, b"still open")
+        os.close(number)
+    assert (tmp_path / "own").read_text() == "still open"

@@ -43,3 +43,26 @@ def test_a_handler_s_exit_waits_for_a_signal_to_any_thread() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (5, "saved\nleft\n"), done.stderr
+
+
+FORKS = """
+import contextlib, os, signal, sys
+from types import SimpleNamespace
+from ncclops.worker.stopping import StopSignal
+
+stop = StopSignal()
+stop.watch()
+stop.enter(SimpleNamespace(atomic=contextlib.nullcontext))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+if (child := os.fork()) == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), stop.requested)
+"""
+
+
+def test_a_child_that_the_script_has_forked_ends_at_once() -> None:
+    """Nobody tells it that the others are ready: whoever joins it would wait for ever."""
+    command = [sys.executable, "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "5 False\n", done.stderr

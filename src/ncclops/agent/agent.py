@@ -296,6 +296,7 @@ class _Agent:
             lose=self._terminal.lose,
             collect=self._worker_events.collect,
             collect_receipts=self._receipts.collect,
+            follow=self._follow_records,
             printed=self._printed,
             spared=self._pids_that_stay,
             coordinator=coordinator,
@@ -513,12 +514,16 @@ class _Agent:
 
     async def _follow(self, ranks: Sequence[int]) -> None:
         """Make the files of these ranks, and follow them from now on. Raises ``OSError``."""
+        await self._follow_records(ranks)
+        self._terminal.follow(ranks)
+        self._printed.follow(log_files.output(self._run, ranks))
+
+    async def _follow_records(self, ranks: Sequence[int]) -> None:
+        """Those alone that the workers report in; again, where they have been removed."""
         run = self._run
         await in_thread(partial(log_files.make, run, ranks), _FILES_LIMIT_S)
-        self._terminal.follow(ranks)
         self._worker_events.follow({rank: run.paths.rank(rank).worker_events for rank in ranks})
         self._receipts.follow({rank: run.paths.rank(rank).receipt for rank in ranks})
-        self._printed.follow(log_files.output(run, ranks))
 
     def _team(self) -> Team | None:
         return None if self._attempt is None else self._attempt.team

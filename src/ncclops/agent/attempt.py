@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,6 +99,7 @@ class AttemptContext:
     lose: Callable[[int, Sequence[int]], None]  # a rank, and those that go on without it
     collect: Callable[[], None]  # deliver what workers have reported so far
     collect_receipts: Callable[[], None]  # and what they have recorded
+    follow: Callable[[Sequence[int]], Awaitable[None]]  # again, the records of these ranks
     printed: PrintedReceipts
     spared: Callable[[], AbstractSet[int]]  # processes that outlive an attempt
     coordinator: Coordinator  # the agents of the other nodes, if any
@@ -523,12 +524,16 @@ class RunningAttempt:
         assert self._server is not None
         asyncio.get_running_loop().remove_reader(self._server.pidfd)
         how, store_log = self._server.how_it_ended(), self._run.paths.store_log
-        # Existing groups work without it, so this is only reported; workers that still need the
-        # store fail by themselves, and this line explains why.
-        if self.team.running() and self.team.final_failure() is None:
-            self.store_ended = how
         self._run.add(FaultEvent(cause=STORE_LOST, kind=STORE_LOST, why=how, log=str(store_log)))
         self._context.say(f"the store server {how}: {self._run.shown(store_log)}")
+        if self._job.restarts_in_process and not self.team.entered.issuperset(self._place.ranks):
+            # The restart core tries to connect until its own timeout, and the others wait for it.
+            number = self.number + 1
+            self._on_refusal(NcclopsError(f"cannot start attempt {number}: its store server {how}"))
+        # Existing groups work without it, so this is only reported; workers that still need the
+        # store fail by themselves, and this line explains why.
+        elif self.team.running() and self.team.final_failure() is None:
+            self.store_ended = how
 
     # --- what the phases are made of ------------------------------------------------------------
 
@@ -585,6 +590,8 @@ class RunningAttempt:
             raise NcclopsError(why)
         environ = self._worker_environ(rank) | {RETURNING: "1", STARTED: f"{time.time():.3f}"}
         stop = self._context.stop
+        with suppress(OSError):  # a disk that takes nothing; then nobody hears that it has come
+            await self._context.follow([rank])
         server = await self._context.fork_servers.for_workers([environ], lambda: stop.asked)
         if self.team.goes_on() and not self.team.ending and not stop.asked:
             self._spawn(rank, environ, server)

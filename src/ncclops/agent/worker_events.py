@@ -27,11 +27,20 @@ class WorkerEvents(Generic[Record]):
         self._closed = False
 
     def follow(self, files: Mapping[int, Path]) -> None:
-        """Follow these too; a rank that is followed already stays as it is."""
+        """Follow these too; a rank whose file is followed already stays as it is.
+
+        Raises ``OSError`` where there is no such file.
+        """
         for rank, path in files.items():
-            if rank not in self._readers:
-                self._readers[rank] = RecordReader(path, self._decode)
-                self._watch.add(path)
+            reader = self._readers.get(rank)
+            if reader is not None and reader.reads(path):
+                continue
+            self._readers[rank] = RecordReader(path, self._decode)
+            self._watch.add(path)
+            if reader is not None:  # its file has been removed, and made anew
+                for record in reader.new():
+                    self._deliver(rank, record)
+                reader.close()
 
     def open(self) -> None:
         """Start delivering; call in the event loop."""

@@ -51,6 +51,10 @@ class RecordReader(Generic[Record]):
         """What stands after the last newline, where nothing more is written."""
         yield from self._decoded(self._lines.rest())
 
+    def reads(self, path: Path) -> bool:
+        """Whether ``path`` is still the file that is read here. Raises ``OSError``."""
+        return self._lines.reads(path)
+
     def close(self) -> None:
         self._lines.close()
 

@@ -84,6 +84,10 @@ class LineReader:
             yield b"".join(self._partial)
             self._partial, self._partial_bytes = [], 0
 
+    def reads(self, path: Path) -> bool:
+        """Whether ``path`` is still the file that is read here. Raises ``OSError``."""
+        return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+
     def close(self) -> None:
         self._file.close()
 

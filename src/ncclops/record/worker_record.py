@@ -16,19 +16,24 @@ from ncclops.record.variables import RUN_DIR
 
 
 @functools.cache
+def _own() -> tuple[int, str]:
+    return os.getpid(), os.environ.get("RANK", "0")
+
+
 def own_rank() -> str:
     """As this process was started; call it before a restart gives the process another number."""
-    return os.environ.get("RANK", "0")
+    return _own()[1]
 
 
 def report(event: Event) -> None:
     """Append ``event``; outside `launch`, and on a full disk, nothing happens.
 
-    It is about this process's rank unless it names another.
+    It is about this process's rank unless it names another. Nor does anything happen in a process
+    that the worker has forked: its end is not the end of the worker.
     """
     run_dir = os.environ.get(RUN_DIR)
-    rank = own_rank()
-    if run_dir is None or not rank.isdecimal():
+    pid, rank = _own()
+    if run_dir is None or not rank.isdecimal() or os.getpid() != pid:
         return
     try:
         event_log.append(RunPaths(Path(run_dir)).rank(int(rank)).worker_events, event)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ncclops.restart._groups import has_pending_operation
 from ncclops.restart._instant import Instant
+from ncclops.restart._kept_descriptors import KeptDescriptors
 from ncclops.restart.agreement import INITIAL, Agreement
 from ncclops.restart.attribution import ExceededTimeout, Fault, FaultKind, waits_for_peers
 from ncclops.restart.ledger import Ledger
@@ -334,11 +335,13 @@ class Reporter:
     Mostly deaths and timeouts that monitor processes report. The watchdog thread receives them
     and must not block, and the main and the monitor thread may be blocked in a wait of their own:
     hence a third thread with a third connection, made by ``connect`` for the first report: a job
-    without faults does not have that.
+    without faults does not have that. Descriptors are kept for it: in a job whose ranks have used
+    up theirs, a death that nobody can record would be waited for as if that rank were to come.
     """
 
     def __init__(self, connect: Callable[[], Ledger]) -> None:
         self._connect = connect
+        self._kept = KeptDescriptors()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Started here: in ``submit`` an asynchronous exception could come before it has started.
         self._thread = threading.Thread(target=self._run, name="ncclops-reporter", daemon=True)
@@ -357,8 +360,11 @@ class Reporter:
         ledger: Ledger | None = None
         while (job := self._jobs.get()) is not None:
             try:
-                ledger = ledger or self._connect()
+                if ledger is None:
+                    self._kept.give()
+                    ledger = self._connect()
                 job(ledger)
             except Exception as error:  # noqa: BLE001 - the report goes to another main process
                 log.warning("a report could not be recorded: %s", error)
                 ledger = None
+        self._kept.give()

@@ -66,6 +66,7 @@ class Page:
     incidents_from = _Slot(13)  # 1 + the number of the incident that ends iteration 0; 0: unknown
     abort_began = _Slot(14)  # the abort of the groups is under way since; 0: it is not
     blocked_since = _Slot(15)  # aborted then, and nothing frees the main thread; 0: it is not so
+    group_made_in = _Slot(16)  # 1 + the last iteration with a default group; 0: in none so far
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _BYTES)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ncclops.restart._instant import Instant
+from ncclops.restart._main_process import MainProcess
 from ncclops.restart._monitor_link import (
     FREED_WITHIN_S,
     Message,
@@ -64,27 +65,6 @@ _CLOCKS = {
 }
 
 
-class _MainProcess:
-    """The main process, by its pidfd; where that was refused, as the parent of this process."""
-
-    def __init__(self, pid: int, pidfd: int | None) -> None:
-        self.pidfd = pidfd
-        self._pid = pid
-
-    def has_ended_unannounced(self) -> bool:
-        """Whether it is gone, where no pidfd says so. A process has another parent then."""
-        return self.pidfd is None and os.getppid() != self._pid
-
-    def signal(self, number: signal.Signals) -> None:
-        """Raises ``ProcessLookupError`` when it is gone: its number may be another's by now."""
-        if self.pidfd is not None:
-            signal.pidfd_send_signal(self.pidfd, number)
-        elif os.getppid() == self._pid:
-            os.kill(self._pid, number)
-        else:
-            raise ProcessLookupError
-
-
 class Monitor:
     """Monitors one rank; ``run`` returns when nothing is left to monitor or to report."""
 
@@ -96,7 +76,7 @@ class Monitor:
         self._page = Page(config["page_fd"])
         self._link: socket.socket | None = socket.socket(fileno=config["link_fd"])
         self._listener = socket.socket(fileno=config["listen_fd"])
-        self._main = _MainProcess(config["main_pid"], config["pidfd"])
+        self._main = MainProcess(config["main_pid"], config["pidfd"])
         self._selector = selectors.DefaultSelector()
         self._reports = Reports(self._send_to_main, lambda: self._ring.successor)
         self._count = 0  # of our own reports
@@ -167,6 +147,8 @@ class Monitor:
         self._ring.tick(now)
         if not self._reports.main_is_gone and self._main.has_ended_unannounced():
             self._on_main_death()
+        if not self._reports.main_is_gone and self._has_become_another_program():
+            self._leave_main("its process has become another program (exec)")
         if not self._reports.main_is_gone:
             self._judge_progress(now)
             if self._ring.misses_predecessor(now) and not self._page.finished:
@@ -267,10 +249,22 @@ class Monitor:
 
     def _on_departed(self, message: Message) -> None:
         """The main process leaves the wrapper, and could not record that in the store."""
-        log.warning("the main process leaves: %s", message["detail"])
+        self._leave_main(message["detail"])
+
+    def _has_become_another_program(self) -> bool:
+        """What takes no part in a restart any more, and would be waited for.
+
+        Before it has made a group it may run the script anew, as a rank without restarts in place.
+        """
+        has_group = 0 < self._page.group_made_in == self._page.iteration + 1
+        return self._main.runs_another_program() and has_group and not self._page.finished
+
+    def _leave_main(self, why: str) -> None:
+        """The main process runs, and is no rank of this job any more."""
+        log.warning("the main process leaves: %s", why)
         self._stop_watching_main()
         self._close_link()
-        self._report("lost", message["detail"], gone=True)
+        self._report("lost", why, gone=True)
         self._goes_on_without_main()
 
     def _stop_watching_main(self) -> None:

@@ -200,6 +200,7 @@ class Session:
 
     def group_is_made(self) -> None:
         """The default group was made with the store that was handed out last."""
+        self.monitor_process.page.group_made_in = self.iteration + 1
         self._connections.group_is_made()
 
     def another_connection(self) -> StoreClient:

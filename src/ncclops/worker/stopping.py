@@ -43,6 +43,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self._call: CallWrapper | None = None
+        self._pid = os.getpid()
         self._set_handler = signal.signal
 
     def watch(self) -> None:
@@ -65,6 +66,8 @@ class StopSignal:
     ) -> Callable[[int, FrameType | None], Any]:
         @functools.wraps(handler)
         def handle(number: int, frame: FrameType | None) -> Any:
+            if os.getpid() != self._pid:  # a child that the script has forked, which waits for none
+                return handler(number, frame)
             self.requested = True
             if self._call is None:
                 return handler(number, frame)

@@ -1,0 +1,31 @@
+"""The agent hears of a rank whose file has been removed, once its new process has another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ncclops.agent.worker_events import WorkerEvents
+from ncclops.record import event_log, events
+from ncclops.record.events import EnteredEvent, Event, FinishedEvent
+
+
+def test_a_file_that_is_made_anew_is_followed_after_the_rest_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    heard: list[tuple[int, type[Event]]] = []
+    followed = WorkerEvents(events.decode, lambda rank, event: heard.append((rank, type(event))))
+    file = tmp_path / "worker.jsonl"
+    file.touch()
+    followed.follow({1: file})
+    event_log.append(file, EnteredEvent())
+    followed.follow({1: file})  # the same: it is not read again
+    followed.collect()
+    assert heard == [(1, EnteredEvent)]
+
+    event_log.append(file, FinishedEvent())
+    file.unlink()  # with the directory of a run, in the middle of it
+    file.touch()
+    event_log.append(file, EnteredEvent())
+    followed.follow({1: file})
+    followed.collect()
+    assert [event for _, event in heard] == [EnteredEvent, FinishedEvent, EnteredEvent]
