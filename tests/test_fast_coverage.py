@@ -15,7 +15,8 @@ SOURCE, TESTS = REPOSITORY / "src", REPOSITORY / "tests"
 # terminal, a test runner. All others take values and return values, or read and write files.
 EDGES = frozenset(
     {
-        *("_posixsubprocess", "asyncio", "multiprocessing", "queue", "subprocess", "threading"),
+        *("_posixsubprocess", "asyncio", "concurrent", "multiprocessing", "queue"),
+        *("subprocess", "threading"),
         *("ctypes", "fcntl", "mmap", "psutil", "pynvml", "resource", "signal", "torch"),
         *("h11", "http", "hyperscan", "select", "selectors", "socket", "socketserver"),
         *("pty", "pytest", "rich", "termios", "typer"),
