@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclops.diagnose.story import tell
+from ncclops.diagnose.story import complete, tell
 from ncclops.record import event_log
 from ncclops.record.events import WorkerExitedEvent, WorkerStartedEvent
 from ncclops.record.verdict_record import VERDICT, FirstFailure, VerdictRecord
@@ -213,3 +213,16 @@ def test_a_run_of_an_older_version_is_told_from_what_it_left(mismatched: Path) -
     again = json.loads(run_ncclops(mismatched, "diagnose", "older", "--json").stdout)["story"]
     assert told is not None
     assert (again["what"], again["rank"], again["class"]) == (told.what, 1, told.class_)
+
+
+def test_where_the_output_shows_nothing_the_story_is_how_the_run_ended(tmp_path: Path) -> None:
+    """As on a node whose ranks were ended since another node's launcher was killed."""
+    empty = {
+        "class": "unknown", "confidence": 0.0, "summary": "the input is empty", "rank": None,
+        "remedy": [], "evidence": [],
+    }  # fmt: skip
+    told = tell(tmp_path, None, None, empty, node="n0", attempt=0)
+    assert told is not None
+    ended = "the launcher was killed on n1; the agent stopped the workers"
+    assert complete(told, [], [], node="n0", ended=ended, why="").what == ended
+    assert complete(told, [], [], node="n0", ended="", why="").what == "the input is empty"

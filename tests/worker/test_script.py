@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def project(tmp_path: Path) -> Path:
     (package / "__main__.py").write_text("from .part import WORD\nprint(WORD, __spec__.name)\n")
     (package / "train.py").write_text(f"from . import part\nprint(part.WORD)\n{PROBE}")
     (package / "broken.py").write_text("import not_there_at_all\n")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "from part import SHOWN\nprint(__name__, *map(str, SHOWN))")
+        archive.writestr("part.py", ARCHIVED)
     return tmp_path
 
 
@@ -90,6 +94,7 @@ def project(tmp_path: Path) -> Path:
         ["probe.py", "--lr", "0.1", "--", "-m", "x y"],
         ["./probe.py"],
         ["elsewhere/linked.py"],
+        ["app.pyz", "--flag"],
         ["-m", "trainer", "a"],
         ["-m", "trainer.train", "--flag"],
     ],
@@ -100,6 +105,13 @@ def test_it_sees_what_python_shows(arguments: list[str], project: Path) -> None:
     assert worker == plain
 
 
+ARCHIVED = """
+import sys
+main = sys.modules["__main__"]
+kept = ("__file__", "__package__", "__spec__")
+SHOWN = [*(getattr(main, name) for name in kept), type(main.__loader__).__name__, sys.argv,
+         sys.path[0]]
+"""
 FUNCTIONS = """
 import multiprocessing, pickle, sys
 

@@ -40,6 +40,7 @@ from ncclops.record.story_record import CodeLine, Story, TriedStep
 from ncclops.record.verdict_record import FirstFailure
 
 _PEER_EXIT = "peer-exit"
+_UNKNOWN = "unknown"
 _PROOF_LINES = 3
 _OUTPUT_LINES = 8
 _MOST_CHARS = 200
@@ -166,6 +167,8 @@ def complete(
     )
     reasons = [_own_words(last) if last is not None and last.to == "stop" else "", why]
     broken = [f"rank {fault.rank}: {fault}" for fault in gpu_faults if str(fault) not in told.what]
+    if ended and told.class_ == _UNKNOWN and told.what == told.summary:
+        told = msgspec.structs.replace(told, what=ended)  # the output, which is all, shows nothing
     return msgspec.structs.replace(
         told,
         what="; ".join([*broken, told.what]),

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+import zipimport
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -29,6 +30,10 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     # Like the interpreter: neither symlinks nor dots are resolved.
     absolute = os.path.join(Path.cwd(), path)  # noqa: PTH118
     sys.argv = [path, *arguments]
+    if (archive := _archive(absolute)) is not None:
+        sys.path.insert(0, absolute)
+        _run_loaded(archive.find_spec("__main__"), "__main__")
+        return
     _set_first_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
     main = ModuleType("__main__")
     main.__file__ = absolute
@@ -38,14 +43,28 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     _run(main, lambda: compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True))
 
 
+def _archive(path: str) -> zipimport.zipimporter | None:
+    """The zip archive with an application that ``path`` is, such as zipapp or pex make."""
+    try:
+        return zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return None
+
+
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module ``name``, or its ``__main__`` if it is a package."""
     sys.argv = ["-m", *arguments]
     _set_first_path(str(Path.cwd()))
     spec = _find_module(name)
+    if spec is not None:
+        sys.argv[0] = spec.origin or name
+    _run_loaded(spec, name)
+
+
+def _run_loaded(spec: ModuleSpec | None, name: str) -> None:
+    """Run the module of ``spec``, of this name, as ``__main__``."""
     if spec is None or spec.loader is None:
         sys.exit(f"{sys.executable}: No module named {name}")
-    sys.argv[0] = spec.origin or name
     main = ModuleType("__main__")
     main.__file__ = spec.origin
     main.__spec__ = spec
