@@ -253,7 +253,8 @@ def adopt(store: Store) -> Parent:
 def _put_into_tables(group: Any, store: Store) -> None:
     """As torch does with a default group that it has made."""
     world = distributed_c10d._world
-    name = distributed_c10d._process_group_name([], use_hashed_name=False)
+    # Not its parent's name, under which torch's flight recorder has the ranks of before.
+    name = f"{distributed_c10d._process_group_name([], use_hashed_name=False)}-shrunk"
     group._set_group_name(name)
     group._set_group_desc("default_pg")
     world.pg_map[group] = distributed_c10d.Backend.NCCL, store
